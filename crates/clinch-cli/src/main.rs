@@ -1,0 +1,2 @@
+//! The clinch command.
+fn main() {}

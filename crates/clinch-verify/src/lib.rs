@@ -1,0 +1,1 @@
+//! Histories of distributed locks and the checker that judges them.
