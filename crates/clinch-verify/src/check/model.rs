@@ -1,0 +1,342 @@
+//! The history seen as claims: what each asked for, when it held, and how that ended.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+
+use crate::event::{Event, Kind, Mode, Op};
+
+/// Faults of a history that are noted; the first already settle that it cannot be called valid.
+const FAULTS_SHOWN: usize = 100;
+
+/// An event with its place in the history.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct At<'h> {
+    pub(super) index: usize,
+    pub(super) event: &'h Event,
+}
+
+impl At<'_> {
+    /// Events are ordered by time; of those at one instant, the one recorded first comes first.
+    pub(super) fn order(&self) -> (u64, usize) {
+        (self.event.time, self.index)
+    }
+
+    pub(super) fn earliest(&self) -> u64 {
+        self.event.earliest()
+    }
+
+    pub(super) fn latest(&self) -> u64 {
+        self.event.latest()
+    }
+
+    /// Whether this surely happened before the other.
+    pub(super) fn precedes(&self, other: &At<'_>) -> bool {
+        self.latest() < other.earliest()
+    }
+}
+
+/// All that is known of a history, ordered by time.
+#[derive(Default)]
+pub(super) struct Model<'h> {
+    pub(super) locks: BTreeMap<&'h str, Lock<'h>>,
+    /// The last event that each process recorded itself.
+    pub(super) last_of: HashMap<&'h str, At<'h>>,
+    /// The last event of all.
+    pub(super) last: Option<At<'h>>,
+    /// Why the history cannot be called valid even when nothing is violated.
+    pub(super) faults: Vec<String>,
+}
+
+/// What happened to one lock.
+#[derive(Default)]
+pub(super) struct Lock<'h> {
+    claims: HashMap<(&'h str, &'h str), Claim<'h>>,
+    /// The decisions of its fenced store, by time.
+    pub(super) writes: Vec<At<'h>>,
+}
+
+/// One claim of one process. The process is part of the key, so that a process that adopts another's claim is seen
+/// as a second holder.
+pub(super) struct Claim<'h> {
+    pub(super) process: &'h str,
+    pub(super) id: &'h str,
+    first: At<'h>,
+    pub(super) enqueue: Option<At<'h>>,
+    pub(super) enqueued: Option<At<'h>>,
+    pub(super) acquire: Option<At<'h>>,
+    pub(super) granted: Option<At<'h>>,
+    pub(super) failed: Option<At<'h>>,
+    /// The call to be queued failed; the claim may still be granted without a queue.
+    pub(super) unqueued: Option<At<'h>>,
+    pub(super) unknown: Option<At<'h>>,
+    /// Successful renewals.
+    pub(super) renewed: Vec<At<'h>>,
+    pub(super) releases: Vec<Release<'h>>,
+    pub(super) lost: Option<At<'h>>,
+    pub(super) crash: Option<At<'h>>,
+    /// The longest time to live that it asked for.
+    ttl_ms: u64,
+}
+
+/// One release call.
+pub(super) struct Release<'h> {
+    id: Option<u64>,
+    /// The invocation, or the outcome where no invocation was recorded.
+    pub(super) begun: At<'h>,
+    pub(super) ended: Option<At<'h>>,
+}
+
+impl<'h> Model<'h> {
+    pub(super) fn of(events: &'h [Event]) -> Self {
+        let mut order: Vec<At<'h>> =
+            events.iter().enumerate().map(|(index, event)| At { index, event }).collect();
+        order.sort_by_key(At::order);
+        let mut model = Model { last: order.last().copied(), ..Model::default() };
+        let mut crashes: HashMap<&str, Vec<At<'h>>> = HashMap::new();
+        for at in order {
+            if let Some(problem) = at.event.problem() {
+                model.fault(format!("event {} cannot be judged: {problem}", at.index));
+                continue;
+            }
+            match (at.event.kind, &at.event.process) {
+                (Kind::Crash, Some(process)) => crashes.entry(process).or_default().push(at),
+                (Kind::Store, _) => model.lock(at).writes.push(at),
+                (Kind::Note, _) => {}
+                _ => model.absorb(at),
+            }
+        }
+        for claim in model.locks.values_mut().flat_map(|lock| lock.claims.values_mut()) {
+            let times = crashes.get(claim.process).map_or(&[][..], Vec::as_slice);
+            claim.crash = times.iter().find(|crash| crash.order() > claim.first.order()).copied();
+        }
+        model
+    }
+
+    pub(super) fn grants(&self) -> u64 {
+        self.locks.values().map(|lock| lock.grants().count() as u64).sum()
+    }
+
+    fn fault(&mut self, fault: String) {
+        if self.faults.len() < FAULTS_SHOWN {
+            self.faults.push(fault);
+        }
+    }
+
+    fn lock(&mut self, at: At<'h>) -> &mut Lock<'h> {
+        self.locks.entry(at.event.lock.as_deref().unwrap_or_default()).or_default()
+    }
+
+    fn absorb(&mut self, at: At<'h>) {
+        let process = at.event.process.as_deref().unwrap_or_default();
+        self.last_of.insert(process, at);
+        let Some(id) = at.event.claim.as_deref() else { return };
+        let claims = &mut self.lock(at).claims;
+        let claim = claims.entry((process, id)).or_insert_with(|| Claim::new(process, id, at));
+        if let Err(fault) = claim.absorb(at) {
+            self.fault(fault);
+        }
+    }
+}
+
+impl<'h> Lock<'h> {
+    /// The claims, in the order in which they first appeared.
+    pub(super) fn claims(&self) -> Vec<&Claim<'h>> {
+        let mut claims: Vec<_> = self.claims.values().collect();
+        claims.sort_by_key(|claim| claim.first.order());
+        claims
+    }
+
+    fn grants(&self) -> impl Iterator<Item = &Claim<'h>> {
+        self.claims.values().filter(|claim| claim.granted.is_some())
+    }
+}
+
+impl<'h> Claim<'h> {
+    fn new(process: &'h str, id: &'h str, first: At<'h>) -> Self {
+        Claim {
+            process,
+            id,
+            first,
+            enqueue: None,
+            enqueued: None,
+            acquire: None,
+            granted: None,
+            failed: None,
+            unqueued: None,
+            unknown: None,
+            renewed: Vec::new(),
+            releases: Vec::new(),
+            lost: None,
+            crash: None,
+            ttl_ms: 0,
+        }
+    }
+
+    /// Takes in the next event by time; of repeated ones the first counts.
+    fn absorb(&mut self, at: At<'h>) -> Result<(), String> {
+        self.ttl_ms = self.ttl_ms.max(at.event.ttl_ms.unwrap_or(0));
+        let slot = match (at.event.kind, at.event.op) {
+            (Kind::Lost, _) => &mut self.lost,
+            (Kind::Invoke, Some(Op::Acquire)) => &mut self.acquire,
+            (Kind::Invoke, Some(Op::Enqueue)) => &mut self.enqueue,
+            (Kind::Ok, Some(Op::Enqueue)) => &mut self.enqueued,
+            (Kind::Fail, Some(Op::Acquire)) => &mut self.failed,
+            (Kind::Fail, Some(Op::Enqueue)) => &mut self.unqueued,
+            (Kind::Unknown, Some(Op::Acquire | Op::Enqueue)) => &mut self.unknown,
+            (Kind::Ok, Some(Op::Acquire)) => {
+                return match self.granted {
+                    // The same call may report its grant again after a retry; another call is another grant.
+                    Some(granted) if granted.event.id != at.event.id => Err(format!(
+                        "claim {} of {} was granted by two calls (events {} and {}); only the first is judged",
+                        self.id, self.process, granted.index, at.index
+                    )),
+                    Some(_) => Ok(()),
+                    None => {
+                        self.granted = Some(at);
+                        Ok(())
+                    }
+                };
+            }
+            (Kind::Ok, Some(Op::Renew)) => {
+                self.renewed.push(at);
+                return Ok(());
+            }
+            (kind, Some(Op::Release)) => {
+                self.release(kind, at);
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        slot.get_or_insert(at);
+        Ok(())
+    }
+
+    fn release(&mut self, kind: Kind, at: At<'h>) {
+        let ended = (kind != Kind::Invoke).then_some(at);
+        match self.releases.iter_mut().find(|release| release.id == at.event.id) {
+            Some(release) => release.ended = release.ended.or(ended),
+            None => self.releases.push(Release { id: at.event.id, begun: at, ended }),
+        }
+    }
+
+    pub(super) fn mode(&self) -> Mode {
+        let asked = [self.granted, self.acquire, self.enqueue];
+        asked.iter().flatten().find_map(|at| at.event.mode).unwrap_or(Mode::Exclusive)
+    }
+
+    pub(super) fn token(&self) -> Option<u64> {
+        self.granted.and_then(|granted| granted.event.token)
+    }
+
+    /// The first time that it asked for anything.
+    pub(super) fn asked(&self) -> Option<At<'h>> {
+        [self.acquire, self.enqueue].into_iter().flatten().min_by_key(At::order)
+    }
+
+    /// The time to live in nanoseconds; 0 for a claim that ends with its process.
+    pub(super) fn ttl(&self) -> u64 {
+        self.ttl_ms.saturating_mul(1_000_000)
+    }
+
+    /// The first event that ended the hold by the holder's own doing: letting go, being told, being killed.
+    pub(super) fn ended(&self) -> Option<At<'h>> {
+        let release = self.releases.first().map(|release| release.begun);
+        [release, self.lost, self.crash].into_iter().flatten().min_by_key(At::order)
+    }
+}
+
+/// `claim 9f3a of c1 (exclusive, token 41)`: how explanations name a claim.
+impl fmt::Display for Claim<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "claim {} of {} (", self.id, self.process)?;
+        match self.mode() {
+            Mode::Exclusive => f.write_str("exclusive")?,
+            Mode::Shared => f.write_str("shared")?,
+            Mode::Permits { n, of } => write!(f, "{n} of {of} permits")?,
+        }
+        if let Some(token) = self.token() {
+            write!(f, ", token {token}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// The time in which a claim surely held.
+pub(super) struct Hold<'h> {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// Where the last deadline that counts comes from: the grant or a renewal.
+    pub(super) deadline: Option<At<'h>>,
+    /// A renewal that took a new deadline when the old one had passed, after the event with that old one.
+    pub(super) late: Option<(At<'h>, At<'h>)>,
+}
+
+impl<'h> Claim<'h> {
+    /// From the grant to the first of release, loss, crash and deadline, less the clock errors.
+    ///
+    /// A renewal moves the deadline if it came in time (within `lateness`): a holder whose deadline has passed
+    /// does not hold, and a renewal does not change that.
+    pub(super) fn hold(&self, lateness: u64) -> Option<Hold<'h>> {
+        let granted = self.granted?;
+        let ended = self.ended();
+        let mut hold = Hold {
+            start: granted.latest(),
+            end: ended.map_or(u64::MAX, |at| at.earliest()),
+            deadline: granted.event.deadline.map(|_| granted),
+            late: None,
+        };
+        for renewal in self.renewed.iter().filter(|renewal| renewal.event.deadline.is_some()) {
+            if ended.is_some_and(|end| end.order() < renewal.order()) {
+                break;
+            }
+            match hold.deadline {
+                Some(old) if is_late(&old, renewal.earliest(), lateness) => {
+                    hold.late = Some((old, *renewal));
+                    break;
+                }
+                _ => hold.deadline = Some(*renewal),
+            }
+        }
+        if let Some(at) = hold.deadline {
+            let deadline = at.event.deadline.unwrap_or(u64::MAX);
+            hold.end = hold.end.min(deadline.saturating_sub(at.event.error));
+        }
+        Some(hold)
+    }
+
+    /// The events that prove a hold at an instant: the call, the grant, the renewals without which the deadline
+    /// would have passed before, and the end.
+    pub(super) fn proof(&self, instant: u64, lateness: u64) -> Vec<Option<At<'h>>> {
+        let mut proof = vec![self.acquire, self.granted];
+        let mut current = self.granted;
+        while let Some(at) = current {
+            let Some(deadline) = at.event.deadline else { break };
+            if deadline.saturating_sub(at.event.error) > instant {
+                break;
+            }
+            // The last renewal that this deadline allows reaches furthest.
+            let allowed = self.renewed.partition_point(|renewal| !is_late(&at, renewal.earliest(), lateness));
+            current =
+                self.renewed.iter().take(allowed).rev().copied().find(|renewal| {
+                    renewal.event.deadline > at.event.deadline && renewal.order() > at.order()
+                });
+            proof.push(current);
+        }
+        proof.push(self.ended());
+        proof
+    }
+}
+
+/// Whether an instant is past the deadline that an event set.
+pub(super) fn is_late(set: &At<'_>, instant: u64, lateness: u64) -> bool {
+    set.event.deadline.is_some_and(|deadline| instant > deadline.saturating_add(lateness))
+}
+
+/// A length of time for people: `3.250 ms`.
+pub(super) fn span(ns: u64) -> String {
+    match ns {
+        0..1_000_000 => format!("{}.{:03} µs", ns / 1_000, ns % 1_000),
+        1_000_000..1_000_000_000 => format!("{}.{:03} ms", ns / 1_000_000, ns / 1_000 % 1_000),
+        _ => format!("{}.{:03} s", ns / 1_000_000_000, ns / 1_000_000 % 1_000),
+    }
+}

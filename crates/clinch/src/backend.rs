@@ -1,0 +1,248 @@
+//! The store trait: what a backend does, in steps that are idempotent by claim id.
+//!
+//! A backend knows how to take one step at a time on its store. Loops, deadlines, renewal and loss are above it, once.
+
+use std::fmt::Debug;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+
+use crate::claim::{Claim, ClaimId, Loss, Mode, Owner};
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::LockName;
+use crate::token::Token;
+
+/// One store that can hold locks.
+///
+/// # Contract
+///
+/// - Every step is idempotent by claim id: repeating it after a lost answer gives the same answer and does nothing twice.
+/// - A step may be dropped at any poll. Whatever it was doing, [`Backend::release`] of its claim, called later, leaves
+///   nothing of the claim behind, also when the dropped step reaches the store after that call began.
+/// - An error is [`ErrorKind::Unavailable`] only if the step was surely not applied, else [`ErrorKind::Unknown`].
+/// - No step waits for longer than it takes to learn that the store does not answer, but for [`Backend::wait`].
+#[async_trait]
+pub trait Backend: Debug + Send + Sync + 'static {
+    /// What this store can promise.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Takes one step towards a grant. A granted claim is granted again, with the same token; a queued one keeps its
+    /// place.
+    async fn claim(&self, claim: &Claim) -> Result<Progress>;
+
+    /// Waits until another step of this queued claim is worth taking. May end early, never silently late.
+    async fn wait(&self, claim: &Claim) -> Result<Wake>;
+
+    /// Renews held and queued claims alike, in as few trips as the store allows; one answer each, in order.
+    async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal>;
+
+    /// Reads whether a granted claim still holds, without renewing it: the strongest read that the store has.
+    async fn verify(&self, claim: &Claim) -> Result<Renewal>;
+
+    /// Turns an exclusive grant into a shared one, keeping its token and letting waiting readers in.
+    async fn downgrade(&self, claim: &Claim) -> Result<()>;
+
+    /// Leaves the queue or frees the lock; idempotent; only ever one's own claim. With a `linger`, nobody else is
+    /// granted for that long from now.
+    async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed>;
+
+    /// All locks whose name starts with `prefix` and that have at least one live claim, ordered by name.
+    async fn list(&self, prefix: &str) -> Result<Vec<LockState>>;
+
+    /// An operator's release of somebody else's claim. A live holder is told of its loss first, if it can be reached.
+    async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed>;
+
+    /// A descriptor that keeps a granted claim alive in whatever process inherits it, on stores where the kernel frees
+    /// the lock with its last descriptor. Close-on-exec is set.
+    fn descriptor(&self, _claim: ClaimId) -> Option<OwnedFd> {
+        None
+    }
+}
+
+/// The answer to one step of a claim.
+#[derive(Clone, Debug)]
+pub enum Progress {
+    /// Not granted, and nothing of the claim was left in the store.
+    Busy(Busy),
+    /// The claim holds the lock.
+    Granted(Grant),
+    /// The claim has a place in the queue.
+    Queued(Busy),
+}
+
+/// Why a claim was not granted.
+#[derive(Clone, Debug, Default)]
+pub struct Busy {
+    /// Live claims ahead; at least 1 unless the lock lingers closed.
+    pub ahead: u32,
+    /// Whoever stands first, if the store tells.
+    pub holder: Option<ClaimState>,
+    /// How long the claim's place in the queue lives without a renewal; `None` when it cannot expire, and for a claim
+    /// that has no place.
+    pub place_ttl: Option<Duration>,
+}
+
+/// A granted claim.
+#[derive(Clone, Copy, Debug)]
+pub struct Grant {
+    /// The fencing token.
+    pub token: Token,
+    /// How long the store keeps the grant without a renewal; `None` when it never expires.
+    pub ttl: Option<Duration>,
+    /// A moment that surely lies before the store began to count the TTL. `None` means before the step was sent, which
+    /// the caller knows; needed where [`Backend::wait`] brought the grant.
+    pub from: Option<Instant>,
+}
+
+/// Why [`Backend::wait`] ended.
+#[derive(Clone, Copy, Debug)]
+pub enum Wake {
+    /// The store pushed the grant itself.
+    Granted(Grant),
+    /// Take another step.
+    Step,
+}
+
+/// The answer to one renewal.
+#[derive(Debug)]
+pub enum Renewal {
+    /// No answer that proves anything; to be tried again.
+    Failed(Error),
+    /// The claim is gone.
+    Lost(Loss),
+    /// The claim lives for this long from when the renewal was sent; `None`: until it is released.
+    Renewed(Option<Duration>),
+}
+
+/// What a release found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freed {
+    /// There was no such claim.
+    Absent,
+    /// The claim was removed.
+    Removed,
+}
+
+/// A lock as the store sees it.
+#[derive(Clone, Debug)]
+pub struct LockState {
+    /// Its name.
+    pub name: LockName,
+    /// Its live claims, first in the queue first.
+    pub claims: Vec<ClaimState>,
+    /// Until when it stays closed although nobody holds it.
+    pub closed_until: Option<SystemTime>,
+}
+
+/// A claim as the store sees it.
+#[derive(Clone, Debug)]
+pub struct ClaimState {
+    /// Its id.
+    pub id: ClaimId,
+    /// Its mode.
+    pub mode: Mode,
+    /// Whether it is granted.
+    pub granted: bool,
+    /// Its token, where one is already fixed.
+    pub token: Option<Token>,
+    /// Who made it.
+    pub owner: Owner,
+    /// Since when it is granted, or queued.
+    pub since: SystemTime,
+    /// What is left of its lease; `None` when it does not expire.
+    pub expires_in: Option<Duration>,
+}
+
+macro_rules! capabilities {
+    ($($(#[$doc:meta])* $field:ident = $name:literal,)*) => {
+        /// What a store can promise. What differs between stores is one of these, never a store's name.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Capabilities {
+            $($(#[$doc])* pub $field: bool,)*
+        }
+
+        impl Capabilities {
+            /// Each property's name in `require=` and whether it is there.
+            pub fn entries(&self) -> impl Iterator<Item = (&'static str, bool)> {
+                [$(($name, self.$field),)*].into_iter()
+            }
+        }
+    };
+}
+
+capabilities! {
+    /// Every grant carries a token that is larger than all before.
+    fencing = "fencing",
+    /// Claims are granted in the order in which the store received them.
+    fifo = "fifo",
+    /// Has shared claims.
+    shared = "shared",
+    /// Has permits.
+    permits = "permits",
+    /// Waiters are woken by the store; nothing polls.
+    push = "push",
+    /// A lease ends by itself when it is not renewed, so a stopped or cut-off holder does not block for ever.
+    expiry = "expiry",
+    /// The lock is free as soon as its holder's process is dead, without waiting for a TTL.
+    crash_release = "crash-release",
+    /// A claim can outlive the process that made it, so that `acquire` and `release` may be two commands.
+    detached = "detached",
+    /// Claims of different processes exclude each other.
+    processes = "processes",
+    /// Claims of different hosts exclude each other.
+    hosts = "hosts",
+    /// Tokens go on rising after the store was restarted.
+    restart = "survives-restart",
+    /// Exclusion and tokens hold over a failover.
+    failover = "survives-failover",
+    /// Steps other than `wait` finish at their first poll, without a runtime.
+    inline = "inline",
+}
+
+impl Capabilities {
+    /// Refuses when a property of this comma-separated list is absent.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] naming what is absent, [`ErrorKind::Invalid`] for a name that is no property.
+    pub fn require(&self, list: &str) -> Result<()> {
+        for wanted in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+            match self.entries().find(|(name, _)| *name == wanted) {
+                Some((_, true)) => {}
+                Some((name, false)) => {
+                    return Err(Error::new(
+                        ErrorKind::Unsupported,
+                        format!("this store does not have the required property \"{name}\""),
+                    ));
+                }
+                None => {
+                    let known: Vec<_> = self.entries().map(|(name, _)| name).collect();
+                    return Err(Error::invalid(format!(
+                        "\"{wanted}\" in require= is no property; there are {}",
+                        known.join(", ")
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn require_names_what_is_absent() {
+        let store = Capabilities { fencing: true, ..Capabilities::default() };
+        assert!(store.require("").is_ok() && store.require("fencing").is_ok());
+        let absent = store.require("fencing, fifo").unwrap_err();
+        assert_eq!(absent.kind(), ErrorKind::Unsupported);
+        assert!(absent.to_string().contains("\"fifo\""));
+        assert_eq!(store.require("fast").unwrap_err().kind(), ErrorKind::Invalid);
+    }
+}

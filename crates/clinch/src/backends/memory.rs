@@ -1,0 +1,293 @@
+//! `memory://`: the executable specification of the model, for one process.
+//!
+//! A lock name is an ordered queue of claims; a claim lives until it is released or its lease runs out; it is granted
+//! when all live claims ahead are compatible. Everything else is bookkeeping. All other backends are compared with this.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use tokio::sync::Notify;
+
+use crate::backend::{
+    Backend, Busy, Capabilities, ClaimState, Freed, Grant, LockState, Progress, Renewal, Wake,
+};
+use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
+use crate::clock::Instant;
+use crate::env::Env;
+use crate::error::{Error, Result};
+use crate::name::LockName;
+use crate::queue::{admits, agree_on_capacity};
+use crate::sync::lock;
+use crate::token::Token;
+
+/// A store in this process's memory. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    env: Env,
+    store: Arc<Mutex<Store>>,
+}
+
+#[derive(Debug, Default)]
+struct Store {
+    /// The last ticket given; tickets are the fencing tokens.
+    last: u64,
+    queues: BTreeMap<LockName, Queue>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    claims: Vec<Entry>,
+    /// Until when nobody is granted anything.
+    closed_until: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    claim: Claim,
+    token: Token,
+    granted: bool,
+    since: SystemTime,
+    expires: Instant,
+    woken: Arc<Notify>,
+}
+
+impl Memory {
+    /// An empty store in this world.
+    pub fn new(env: Env) -> Memory {
+        Memory { env, store: Arc::default() }
+    }
+
+    /// Another client of the same store, in another world.
+    pub fn client(&self, env: Env) -> Memory {
+        Memory { env, store: self.store.clone() }
+    }
+
+    /// Looks at one queue as it is at this moment: what has expired is gone, and whoever that lets in is woken.
+    fn at<T>(&self, name: &LockName, step: impl FnOnce(&mut Queue, &mut u64, Instant) -> T) -> T {
+        let mut store = lock(&self.store);
+        let now = self.env.now();
+        let Store { last, queues } = &mut *store;
+        let queue = queues.entry(name.clone()).or_default();
+        queue.expire(now);
+        let result = step(queue, last, now);
+        queue.wake();
+        if queue.claims.is_empty() && queue.closed_until.is_none() {
+            queues.remove(name);
+        }
+        result
+    }
+}
+
+impl Queue {
+    fn expire(&mut self, now: Instant) {
+        self.claims.retain(|entry| entry.expires > now);
+        self.closed_until = self.closed_until.filter(|until| *until > now);
+    }
+
+    fn modes(&self) -> impl Iterator<Item = Mode> {
+        self.claims.iter().map(|entry| entry.claim.mode)
+    }
+
+    fn position(&self, id: ClaimId) -> Option<usize> {
+        self.claims.iter().position(|entry| entry.claim.id == id)
+    }
+
+    /// Whether the claim at this position is, or can be, granted.
+    fn grants(&self, position: usize, mode: Mode) -> bool {
+        if self.claims.get(position).is_some_and(|entry| entry.granted) {
+            return true;
+        }
+        self.closed_until.is_none() && admits(self.modes().take(position), mode)
+    }
+
+    /// Wakes the claims that could be granted, and nobody else.
+    fn wake(&self) {
+        for (position, entry) in self.claims.iter().enumerate() {
+            if !self.grants(position, entry.claim.mode) {
+                break;
+            }
+            if !entry.granted {
+                entry.woken.notify_one();
+            }
+        }
+    }
+
+    fn busy(&self, position: usize, place_ttl: Option<Duration>, now: Instant) -> Busy {
+        let ahead = u32::try_from(position).unwrap_or(u32::MAX);
+        Busy { ahead, holder: self.claims.first().map(|entry| entry.state(true, now)), place_ttl }
+    }
+}
+
+impl Entry {
+    fn state(&self, granted: bool, now: Instant) -> ClaimState {
+        ClaimState {
+            id: self.claim.id,
+            mode: self.claim.mode,
+            granted,
+            token: Some(self.token),
+            owner: (*self.claim.owner).clone(),
+            since: self.since,
+            expires_in: Some(self.expires.since(now)),
+        }
+    }
+}
+
+#[async_trait]
+impl Backend for Memory {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            fencing: true,
+            fifo: true,
+            shared: true,
+            permits: true,
+            push: true,
+            expiry: true,
+            detached: true,
+            inline: true,
+            ..Capabilities::default()
+        }
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Progress> {
+        let wall = self.env.clock().wall();
+        self.at(&claim.name, |queue, last, now| {
+            agree_on_capacity(queue.modes(), claim.mode)?;
+            let position = queue.position(claim.id).unwrap_or(queue.claims.len());
+            let grants = queue.grants(position, claim.mode);
+            if !grants && !claim.enqueue {
+                return Ok(Progress::Busy(queue.busy(position, None, now)));
+            }
+            if position == queue.claims.len() {
+                *last += 1;
+                let token = Token::new(*last).ok_or_else(|| Error::invalid("tokens are used up"))?;
+                queue.claims.push(Entry {
+                    claim: claim.clone(),
+                    token,
+                    granted: false,
+                    since: wall,
+                    expires: now,
+                    woken: Arc::default(),
+                });
+            }
+            let busy = queue.busy(position, Some(claim.ttl), now);
+            let Some(entry) = queue.claims.get_mut(position) else { return Ok(Progress::Busy(busy)) };
+            entry.expires = now + claim.ttl;
+            if !grants {
+                return Ok(Progress::Queued(busy));
+            }
+            if !entry.granted {
+                (entry.granted, entry.since) = (true, wall);
+            }
+            Ok(Progress::Granted(Grant { token: entry.token, ttl: Some(claim.ttl), from: None }))
+        })
+    }
+
+    async fn wait(&self, claim: &Claim) -> Result<Wake> {
+        // A claim is woken when it can be granted; what nobody tells of is a lease that runs out, or a closed time.
+        let watch = self.at(&claim.name, |queue, _, _| {
+            let position = queue.position(claim.id)?;
+            let ends =
+                queue.claims.iter().take(position).map(|entry| entry.expires).chain(queue.closed_until);
+            Some((queue.claims.get(position)?.woken.clone(), ends.min()?))
+        });
+        if let Some((woken, end)) = watch {
+            tokio::select! {
+                () = woken.notified() => {}
+                () = self.env.sleep_until(end) => {}
+            }
+        }
+        Ok(Wake::Step)
+    }
+
+    async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal> {
+        let renew = |claim: &Claim| {
+            self.at(&claim.name, |queue, _, now| match queue.position(claim.id) {
+                Some(position) => {
+                    if let Some(entry) = queue.claims.get_mut(position) {
+                        entry.expires = now + claim.ttl;
+                    }
+                    Renewal::Renewed(Some(claim.ttl))
+                }
+                None => gone(),
+            })
+        };
+        claims.iter().map(|claim| renew(claim)).collect()
+    }
+
+    async fn verify(&self, claim: &Claim) -> Result<Renewal> {
+        Ok(self.at(&claim.name, |queue, _, now| {
+            let entry = queue.position(claim.id).and_then(|position| queue.claims.get(position));
+            entry.map_or_else(gone, |entry| Renewal::Renewed(Some(entry.expires.since(now))))
+        }))
+    }
+
+    async fn downgrade(&self, claim: &Claim) -> Result<()> {
+        self.at(&claim.name, |queue, _, _| {
+            match queue.claims.iter_mut().find(|entry| entry.claim.id == claim.id && entry.granted) {
+                Some(entry) => {
+                    entry.claim.mode = Mode::Shared;
+                    Ok(())
+                }
+                None => Err(Error::lost(&claim.name, loss())),
+            }
+        })
+    }
+
+    async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
+        Ok(self.at(&claim.name, |queue, _, now| match queue.position(claim.id) {
+            Some(position) => {
+                queue.claims.remove(position);
+                if !linger.is_zero() {
+                    queue.closed_until = queue.closed_until.max(Some(now + linger));
+                }
+                Freed::Removed
+            }
+            None => Freed::Absent,
+        }))
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
+        let names: Vec<LockName> = lock(&self.store)
+            .queues
+            .keys()
+            .filter(|name| name.as_str().starts_with(prefix))
+            .cloned()
+            .collect();
+        let wall = self.env.clock().wall();
+        let state = |name: LockName| {
+            let (claims, closed_until) = self.at(&name, |queue, _, now| {
+                let claims = queue.claims.iter().enumerate();
+                let claims = claims.map(|(position, entry)| {
+                    entry.state(admits(queue.modes().take(position), entry.claim.mode), now)
+                });
+                (claims.collect::<Vec<_>>(), queue.closed_until.map(|until| wall + until.since(now)))
+            });
+            LockState { name, claims, closed_until }
+        };
+        let states = names.into_iter().map(state);
+        Ok(states.filter(|state| !state.claims.is_empty() || state.closed_until.is_some()).collect())
+    }
+
+    async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
+        Ok(self.at(name, |queue, _, _| {
+            queue.closed_until = None;
+            match queue.position(claim) {
+                Some(position) => {
+                    queue.claims.remove(position);
+                    Freed::Removed
+                }
+                None => Freed::Absent,
+            }
+        }))
+    }
+}
+
+fn gone() -> Renewal {
+    Renewal::Lost(loss())
+}
+
+fn loss() -> Loss {
+    Loss::new(LossKind::Deleted, "the store no longer has the claim")
+}

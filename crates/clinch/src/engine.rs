@@ -1,0 +1,118 @@
+//! What all handles of one client share: the backend, the world, the keeper, and the releases still under way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::backend::Backend;
+use crate::claim::Claim;
+use crate::clock::Instant;
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Result};
+use crate::keeper::Keeper;
+use crate::release::free;
+
+/// How long a release is tried in the background when the lease itself has no end.
+const RELEASE_FOR: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) env: Env,
+    pub(crate) keeper: Keeper,
+    closed: AtomicBool,
+    releasing: AtomicUsize,
+    released: Notify,
+}
+
+impl Engine {
+    pub(crate) fn new(backend: Arc<dyn Backend>, env: Env) -> Arc<Engine> {
+        let keeper = Keeper::new(backend.clone(), env.clone());
+        Arc::new(Engine {
+            backend,
+            env,
+            keeper,
+            closed: AtomicBool::new(false),
+            releasing: AtomicUsize::new(0),
+            released: Notify::new(),
+        })
+    }
+
+    /// Refuses new claims after [`Engine::close`].
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Closed, "this client is closed; connect again"));
+        }
+        Ok(())
+    }
+
+    /// Refuses new claims and waits until the background releases are done, at most `patience` long.
+    pub(crate) async fn close(&self, patience: Duration) -> Result<()> {
+        self.closed.store(true, Ordering::Release);
+        let mut end = std::pin::pin!(self.env.sleep_until(self.env.now() + patience));
+        loop {
+            let mut released = std::pin::pin!(self.released.notified());
+            released.as_mut().enable();
+            let left = self.releasing.load(Ordering::Acquire);
+            if left == 0 {
+                return Ok(());
+            }
+            tokio::select! {
+                biased;
+                () = released => {}
+                () = &mut end => {
+                    return Err(Error::new(
+                        ErrorKind::Unavailable,
+                        format!("{left} releases were still under way after {patience:?}; their leases run out"),
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Until when releasing a claim is worth trying: when its lease has surely run out, there is nothing left to free.
+    pub(crate) fn release_until(&self, claim: &Claim) -> Instant {
+        let lease = if self.backend.capabilities().expiry { claim.ttl } else { RELEASE_FOR };
+        self.env.now() + lease
+    }
+
+    /// Frees a claim in the background, or at once where the store needs no waiting. Works anywhere, also in a drop
+    /// outside any runtime.
+    pub(crate) fn free_in_background(self: &Arc<Engine>, claim: Arc<Claim>) {
+        let until = self.release_until(&claim);
+        let engine = self.clone();
+        self.releasing.fetch_add(1, Ordering::AcqRel);
+        let counted = Releasing(engine.clone());
+        let mut release = Box::pin(async move {
+            // A failure leaves the claim to its lease; there is nobody to tell.
+            let _ = free(&*engine.backend, &engine.env, &claim, Duration::ZERO, until).await;
+            drop(counted);
+        });
+        if self.backend.capabilities().inline {
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            if release.as_mut().poll(&mut context).is_ready() {
+                return;
+            }
+        }
+        // Without a background thread the claim is left to its lease.
+        let _ = self.env.lane().spawn(release);
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.keeper.stop();
+    }
+}
+
+/// One background release under way.
+struct Releasing(Arc<Engine>);
+
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        self.0.releasing.fetch_sub(1, Ordering::AcqRel);
+        self.0.released.notify_waiters();
+    }
+}

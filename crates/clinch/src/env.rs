@@ -1,0 +1,61 @@
+//! The outside world as a value: clock, randomness, network, background lane.
+
+use std::sync::Arc;
+
+use crate::clock::{Clock, Instant};
+use crate::lane::Lane;
+use crate::net::{Connector, Tcp};
+use crate::random::Random;
+use crate::timer::{Sleep, Timers};
+
+/// Everything outside the process that a client touches, so that a simulator can stand in for it.
+///
+/// [`Env::host`] is the real world; [`Env::new`] takes the parts.
+#[derive(Clone, Debug)]
+pub struct Env {
+    clock: Clock,
+    random: Arc<Random>,
+    lane: Lane,
+    connector: Arc<dyn Connector>,
+    timers: Timers,
+}
+
+impl Env {
+    /// The host's clock, random numbers and network, with this background lane.
+    pub fn host(lane: Lane) -> Env {
+        Env::new(Clock::host(), Random::system(), lane, Arc::new(Tcp))
+    }
+
+    /// A world made of these parts.
+    pub fn new(clock: Clock, random: Random, lane: Lane, connector: Arc<dyn Connector>) -> Env {
+        let timers = Timers::new(clock, lane.clone());
+        Env { clock, random: Arc::new(random), lane, connector, timers }
+    }
+
+    /// The clock.
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// The network.
+    pub fn connector(&self) -> &Arc<dyn Connector> {
+        &self.connector
+    }
+
+    pub(crate) fn lane(&self) -> &Lane {
+        &self.lane
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    pub(crate) fn random(&self) -> &Random {
+        &self.random
+    }
+
+    /// Waits until the clock reads at least `until`.
+    pub(crate) fn sleep_until(&self, until: Instant) -> Sleep {
+        self.timers.sleep_until(until)
+    }
+}

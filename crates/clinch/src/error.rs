@@ -1,0 +1,106 @@
+//! One error type, with a kind that says what the caller may conclude and must do.
+
+use std::borrow::Cow;
+use std::error::Error as StdError;
+use std::fmt;
+
+use crate::claim::Loss;
+
+/// The result of this crate's operations.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What a caller may conclude from an [`Error`], and so what to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The client was closed; connect again.
+    Closed,
+    /// A bound was reached: descriptors, queue length, disk space. Free some or raise the bound that the message names.
+    Exhausted,
+    /// The request itself is wrong; nothing was sent. Change it.
+    Invalid,
+    /// The lease was lost while it was being used. [`Error::loss`] says why.
+    Lost,
+    /// The store refused access. Mend permissions or credentials.
+    Refused,
+    /// The deadline passed before the lock was granted.
+    TimedOut,
+    /// The store could not be reached; the step was surely not applied.
+    Unavailable,
+    /// The step may have been applied: its answer did not come. Repeat it: every step is idempotent by claim id.
+    Unknown,
+    /// This store or platform cannot do what was asked.
+    Unsupported,
+}
+
+/// What failed, where, and what to do about it.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    message: Cow<'static, str>,
+    loss: Option<Loss>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of this kind; for writers of backends.
+    pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Error {
+        Error(Box::new(Inner { kind, message: message.into(), loss: None, source: None }))
+    }
+
+    /// The same error with its cause.
+    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// What the caller may conclude.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Why the lease was lost, for [`ErrorKind::Lost`].
+    pub fn loss(&self) -> Option<&Loss> {
+        self.0.loss.as_ref()
+    }
+
+    pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Error {
+        Error::new(ErrorKind::Invalid, message)
+    }
+
+    pub(crate) fn lost(name: &crate::LockName, loss: Loss) -> Error {
+        let mut error = Error::new(ErrorKind::Lost, format!("lock \"{name}\" was lost: {loss}"));
+        error.0.loss = Some(loss);
+        error
+    }
+
+    /// Whether repeating the same step can help without anybody changing anything.
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(self.kind(), ErrorKind::Unavailable | ErrorKind::Unknown)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.message.fmt(f)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.0.kind, self.0.message)?;
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
+    }
+}

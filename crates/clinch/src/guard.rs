@@ -1,0 +1,331 @@
+//! What a caller holds: a guard over one lease, released when dropped.
+
+use std::fmt;
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::Freed;
+use crate::claim::{Claim, ClaimId, Loss};
+use crate::clock::Instant;
+use crate::engine::Engine;
+use crate::error::{Error, ErrorKind, Result};
+use crate::keeper::{Kept, Standing, Tenure};
+use crate::lease;
+use crate::name::LockName;
+use crate::release::free;
+use crate::token::Token;
+
+/// A claim that may be in the store. Dropping it frees the claim in the background.
+pub(crate) struct Claimed {
+    engine: Arc<Engine>,
+    claim: Arc<Claim>,
+    /// Whether somebody else has taken over freeing it.
+    settled: bool,
+}
+
+impl Claimed {
+    pub(crate) fn new(engine: Arc<Engine>, claim: Arc<Claim>) -> Claimed {
+        Claimed { engine, claim, settled: false }
+    }
+
+    /// Nothing of the claim is in the store, or it shall stay there.
+    pub(crate) fn settle(mut self) {
+        self.settled = true;
+    }
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        if !self.settled {
+            self.engine.free_in_background(self.claim.clone());
+        }
+    }
+}
+
+/// A held lock. Dropping it releases the lock in the background, inside or outside a runtime.
+///
+/// # Guarantees
+///
+/// From the moment the guard was returned until [`Guard::deadline`], nobody else holds a conflicting guard, whatever
+/// happens to this process or its network, as long as the store keeps what it acknowledged. The deadline is counted
+/// from before the request was sent, on a clock that goes on in suspend, so it passes before the store can grant to
+/// another, and [`Guard::lost`] fires by then even if the store never answers. What no lock service can prevent is a
+/// pause between your last check and your write: give [`Guard::token`] to the store that you guard.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// let locks = clinch::connect("memory://").await?;
+/// let guard = locks.mutex("reports/daily")?.lock().await?;
+/// assert!(guard.is_held());
+/// println!("token {}", guard.token());
+/// assert_eq!(guard.release().await?, clinch::Released::Released);
+/// # Ok::<_, clinch::Error>(()) }).unwrap();
+/// ```
+#[must_use = "the lock is released when the guard is dropped"]
+pub struct Guard {
+    kept: Kept,
+    claimed: Claimed,
+    token: Token,
+}
+
+/// What a release found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// The lease was already lost, for this reason. Nobody else's lock was touched.
+    AlreadyLost(Loss),
+    /// The lock was held until now and is free.
+    Released,
+}
+
+/// A lease that outlives its guard and even this process: whoever knows name and id can renew and release it.
+#[derive(Clone, Debug)]
+pub struct Detached {
+    /// The lock.
+    pub name: LockName,
+    /// The claim.
+    pub claim: ClaimId,
+    /// Its fencing token.
+    pub token: Token,
+}
+
+impl Guard {
+    pub(crate) fn new(claimed: Claimed, kept: Kept, token: Token) -> Guard {
+        Guard { kept, claimed, token }
+    }
+
+    /// The fencing token: larger than that of every earlier holder of this lock.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// The lock's name.
+    pub fn name(&self) -> &LockName {
+        &self.claimed.claim.name
+    }
+
+    /// The id of the claim behind this guard.
+    pub fn claim_id(&self) -> ClaimId {
+        self.claimed.claim.id
+    }
+
+    /// When this guard stops claiming to hold, unless renewed before; `None` where a lease has no end. Always before
+    /// the store can grant the lock to another.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.tenure().deadline()
+    }
+
+    /// The time left until [`Guard::deadline`]; zero when lost, `None` where a lease has no end.
+    pub fn remaining(&self) -> Option<Duration> {
+        let now = self.engine().env.now();
+        match self.tenure().standing(now) {
+            Standing::Lost(_) => Some(Duration::ZERO),
+            Standing::Held | Standing::Jeopardy => self.deadline().map(|deadline| deadline.since(now)),
+        }
+    }
+
+    /// Whether the lock is held at this moment. Reads a clock, asks nobody, never blocks; once `false`, always `false`.
+    pub fn is_held(&self) -> bool {
+        !matches!(self.standing(), Standing::Lost(_))
+    }
+
+    /// How the lease stands at this moment, from what is known here.
+    pub fn standing(&self) -> Standing {
+        self.tenure().standing(self.engine().env.now())
+    }
+
+    /// Waits until the lease is lost, and says why. Pending for ever while it is held.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe; a loss is remembered.
+    pub async fn lost(&self) -> Loss {
+        loop {
+            let standing = self.tenure().changed(|now| !matches!(now, Standing::Lost(_))).await;
+            if let Standing::Lost(loss) = standing {
+                return loss;
+            }
+        }
+    }
+
+    /// Waits until the lease stands otherwise than `standing`: from held to in jeopardy, back, or to lost.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe; nothing is missed between two calls but a change that was undone.
+    pub async fn changed(&self, standing: &Standing) -> Standing {
+        self.tenure().changed(|now| now == standing).await
+    }
+
+    /// Asks the store whether the lock is still held, with its strongest read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] when it is not; [`ErrorKind::Unavailable`] or [`ErrorKind::Unknown`] when the store did not
+    /// say, in which case the guard stands as it did.
+    pub async fn verify(&self) -> Result<()> {
+        self.engine().keeper.confirm(self.tenure(), None).await
+    }
+
+    /// Renews the lease now, so that it lasts `ttl` from this moment, and renews with that TTL from here on.
+    ///
+    /// `ttl` is between 100 ms and 24 h. Where a lease has no end, this checks that it is still held.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe; the lease may have been extended nevertheless.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] when the lease is lost. After [`ErrorKind::Unavailable`] or [`ErrorKind::Unknown`] the
+    /// earlier deadline still stands.
+    pub async fn extend(&self, ttl: Duration) -> Result<()> {
+        lease::check_ttl(ttl)?;
+        self.engine().keeper.confirm(self.tenure(), Some(ttl)).await
+    }
+
+    /// Releases the lock and says whether it was still held.
+    ///
+    /// A lost answer is asked for again until the lease has run out.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future releases in the background.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`] or [`ErrorKind::Unknown`] when the store did not answer before the lease ran out by
+    /// itself.
+    pub async fn release(self) -> Result<Released> {
+        self.release_closed(Duration::ZERO).await
+    }
+
+    /// Releases the lock, but keeps it closed: nobody is granted it for `linger` from now.
+    ///
+    /// For work that must not run twice in a row on hosts whose clocks differ. Otherwise as [`Guard::release`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Guard::release`].
+    pub async fn release_closed(self, linger: Duration) -> Result<Released> {
+        let Guard { kept, claimed, .. } = self;
+        let engine = claimed.engine.clone();
+        if let Standing::Lost(loss) = kept.tenure.standing(engine.env.now()) {
+            return Ok(Released::AlreadyLost(loss));
+        }
+        let until = engine.release_until(&claimed.claim);
+        let freed = free(&*engine.backend, &engine.env, &claimed.claim, linger, until).await;
+        let lost = kept.tenure.standing(engine.env.now());
+        match (freed?, lost) {
+            (Freed::Removed, _) => {
+                claimed.settle();
+                Ok(Released::Released)
+            }
+            (Freed::Absent, Standing::Lost(loss)) => Ok(Released::AlreadyLost(loss)),
+            (Freed::Absent, _) => Ok(Released::AlreadyLost(Loss::new(
+                crate::LossKind::Deleted,
+                "the store no longer had the claim",
+            ))),
+        }
+    }
+
+    /// Ends the guard but not the lease: it stays in the store until it runs out, is renewed by
+    /// [`Locks::renew`](crate::Locks::renew) or released by [`Locks::release`](crate::Locks::release).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] on stores whose leases end with their process; the lock is then released.
+    pub fn detach(self) -> Result<Detached> {
+        if !self.engine().backend.capabilities().detached {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "on this store a lease ends with the process that holds it",
+            ));
+        }
+        let detached = Detached { name: self.name().clone(), claim: self.claim_id(), token: self.token };
+        self.claimed.settle();
+        Ok(detached)
+    }
+
+    /// A descriptor that keeps the lock held in every process that inherits it, on stores where the kernel frees a lock
+    /// with its last descriptor; `None` elsewhere. Close-on-exec is set. [`Guard::release`] frees the lock nevertheless.
+    pub fn descriptor(&self) -> Option<OwnedFd> {
+        self.engine().backend.descriptor(self.claim_id())
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.claimed.engine
+    }
+
+    fn tenure(&self) -> &Arc<Tenure> {
+        &self.kept.tenure
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("name", &self.name().as_str())
+            .field("mode", &self.claimed.claim.mode)
+            .field("token", &self.token.get())
+            .field("standing", &self.standing())
+            .finish_non_exhaustive()
+    }
+}
+
+/// An exclusive guard of a read-write lock, which can become a shared one.
+#[derive(Debug)]
+#[must_use = "the lock is released when the guard is dropped"]
+pub struct WriteGuard(Guard);
+
+impl WriteGuard {
+    /// Becomes a reader without letting a writer in between, keeps the token, and lets waiting readers in.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future releases the lock in the background.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] when the lease is lost; [`ErrorKind::Unavailable`] or [`ErrorKind::Unknown`] when the store
+    /// did not say. The lock is then released.
+    pub async fn downgrade(self) -> Result<Guard> {
+        let Guard { kept, claimed, token } = self.0;
+        let engine = claimed.engine.clone();
+        if let Standing::Lost(loss) = kept.tenure.standing(engine.env.now()) {
+            return Err(Error::lost(&claimed.claim.name, loss));
+        }
+        engine.backend.downgrade(&claimed.claim).await?;
+        Ok(Guard { kept, claimed, token })
+    }
+
+    /// Releases the lock and says whether it was still held; see [`Guard::release`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Guard::release`].
+    pub async fn release(self) -> Result<Released> {
+        self.0.release().await
+    }
+}
+
+impl Deref for WriteGuard {
+    type Target = Guard;
+
+    fn deref(&self) -> &Guard {
+        &self.0
+    }
+}
+
+impl From<Guard> for WriteGuard {
+    fn from(guard: Guard) -> WriteGuard {
+        WriteGuard(guard)
+    }
+}

@@ -1,0 +1,133 @@
+//! The arithmetic of leases: deadlines, renewal instants, retries. Pure: it owns no clock and does no I/O.
+//!
+//! All of it rests on one inequality: the store starts to count a TTL when a request *arrives*, so a deadline counted
+//! from before the request was *sent* is always the earlier of the two, whatever the network did in between.
+
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::error::{Error, Result};
+
+/// The shortest TTL: below it, scheduling noise alone would lose leases.
+pub(crate) const MIN_TTL: Duration = Duration::from_millis(100);
+
+/// The longest TTL. A holder that crashed blocks its lock for this long, so a longer one is surely a mistake.
+pub(crate) const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How far two clocks may run apart: 1 % of the time that passes, a hundredfold of what quartz does.
+const DRIFT_DIVISOR: u32 = 100;
+
+/// Time between our deadline and the earliest moment at which the store may grant to another: timers fire late by some
+/// milliseconds, and whoever is told of a loss needs a moment to stop.
+const MARGIN: Duration = Duration::from_millis(5);
+
+/// A further part of the TTL that is kept as margin, for the same reason on longer leases.
+const MARGIN_DIVISOR: u32 = 100;
+
+/// Longest pause between two attempts at a step that failed.
+const MAX_BACKOFF: Duration = Duration::from_secs(1);
+
+/// Longest single attempt at a renewal.
+const MAX_ATTEMPT: Duration = Duration::from_secs(5);
+
+/// Checks a TTL.
+pub(crate) fn check_ttl(ttl: Duration) -> Result<()> {
+    if (MIN_TTL..=MAX_TTL).contains(&ttl) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "a TTL must be between {MIN_TTL:?} and {}h; {ttl:?} is not",
+        MAX_TTL.as_secs() / 3600
+    )))
+}
+
+/// When the holder must stop claiming to hold: `ttl` after the request was *sent*, less drift and margin.
+///
+/// The store starts counting when the request *arrives*, which is later, so this is always the earlier of the two.
+pub(crate) fn deadline(sent: Instant, ttl: Duration) -> Instant {
+    sent + ttl.saturating_sub(ttl / DRIFT_DIVISOR).saturating_sub(ttl / MARGIN_DIVISOR).saturating_sub(MARGIN)
+}
+
+/// When to renew a lease that was last confirmed by a request sent at `sent`: a third of the TTL later, up to a tenth
+/// of that earlier by `jitter` (0 to 1), so that leases taken together do not renew together for ever.
+pub(crate) fn renewal(sent: Instant, ttl: Duration, jitter: f64) -> Instant {
+    let third = ttl / 3;
+    sent + third - third.mul_f64(0.1 * jitter.clamp(0.0, 1.0))
+}
+
+/// How much earlier than due a renewal may go out to share a trip with others.
+pub(crate) fn coalesce(ttl: Duration) -> Duration {
+    (ttl / 32).min(Duration::from_millis(250))
+}
+
+/// From when on a lease whose renewals do not come through is in jeopardy: two thirds of the TTL after `sent`.
+pub(crate) fn jeopardy(sent: Instant, ttl: Duration) -> Instant {
+    sent + ttl / 3 * 2
+}
+
+/// How long one attempt at a renewal may take: a sixth of the TTL, so that three fit between the first and the deadline.
+pub(crate) fn attempt(ttl: Duration) -> Duration {
+    (ttl / 6).min(MAX_ATTEMPT)
+}
+
+/// The pause before attempt `attempt` (0 for the first retry) at a step that failed: from 10 ms on, doubling to a
+/// second, and of that a random part (`jitter`, 0 to 1) between half and all.
+pub(crate) fn backoff(attempt: u32, jitter: f64) -> Duration {
+    let full = Duration::from_millis(10).saturating_mul(1 << attempt.min(16)).min(MAX_BACKOFF);
+    full.mul_f64(0.5 + 0.5 * jitter.clamp(0.0, 1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn instant() -> impl Strategy<Value = Instant> {
+        (0u64..1 << 60).prop_map(Instant::from_nanos)
+    }
+
+    fn ttl() -> impl Strategy<Value = Duration> {
+        (MIN_TTL.as_micros() as u64..=MAX_TTL.as_micros() as u64).prop_map(Duration::from_micros)
+    }
+
+    proptest! {
+        /// P2: with clocks that run apart by less than the drift, we stop before a store that counts from the arrival.
+        #[test]
+        fn the_deadline_passes_before_the_store_can_grant(
+            sent in instant(), ttl in ttl(), flight in 0u64..10_000_000_000, drift in 0.0f64..0.0099,
+        ) {
+            let arrived = sent + Duration::from_nanos(flight);
+            let store_expiry = arrived + ttl.mul_f64(1.0 - drift);
+            prop_assert!(deadline(sent, ttl) + MARGIN <= store_expiry);
+        }
+
+        #[test]
+        fn a_lease_is_usable_and_its_instants_are_in_order(sent in instant(), ttl in ttl(), jitter in 0.0f64..=1.0) {
+            let (renew, worry, end) = (renewal(sent, ttl, jitter), jeopardy(sent, ttl), deadline(sent, ttl));
+            prop_assert!(sent < renew && renew < worry && worry < end && end < sent + ttl);
+            prop_assert!(renew + attempt(ttl) < worry, "one attempt fits before anybody worries");
+            prop_assert!(coalesce(ttl) < renew - sent, "coalescing never renews at once");
+        }
+
+        #[test]
+        fn backoff_stays_between_its_bounds(attempt in 0u32..1000, jitter in -1.0f64..2.0) {
+            let pause = backoff(attempt, jitter);
+            prop_assert!(pause >= Duration::from_millis(5) && pause <= MAX_BACKOFF);
+        }
+
+        #[test]
+        fn arithmetic_saturates_at_the_end_of_time(ttl in ttl()) {
+            let end = Instant::from_nanos(u64::MAX);
+            prop_assert_eq!(deadline(end, ttl), end);
+        }
+    }
+
+    #[test]
+    fn odd_ttls_are_refused() {
+        for bad in [Duration::ZERO, Duration::from_nanos(1), Duration::from_micros(500), Duration::MAX] {
+            assert!(check_ttl(bad).is_err(), "{bad:?}");
+        }
+        assert!(check_ttl(MIN_TTL).is_ok() && check_ttl(MAX_TTL).is_ok());
+    }
+}

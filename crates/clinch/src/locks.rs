@@ -1,0 +1,320 @@
+//! The entry point: a URL or a backend becomes [`Locks`], and names become primitives.
+//!
+//! The one file that names backends.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use crate::acquire::{LeaseOptions, Target};
+use crate::backend::{Backend, Capabilities, Freed, LockState, Renewal};
+use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode, Owner};
+use crate::engine::Engine;
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Result};
+use crate::guard::Released;
+use crate::lane::Lane;
+use crate::lease;
+use crate::mutex::Mutex;
+use crate::name::LockName;
+use crate::release::free;
+use crate::rwlock::RwLock;
+use crate::semaphore::Semaphore;
+use crate::sync::lock;
+use crate::url::StoreUrl;
+
+/// The TTL when nobody says another: long enough to ride out a failover, short enough that a crashed holder is no drama.
+const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+/// Connects to the store that `url` names, with the host's clock and network and a background thread of its own.
+///
+/// | URL | store |
+/// | --- | --- |
+/// | `file:///dir` | files of this host; `file://` alone is the user's default directory |
+/// | `memory://` | this process, a fresh store; `memory://NAME` is one store per name |
+///
+/// Every URL takes `ttl=` (100 ms to 24 h, default 30 s) and `require=` (a comma-separated list of
+/// [`Capabilities`] that the store must have). Unknown keys are errors.
+///
+/// # Errors
+///
+/// [`ErrorKind::Invalid`] for a URL that is wrong, [`ErrorKind::Unsupported`] for a store or property that this build or
+/// platform does not have, [`ErrorKind::Unavailable`] or [`ErrorKind::Refused`] when the store could not be used.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// let locks = clinch::connect("memory://?ttl=10s&require=fencing,fifo").await?;
+/// # drop(locks);
+/// # Ok::<_, clinch::Error>(()) }).unwrap();
+/// ```
+pub async fn connect(url: &str) -> Result<Locks> {
+    Locks::connect(url, Env::host(Lane::thread())).await
+}
+
+/// The locks of one store. Clones share the connection and the background lane.
+#[derive(Clone)]
+pub struct Locks {
+    engine: Arc<Engine>,
+    options: LeaseOptions,
+}
+
+/// Who renews a lease.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Renew {
+    /// The keeper, for as long as the guard lives and [`Locks::max_hold`] allows.
+    #[default]
+    Auto,
+    /// Nobody but [`Guard::extend`](crate::Guard::extend): the lease is lost one TTL after it was granted.
+    Never,
+}
+
+impl Locks {
+    /// As [`connect`], in this world.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`].
+    pub async fn connect(url: &str, env: Env) -> Result<Locks> {
+        let mut url = StoreUrl::parse(url)?;
+        let ttl = url.take_duration("ttl")?;
+        let require = url.take("require")?;
+        let backend = open(&mut url, &env).await?;
+        url.finish()?;
+        backend.capabilities().require(&require.unwrap_or_default())?;
+        let locks = Locks::new(backend, env);
+        match ttl {
+            Some(ttl) => locks.ttl(ttl),
+            None => Ok(locks),
+        }
+    }
+
+    /// The locks of a backend that was made otherwise.
+    pub fn new(backend: Arc<dyn Backend>, env: Env) -> Locks {
+        let options =
+            LeaseOptions { ttl: DEFAULT_TTL, max_hold: None, manual: false, owner: this_process().clone() };
+        Locks { engine: Engine::new(backend, env), options }
+    }
+
+    /// What the store promises.
+    pub fn capabilities(&self) -> Capabilities {
+        self.engine.backend.capabilities()
+    }
+
+    /// The same locks with leases of `ttl`, from 100 ms to 24 h: how long a lock stays taken after its holder is gone.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`] outside that range.
+    pub fn ttl(mut self, ttl: Duration) -> Result<Locks> {
+        lease::check_ttl(ttl)?;
+        self.options.ttl = ttl;
+        Ok(self)
+    }
+
+    /// The same locks with leases that are kept for at most `time` from their grant, renewed or not; then they are lost
+    /// and the lock is freed.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`] for zero.
+    pub fn max_hold(mut self, time: Duration) -> Result<Locks> {
+        if time.is_zero() {
+            return Err(Error::invalid("max_hold must be longer than zero"));
+        }
+        self.options.max_hold = Some(time);
+        Ok(self)
+    }
+
+    /// The same locks with leases that are renewed like this.
+    pub fn renew(mut self, renew: Renew) -> Locks {
+        self.options.manual = renew == Renew::Never;
+        self
+    }
+
+    /// The same locks with claims that say what they are for: at most 128 bytes, shown by `clinch ls`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`] when it is longer or holds control characters.
+    pub fn label(mut self, label: &str) -> Result<Locks> {
+        if label.len() > Owner::MAX_LABEL || label.chars().any(char::is_control) {
+            return Err(Error::invalid(format!(
+                "a label may have at most {} bytes and no control characters",
+                Owner::MAX_LABEL
+            )));
+        }
+        self.options.owner = Arc::new(Owner { label: label.to_owned(), ..(*self.options.owner).clone() });
+        Ok(self)
+    }
+
+    /// The mutex of this name.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`] for a name that is none; see [`LockName`].
+    pub fn mutex(&self, name: &str) -> Result<Mutex> {
+        Ok(Mutex::new(self.target(name)?))
+    }
+
+    /// The read-write lock of this name.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`] for a name that is none; see [`LockName`].
+    pub fn rwlock(&self, name: &str) -> Result<RwLock> {
+        Ok(RwLock::new(self.target(name)?))
+    }
+
+    /// The semaphore of this name, with `capacity` permits (1 to 2^32 - 1).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`] for a name that is none, and for no permits.
+    pub fn semaphore(&self, name: &str, capacity: u32) -> Result<Semaphore> {
+        Semaphore::new(self.target(name)?, capacity)
+    }
+
+    /// The locks whose name starts with `prefix` and that somebody holds, waits for, or keeps closed.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`] when the store did not answer.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
+        self.engine.backend.list(prefix).await
+    }
+
+    /// One lock as the store sees it; `None` when nobody holds it, waits for it, or keeps it closed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Locks::list`], and [`ErrorKind::Invalid`] for a name that is none.
+    pub async fn state(&self, name: &str) -> Result<Option<LockState>> {
+        let name = LockName::new(name)?;
+        Ok(self.list(name.as_str()).await?.into_iter().find(|state| state.name == name))
+    }
+
+    /// Takes a claim away from whoever made it: an operator's last resort. The next holder's token is larger, so a
+    /// fenced store refuses what the old one still writes.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`] when the store did not answer.
+    pub async fn evict(&self, name: &str, claim: ClaimId) -> Result<Freed> {
+        self.engine.backend.evict(&LockName::new(name)?, claim).await
+    }
+
+    /// Renews a [detached](crate::Guard::detach) lease, so that it lasts `ttl` from this moment.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] when the store does not have it any more.
+    pub async fn renew_detached(&self, name: &str, claim: ClaimId, ttl: Duration) -> Result<()> {
+        lease::check_ttl(ttl)?;
+        let mut claim = self.detached(name, claim)?;
+        claim.ttl = ttl;
+        let name = claim.name.clone();
+        match self.engine.backend.renew(&[Arc::new(claim)]).await.pop() {
+            Some(Renewal::Renewed(_)) => Ok(()),
+            Some(Renewal::Lost(loss)) => Err(Error::lost(&name, loss)),
+            Some(Renewal::Failed(error)) => Err(error),
+            None => Err(Error::new(ErrorKind::Unknown, "the store did not answer")),
+        }
+    }
+
+    /// Releases a [detached](crate::Guard::detach) lease.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`] when the store did not answer.
+    pub async fn release_detached(&self, name: &str, claim: ClaimId) -> Result<Released> {
+        let claim = self.detached(name, claim)?;
+        let until = self.engine.release_until(&claim);
+        match free(&*self.engine.backend, &self.engine.env, &claim, Duration::ZERO, until).await? {
+            Freed::Removed => Ok(Released::Released),
+            Freed::Absent => {
+                Ok(Released::AlreadyLost(Loss::new(LossKind::Deleted, "the store has no such claim")))
+            }
+        }
+    }
+
+    /// Refuses new claims and waits, at most `patience` long, until the releases under way in the background are done.
+    ///
+    /// Guards that are still held stay held and are released when dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`] when some were not; their leases run out by themselves.
+    pub async fn close(&self, patience: Duration) -> Result<()> {
+        self.engine.close(patience).await
+    }
+
+    fn target(&self, name: &str) -> Result<Target> {
+        let name = LockName::new(name)?;
+        Ok(Target { engine: self.engine.clone(), name, options: self.options.clone() })
+    }
+
+    fn detached(&self, name: &str, id: ClaimId) -> Result<Claim> {
+        let LeaseOptions { ttl, owner, .. } = self.options.clone();
+        Ok(Claim { id, name: LockName::new(name)?, mode: Mode::Exclusive, ttl, enqueue: false, owner })
+    }
+}
+
+impl fmt::Debug for Locks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locks").field("backend", &self.engine.backend).finish_non_exhaustive()
+    }
+}
+
+/// Opens the store of a URL.
+async fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
+    match url.scheme.as_str() {
+        #[cfg(feature = "memory")]
+        "memory" => open_memory(url, env),
+        #[cfg(feature = "file")]
+        "file" => crate::backends::file::open(url, env),
+        other => {
+            Err(Error::new(ErrorKind::Unsupported, format!("this build has no store for \"{other}://\"")))
+        }
+    }
+}
+
+/// `memory://` is a store of its own; `memory://NAME` is the process's store of that name.
+#[cfg(feature = "memory")]
+fn open_memory(url: &StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
+    use crate::backends::memory::Memory;
+    static STORES: LazyLock<std::sync::Mutex<HashMap<String, Memory>>> = LazyLock::new(Default::default);
+    if !url.path.trim_matches('/').is_empty() {
+        return Err(Error::invalid("memory:// takes a name at most, as in memory://tests"));
+    }
+    if url.authority.is_empty() {
+        return Ok(Arc::new(Memory::new(env.clone())));
+    }
+    let mut stores = lock(&STORES);
+    let store = stores.entry(url.authority.clone()).or_insert_with(|| Memory::new(env.clone()));
+    Ok(Arc::new(store.client(env.clone())))
+}
+
+/// Who this process is, for the owner records.
+fn this_process() -> Arc<Owner> {
+    let text = |text: &str, max: usize| -> String {
+        let clean = text.chars().filter(|c| !c.is_control());
+        clean
+            .scan(0, |len, c| {
+                *len += c.len_utf8();
+                (*len <= max).then_some(c)
+            })
+            .collect()
+    };
+    let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok());
+    let user = user.unwrap_or_else(|| format!("uid {}", rustix::process::geteuid().as_raw()));
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    Arc::new(Owner {
+        host: text(&host, 64),
+        pid: std::process::id(),
+        user: text(&user, 32),
+        label: String::new(),
+    })
+}

@@ -1,0 +1,116 @@
+//! Where randomness comes from: the operating system, or a seed in a simulation.
+
+use std::fmt;
+use std::sync::Mutex;
+
+use crate::claim::ClaimId;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::lock;
+
+/// Claim ids fetched from the operating system at a time; a system call for each would be a tenth of a file lock.
+const BUFFERED_IDS: usize = 32;
+
+/// A source of random numbers.
+pub struct Random(Mutex<Source>);
+
+enum Source {
+    /// Unused ids, and the process that fetched them: a forked child must not hand out its parent's.
+    System {
+        ids: Vec<ClaimId>,
+        pid: u32,
+        jitter: u64,
+    },
+    Seeded(u64),
+}
+
+impl Random {
+    /// The operating system's generator.
+    pub fn system() -> Random {
+        Random(Mutex::new(Source::System { ids: Vec::new(), pid: 0, jitter: 0x9e37_79b9_7f4a_7c15 }))
+    }
+
+    /// The same numbers for the same seed, for simulations. Never for claims that others could guess.
+    pub fn seeded(seed: u64) -> Random {
+        Random(Mutex::new(Source::Seeded(seed)))
+    }
+
+    /// A fresh claim id.
+    pub(crate) fn claim_id(&self) -> Result<ClaimId> {
+        match &mut *lock(&self.0) {
+            Source::Seeded(state) => {
+                Ok(ClaimId::from_bits(u128::from(split_mix(state)) << 64 | u128::from(split_mix(state))))
+            }
+            Source::System { ids, pid, .. } => {
+                let me = std::process::id();
+                if *pid != me {
+                    ids.clear();
+                    *pid = me;
+                }
+                match ids.pop() {
+                    Some(id) => Ok(id),
+                    None => {
+                        refill(ids)?;
+                        ids.pop().ok_or_else(|| Error::new(ErrorKind::Unavailable, "no random numbers"))
+                    }
+                }
+            }
+        }
+    }
+
+    /// A number from 0 to 1 to spread instants by; not for secrets.
+    pub(crate) fn jitter(&self) -> f64 {
+        let state = &mut *lock(&self.0);
+        let bits = match state {
+            Source::Seeded(state) | Source::System { jitter: state, .. } => split_mix(state),
+        };
+        (bits >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+impl fmt::Debug for Random {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Random")
+    }
+}
+
+fn refill(ids: &mut Vec<ClaimId>) -> Result<()> {
+    let mut bytes = [0u8; 16 * BUFFERED_IDS];
+    getrandom::fill(&mut bytes).map_err(|error| {
+        Error::new(ErrorKind::Unavailable, "the operating system gave no random numbers for a claim id")
+            .with_source(error)
+    })?;
+    ids.extend(bytes.as_chunks::<16>().0.iter().map(|chunk| ClaimId::from_bits(u128::from_ne_bytes(*chunk))));
+    Ok(())
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, fast, good enough to spread instants and to replay a simulation.
+fn split_mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn system_ids_do_not_repeat() {
+        let random = Random::system();
+        let ids: HashSet<_> = (0..1000).map(|_| random.claim_id().unwrap()).collect();
+        assert_eq!(ids.len(), 1000);
+    }
+
+    #[test]
+    fn a_seed_replays() {
+        let ids = |seed| (0..4).map(|_| Random::seeded(seed).claim_id().unwrap()).collect::<Vec<_>>();
+        assert_eq!(ids(7), ids(7));
+        assert_ne!(ids(7), ids(8));
+        let random = Random::seeded(1);
+        assert!((0..1000).all(|_| (0.0..1.0).contains(&random.jitter())));
+    }
+}

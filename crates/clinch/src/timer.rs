@@ -1,0 +1,241 @@
+//! Timers on the injected clock, for any executor.
+//!
+//! tokio's timers run on CLOCK_MONOTONIC: after a suspend they fire late by the whole time asleep, and they need the
+//! caller to run tokio. These wait on a timerfd of CLOCK_BOOTTIME in the background lane and wake whoever asked.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use tokio::sync::Notify;
+
+use crate::clock::{Clock, Instant};
+use crate::error::Result;
+use crate::lane::Lane;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use crate::readable::Readable;
+use crate::sync::lock;
+
+/// All timers of one client.
+#[derive(Clone, Debug)]
+pub(crate) struct Timers {
+    clock: Clock,
+    lane: Lane,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Wakes the driver when something earlier than what it waits for was added.
+    kick: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    sleepers: BTreeMap<(Instant, u64), Waker>,
+    next_id: u64,
+    driven: bool,
+    /// What the driver waits for now; it needs no kick for anything later.
+    armed: Option<Instant>,
+}
+
+impl Timers {
+    pub(crate) fn new(clock: Clock, lane: Lane) -> Timers {
+        Timers { clock, lane, shared: Arc::default() }
+    }
+
+    /// Waits until the clock reads at least `until`. Costs nothing before its first poll.
+    pub(crate) fn sleep_until(&self, until: Instant) -> Sleep {
+        Sleep { timers: self.clone(), until, id: None }
+    }
+
+    /// Starts the driver if nothing drives the timers yet.
+    fn drive(&self, state: &mut State) -> Result<()> {
+        if !state.driven {
+            self.lane.spawn(drive(self.clock, self.shared.clone()))?;
+            state.driven = true;
+        }
+        Ok(())
+    }
+}
+
+/// A pending wait. Dropping it forgets the timer.
+#[derive(Debug)]
+pub(crate) struct Sleep {
+    timers: Timers,
+    until: Instant,
+    id: Option<u64>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.timers.clock.now() >= self.until {
+            return Poll::Ready(());
+        }
+        let timers = self.timers.clone();
+        let mut state = lock(&timers.shared.state);
+        if timers.drive(&mut state).is_err() {
+            // Without a background thread nothing can wake us later. Waking early is the safe side: every caller
+            // looks at the clock or at the state again.
+            return Poll::Ready(());
+        }
+        let id = match self.id {
+            Some(id) => id,
+            None => {
+                state.next_id += 1;
+                self.id = Some(state.next_id);
+                state.next_id
+            }
+        };
+        state.sleepers.insert((self.until, id), cx.waker().clone());
+        if state.armed.is_none_or(|armed| self.until < armed) {
+            state.armed = Some(self.until);
+            timers.shared.kick.notify_one();
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            lock(&self.timers.shared.state).sleepers.remove(&(self.until, id));
+        }
+    }
+}
+
+/// Wakes sleepers as their time comes, for as long as the lane lives.
+async fn drive(clock: Clock, shared: Arc<Shared>) {
+    let mut alarm = Alarm::new(clock);
+    loop {
+        let (due, next) = {
+            let mut state = lock(&shared.state);
+            let now = clock.now();
+            let later = state.sleepers.split_off(&(now, u64::MAX));
+            let due = std::mem::replace(&mut state.sleepers, later);
+            state.armed = state.sleepers.keys().next().map(|(until, _)| *until);
+            (due, state.armed)
+        };
+        due.into_values().for_each(Waker::wake);
+        tokio::select! {
+            () = alarm.ring(next) => {}
+            () = shared.kick.notified() => {}
+        }
+    }
+}
+
+/// One settable alarm on the injected clock.
+enum Alarm {
+    /// A simulation's clock, or no timerfd to be had: tokio's own timer.
+    Tokio(Clock),
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    Boot(Clock, Readable),
+}
+
+impl Alarm {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    fn new(clock: Clock) -> Alarm {
+        use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+        if clock.simulated_instant(clock.now()).is_some() {
+            return Alarm::Tokio(clock);
+        }
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        match timerfd_create(TimerfdClockId::Boottime, flags)
+            .map_err(std::io::Error::from)
+            .and_then(Readable::new)
+        {
+            Ok(timer) => Alarm::Boot(clock, timer),
+            Err(_) => Alarm::Tokio(clock),
+        }
+    }
+
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    fn new(clock: Clock) -> Alarm {
+        Alarm::Tokio(clock)
+    }
+
+    /// Completes at `at`, or never without one. May complete early; the caller looks at the clock.
+    async fn ring(&mut self, at: Option<Instant>) {
+        let Some(at) = at else { return std::future::pending().await };
+        match self {
+            Alarm::Tokio(clock) => match clock.simulated_instant(at) {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => tokio::time::sleep(at.since(clock.now())).await,
+            },
+            #[cfg(any(target_os = "linux", target_os = "android"))]
+            Alarm::Boot(clock, timer) => ring_boot(*clock, timer, at).await,
+        }
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+async fn ring_boot(clock: Clock, timer: &Readable, at: Instant) {
+    use std::os::fd::AsFd;
+
+    use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
+    let nanos = at.as_nanos();
+    let value = Timespec {
+        tv_sec: i64::try_from(nanos / 1_000_000_000).unwrap_or(i64::MAX),
+        tv_nsec: (nanos % 1_000_000_000) as _,
+    };
+    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let setting = Itimerspec { it_interval: zero, it_value: value };
+    if timerfd_settime(timer.as_fd(), TimerfdTimerFlags::ABSTIME, &setting).is_err() {
+        return tokio::time::sleep(at.since(clock.now())).await;
+    }
+    // Setting the timer again has made an old expiry unreadable, so what is read is this one.
+    let mut expirations = [0u8; 8];
+    let _ = timer.read(&mut expirations).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    #[test]
+    fn a_timer_wakes_a_caller_that_has_no_runtime() {
+        struct Unpark(std::thread::Thread);
+        impl std::task::Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        let clock = Clock::host();
+        let timers = Timers::new(clock, Lane::thread());
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let until = clock.now() + Duration::from_millis(20);
+        let mut sleep = std::pin::pin!(timers.sleep_until(until));
+        while sleep.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+            std::thread::park();
+        }
+        assert!(clock.now() >= until);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_simulated_timer_fires_on_simulated_time_and_in_order() {
+        let clock = Clock::simulated(SystemTime::UNIX_EPOCH);
+        let timers = Timers::new(clock, Lane::here().unwrap());
+        let late = timers.sleep_until(clock.now() + Duration::from_secs(3600));
+        let early = timers.sleep_until(clock.now() + Duration::from_secs(60));
+        let dropped = timers.sleep_until(clock.now() + Duration::from_secs(1));
+        let order = Mutex::new(Vec::new());
+        tokio::join!(
+            async {
+                late.await;
+                lock(&order).push(clock.now().as_nanos() / 1_000_000_000);
+            },
+            async {
+                early.await;
+                lock(&order).push(clock.now().as_nanos() / 1_000_000_000);
+            },
+            async { drop(dropped) },
+        );
+        assert_eq!(*lock(&order), [60, 3600]);
+    }
+}

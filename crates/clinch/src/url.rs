@@ -1,0 +1,139 @@
+//! Store URLs: `scheme[+variant]://[user:password@]host[,host]/path?key=value&...`.
+//!
+//! Parsed once, strictly: an unknown key is an error that names the nearest known one, and the password never shows.
+
+use std::fmt;
+use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+
+use crate::error::{Error, Result};
+
+/// A parsed store URL. A backend takes the keys it knows; what is left at [`StoreUrl::finish`] is refused.
+pub(crate) struct StoreUrl {
+    pub(crate) scheme: String,
+    /// Everything between `://` and the path, user and password included. Only `file://` and `memory://` are here yet,
+    /// and both allow a host name at most.
+    pub(crate) authority: String,
+    /// Percent-decoded.
+    pub(crate) path: String,
+    params: Vec<(String, String)>,
+    known: Vec<&'static str>,
+}
+
+impl StoreUrl {
+    pub(crate) fn parse(text: &str) -> Result<StoreUrl> {
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return Err(Error::invalid(
+                "a store URL looks like \"file:///var/lib/clinch\" or \"memory://\"; this one has no \"://\"",
+            ));
+        };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = match rest.find('/') {
+            Some(at) => rest.split_at(at),
+            None => (rest, ""),
+        };
+        let mut params = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            params.push((decode(key)?, decode(value)?));
+        }
+        Ok(StoreUrl {
+            scheme: scheme.to_ascii_lowercase(),
+            authority: decode(authority)?,
+            path: decode(path)?,
+            params,
+            known: Vec::new(),
+        })
+    }
+
+    /// Takes the value of a key.
+    pub(crate) fn take(&mut self, key: &'static str) -> Result<Option<String>> {
+        self.known.push(key);
+        let mut found = None;
+        let mut twice = false;
+        self.params.retain_mut(|(name, value)| {
+            if name != key {
+                return true;
+            }
+            twice |= found.replace(std::mem::take(value)).is_some();
+            false
+        });
+        if twice { Err(Error::invalid(format!("{key}= stands twice in the store URL"))) } else { Ok(found) }
+    }
+
+    /// Takes the value of a key that is a duration like `500ms`, `30s` or `5m`.
+    pub(crate) fn take_duration(&mut self, key: &'static str) -> Result<Option<Duration>> {
+        let Some(text) = self.take(key)? else { return Ok(None) };
+        let duration = humantime::parse_duration(&text).map_err(|error| {
+            Error::invalid(format!("{key}= takes a duration such as 500ms, 30s or 5m; \"{text}\" is none"))
+                .with_source(error)
+        })?;
+        Ok(Some(duration))
+    }
+
+    /// Refuses keys that nobody took.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        let Some((unknown, _)) = self.params.first() else { return Ok(()) };
+        self.known.sort_unstable();
+        let nearest = self
+            .known
+            .iter()
+            .map(|known| (strsim::damerau_levenshtein(unknown, known), known))
+            .min()
+            .filter(|(distance, _)| *distance <= 2)
+            .map(|(_, known)| format!("; did you mean {known}=?"));
+        let hint = nearest.unwrap_or_else(|| format!("; it knows {}=", self.known.join("=, ")));
+        Err(Error::invalid(format!("{}:// does not know the key \"{unknown}\"{hint}", self.scheme)))
+    }
+}
+
+/// Shows neither authority nor values: either may hold a secret.
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://..", self.scheme)
+    }
+}
+
+fn decode(text: &str) -> Result<String> {
+    match percent_decode_str(text).decode_utf8() {
+        Ok(text) if !text.contains('\0') => Ok(text.into_owned()),
+        _ => Err(Error::invalid("the store URL holds a percent escape that is no UTF-8 text")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_comes_apart() {
+        let mut url = StoreUrl::parse("file:///a%20dir/b?ttl=5s&x=1").unwrap();
+        assert_eq!(
+            (url.scheme.as_str(), url.authority.as_str(), url.path.as_str()),
+            ("file", "", "/a dir/b")
+        );
+        assert_eq!(url.take_duration("ttl").unwrap(), Some(Duration::from_secs(5)));
+        assert_eq!(url.take("x").unwrap().as_deref(), Some("1"));
+        url.finish().unwrap();
+    }
+
+    #[test]
+    fn an_unknown_key_names_the_nearest_known_one() {
+        let mut url = StoreUrl::parse("file:///d?tll=5s").unwrap();
+        url.take("ttl").unwrap();
+        url.take("require").unwrap();
+        let error = url.finish().unwrap_err().to_string();
+        assert!(error.contains("\"tll\"") && error.contains("ttl=?"), "{error}");
+    }
+
+    #[test]
+    fn nonsense_is_refused_and_secrets_stay_hidden() {
+        for bad in ["", "nightly", "/var/lib", "file:///%ff", "file:///a%00b"] {
+            assert!(StoreUrl::parse(bad).is_err(), "{bad}");
+        }
+        let mut url = StoreUrl::parse("redis://me:hunter2@h/0?ttl=1s&ttl=2s").unwrap();
+        assert!(!format!("{url:?}").contains("hunter2"));
+        assert!(url.take("ttl").is_err(), "a key that stands twice");
+    }
+}
