@@ -77,10 +77,7 @@ impl Target {
     fn guard(&self, claimed: Claimed, claim: &Arc<Claim>, grant: Grant, sent: Instant) -> Result<Guard> {
         let LeaseOptions { max_hold, manual, .. } = self.options;
         let now = self.engine.env.now();
-        let cap = max_hold.map(|hold| now + hold);
-        // A lease that the store would keep for ever is still kept for one TTL only when nobody renews it.
-        let once = (manual && grant.ttl.is_none()).then(|| lease::deadline(sent, claim.ttl));
-        let hold_until = cap.into_iter().chain(once).min();
+        let hold_until = max_hold.map(|hold| now + hold);
         let kept = self.engine.keeper.keep_lease(claim, grant, sent, Policy { manual, hold_until })?;
         match kept.tenure.standing(now) {
             Standing::Lost(_) => Err(Error::new(

@@ -162,7 +162,7 @@ impl Tenure {
                 // Answers may overtake each other; only the latest request counts.
                 if sent >= state.confirmed {
                     state.confirmed = sent;
-                    state.ttl = ttl;
+                    state.ttl = ttl.or(self.policy.manual.then_some(state.ask));
                 }
                 state.renew_at = self.next_renewal(&state, jitter);
                 if state.standing == Standing::Jeopardy {
@@ -264,7 +264,9 @@ impl Keeper {
         policy: Policy,
     ) -> Result<Kept> {
         let from = grant.from.unwrap_or(sent);
-        self.keep(Tenure::new(self.shared.id(), claim.clone(), Some(grant.token), from, grant.ttl, policy))
+        // What the store would keep for ever but nobody renews is kept for one TTL at a time.
+        let ttl = grant.ttl.or(policy.manual.then_some(claim.ttl));
+        self.keep(Tenure::new(self.shared.id(), claim.clone(), Some(grant.token), from, ttl, policy))
     }
 
     fn keep(&self, tenure: Tenure) -> Result<Kept> {
@@ -390,6 +392,7 @@ impl Shared {
         if schedule.stopped {
             return None;
         }
+        let expires = self.backend.capabilities().expiry;
         let (mut renew, mut free) = (Vec::new(), Vec::new());
         // Renewals may go out a little early to share a trip, so look as far ahead as any of them may.
         let horizon = now + lease::coalesce(lease::MAX_TTL);
@@ -408,7 +411,8 @@ impl Shared {
                     }
                     schedule.put(review.next, tenure);
                 }
-                None if tenure.policy.hold_until.is_some_and(|cap| cap <= now) => free.push(tenure),
+                // What the store would keep longer than the holder may is freed now that the loss is told.
+                None if tenure.policy.hold_until.is_some_and(|cap| cap <= now) || !expires => free.push(tenure),
                 None => {}
             }
         }

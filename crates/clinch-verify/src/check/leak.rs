@@ -56,7 +56,8 @@ impl<'h> Busy<'h> {
         Some(Busy {
             from: granted.earliest(),
             opened_by: granted,
-            until: end.map_or(u64::MAX, |(until, _)| until.saturating_add(claim.ttl())),
+            // An end before the grant is a withdrawal that the grant crossed.
+            until: end.map_or(u64::MAX, |(until, _)| until.max(granted.latest()).saturating_add(claim.ttl())),
             proof: vec![claim.acquire, Some(granted), end.map(|(_, at)| at)],
         })
     }
@@ -83,9 +84,11 @@ impl<'h> Busy<'h> {
     /// A queued claim may be granted before its client comes to ask for it.
     fn queued(claim: &Claim<'h>) -> Option<Self> {
         let enqueue = claim.enqueue.or(claim.enqueued)?;
-        let ends = [claim.acquire, claim.failed, claim.unqueued, claim.ended()];
+        let ends = [claim.acquire, claim.failed, claim.unqueued, claim.unknown, claim.ended()];
         let end = ends.into_iter().flatten().min_by_key(At::order);
-        let ttl = if claim.acquire.is_some() { 0 } else { claim.ttl() };
+        // From when it asks on, it is a waiter.
+        let asked = end.is_some_and(|end| claim.acquire.is_some_and(|acquire| acquire.index == end.index));
+        let ttl = if asked { 0 } else { claim.ttl() };
         Some(Busy {
             from: enqueue.earliest(),
             opened_by: enqueue,

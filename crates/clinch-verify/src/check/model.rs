@@ -105,6 +105,7 @@ impl<'h> Model<'h> {
                 _ => model.absorb(at),
             }
         }
+        model.judge_crashes(&crashes);
         for claim in model.locks.values_mut().flat_map(|lock| lock.claims.values_mut()) {
             let times = crashes.get(claim.process).map_or(&[][..], Vec::as_slice);
             claim.crash = times.iter().find(|crash| crash.order() > claim.first.order()).copied();
@@ -114,6 +115,22 @@ impl<'h> Model<'h> {
 
     pub(super) fn grants(&self) -> u64 {
         self.locks.values().map(|lock| lock.grants().count() as u64).sum()
+    }
+
+    /// Nobody does anything after being killed: if a process seems to, its name was used again or times are wrong.
+    fn judge_crashes(&mut self, crashes: &HashMap<&str, Vec<At<'h>>>) {
+        let first = crashes.iter().filter_map(|(process, times)| Some((*process, times.first()?)));
+        let mut risen: Vec<_> = first
+            .filter_map(|(process, crash)| {
+                let last = self.last_of.get(process).filter(|last| crash.precedes(last))?;
+                Some(format!(
+                    "event {} of {process} comes after it was killed (event {})",
+                    last.index, crash.index
+                ))
+            })
+            .collect();
+        risen.sort();
+        risen.into_iter().for_each(|fault| self.fault(fault));
     }
 
     fn fault(&mut self, fault: String) {
@@ -285,7 +302,8 @@ impl<'h> Claim<'h> {
             deadline: granted.event.deadline.map(|_| granted),
             late: None,
         };
-        for renewal in self.renewed.iter().filter(|renewal| renewal.event.deadline.is_some()) {
+        let renewed = self.renewed.iter().filter(|renewal| renewal.order() > granted.order());
+        for renewal in renewed.filter(|renewal| renewal.event.deadline.is_some()) {
             if ended.is_some_and(|end| end.order() < renewal.order()) {
                 break;
             }

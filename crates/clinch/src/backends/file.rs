@@ -1,10 +1,60 @@
-//! `file://`: locks of one host on byte ranges of files.
+//! `file://`: locks of one host with no server: byte-range locks on files, owned by open file descriptions.
+//!
+//! One never-unlinked file per lock name. A claim's ticket is the byte that it keeps locked; the kernel frees it with
+//! the last descriptor, so a killed holder or waiter is gone at once and no lease is needed. The ticket orders the queue
+//! and is the fencing token. Waiters sleep on inotify events of the one file whose close concerns them.
+//!
+//! | file | is for |
+//! | --- | --- |
+//! | `dir.rs` | the directory: where, whose, on what file system; names to file names |
+//! | `ofd.rs` | the byte-range locks themselves |
+//! | `layout.rs` | what stands in a lock file, and where |
+//! | `lock_file.rs` | one open lock file: who is live in it, taking a ticket |
+//! | `store.rs` | the backend: the steps of claims |
+//! | `watch.rs` | inotify: waking the one waiter that an event concerns |
 
+#[cfg(target_os = "linux")]
+mod dir;
+#[cfg(target_os = "linux")]
+mod layout;
+#[cfg(target_os = "linux")]
+mod lock_file;
+#[cfg(target_os = "linux")]
+mod ofd;
+#[cfg(target_os = "linux")]
+mod store;
+#[cfg(target_os = "linux")]
+mod watch;
+
+use std::sync::Arc;
+
+use crate::backend::Backend;
 use crate::env::Env;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::url::StoreUrl;
 
-/// Opens the store of a URL.
-pub(crate) fn open(_url: &mut StoreUrl, _env: &Env) -> Result<std::sync::Arc<dyn crate::backend::Backend>> {
-    Err(Error::new(ErrorKind::Unsupported, "not yet"))
+/// Opens the store of a URL: `file:///dir[?network-fs=allow]`, or `file://` for the user's default directory.
+#[cfg(target_os = "linux")]
+pub(crate) fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
+    let network_allowed = match url.take("network-fs")?.as_deref() {
+        None => false,
+        Some("allow") => true,
+        Some(other) => {
+            return Err(crate::Error::invalid(format!("network-fs= takes only \"allow\"; \"{other}\" is not it")));
+        }
+    };
+    if !matches!(url.authority.as_str(), "" | "localhost") {
+        return Err(crate::Error::invalid(format!(
+            "file:// is for this host: write file:///{}{} for an absolute path",
+            url.authority, url.path
+        )));
+    }
+    let dir = dir::Dir::open(&url.path, network_allowed)?;
+    Ok(Arc::new(store::File::new(dir, env.clone())?))
+}
+
+/// Refuses: open file description locks are Linux's.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn open(_url: &mut StoreUrl, _env: &Env) -> Result<Arc<dyn Backend>> {
+    Err(crate::Error::new(crate::ErrorKind::Unsupported, "file:// is not supported yet on this system; it needs Linux"))
 }

@@ -1,0 +1,311 @@
+//! What stands in a lock file, and where. Text, so that `cat` shows it to a person. Pure: bytes in, values out.
+//!
+//! | bytes | what |
+//! | --- | --- |
+//! | 0..192 | the header line: name hash, last ticket, reserved ticket, closed time, boot id |
+//! | 192..1024 | the record of a claim that found the lock free, one JSON line |
+//! | 1024..3072 | the lock name, percent-encoded, one line |
+//! | 4096 + 1024 i | the records of claims that found it taken, by ticket modulo [`RECORDS`] |
+//!
+//! Header and first record are neighbours so that an uncontended claim writes once. A record counts only while its
+//! ticket's byte is locked; what dead claims left behind is overwritten.
+
+use std::time::{Duration, SystemTime};
+
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
+use serde::{Deserialize, Serialize};
+
+use super::ofd::Range;
+use crate::backend::ClaimState;
+use crate::claim::{Claim, ClaimId, Mode, Owner};
+use crate::clock::Instant;
+use crate::name::LockName;
+use crate::token::Token;
+
+/// Live claims that one lock file can tell apart: the length of its queue.
+pub(super) const RECORDS: u64 = 1024;
+
+/// Tickets that are made durable at a time: one fsync per this many claims.
+pub(super) const RESERVE: u64 = 1024;
+
+/// Where the first record starts.
+pub(super) const HEADER_LEN: usize = 192;
+
+/// The longest record line.
+pub(super) const RECORD_LEN: usize = 1024 - HEADER_LEN;
+
+/// Where the name line starts, and its longest form: every byte escaped, and the end of the line.
+pub(super) const NAME_AT: u64 = 1024;
+pub(super) const NAME_LEN: usize = 3 * LockName::MAX_LEN + 1;
+
+/// The byte that guards the header: above all tickets.
+pub(super) const META: u64 = 1 << 54;
+
+/// All bytes that anybody locks. Holding it whole is being alone.
+pub(super) const ALL: Range = Range { first: 1, last: META };
+
+/// Everything that only its own characters can spell in a file name, and that reads the same in any locale.
+const UNSAFE_IN_FILE_NAMES: AsciiSet =
+    CONTROLS.add(b' ').add(b'%').add(b'/').add(b'\\').add(b'~').add(b'*').add(b'?').add(b'"').add(b'\'');
+
+/// The longest encoded name that still is its own file name: the limit is 255 with ".lock" and room to spare.
+const PLAIN_FILE_NAME: usize = 200;
+
+/// The fixed part of a lock file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    /// Of the lock name, against directories that fold case.
+    pub(super) name_hash: u128,
+    /// The last ticket given, valid for the boot that wrote it.
+    pub(super) last: u64,
+    /// No ticket above this was ever given; durable.
+    pub(super) reserved: u64,
+    /// Until when nobody is granted, in milliseconds of the wall clock, which alone survives a reboot.
+    pub(super) closed: u64,
+    /// The boot that wrote this.
+    pub(super) boot: u128,
+}
+
+impl Header {
+    /// The header line, padded to [`HEADER_LEN`].
+    pub(super) fn line(&self) -> String {
+        let Header { name_hash, last, reserved, closed, boot } = self;
+        let line = format!(
+            "clinch 1 name={name_hash:032x} last={last:016} reserved={reserved:016} closed={closed:016} boot={boot:032x}"
+        );
+        format!("{line:<width$}\n", width = HEADER_LEN - 1)
+    }
+
+    /// Reads a header line. `None` for what is not one.
+    pub(super) fn parse(bytes: &[u8]) -> Option<Header> {
+        let line = std::str::from_utf8(bytes.get(..HEADER_LEN)?).ok()?;
+        let mut fields = line.strip_prefix("clinch 1 ")?.trim_end().split(' ');
+        let mut field = |key: &str| fields.next()?.strip_prefix(key)?.strip_prefix('=');
+        Some(Header {
+            name_hash: u128::from_str_radix(field("name")?, 16).ok()?,
+            last: field("last")?.parse().ok()?,
+            reserved: field("reserved")?.parse().ok()?,
+            closed: field("closed")?.parse().ok()?,
+            boot: u128::from_str_radix(field("boot")?, 16).ok()?,
+        })
+    }
+
+    /// The header as this boot sees it: what an earlier boot gave without making it durable is made up for.
+    pub(super) fn in_boot(self, boot: u128) -> Header {
+        if self.boot == boot { self } else { Header { last: self.last.max(self.reserved), boot, ..self } }
+    }
+
+    pub(super) fn closed_at(&self, wall: SystemTime) -> bool {
+        self.closed > millis(wall)
+    }
+
+    pub(super) fn closed_until(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_millis(self.closed)
+    }
+}
+
+/// What a claim says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) ticket: u64,
+    claim: String,
+    mode: String,
+    /// Since when it is granted, or queued: milliseconds of the wall clock.
+    since: u64,
+    /// When the holder will let go unless this is moved: nanoseconds after boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) until: Option<u64>,
+    /// An operator is about to take the claim away.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) leaving: bool,
+    /// The claim was taken away: its byte does not count any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) revoked: bool,
+    owner: Owner,
+}
+
+impl Record {
+    pub(super) fn new(claim: &Claim, ticket: u64, wall: SystemTime) -> Record {
+        Record {
+            ticket,
+            claim: claim.id.to_string(),
+            mode: claim.mode.to_string(),
+            since: millis(wall),
+            until: None,
+            leaving: false,
+            revoked: false,
+            owner: (*claim.owner).clone(),
+        }
+    }
+
+    /// The record as a line; `None` when it is too long for its place.
+    pub(super) fn line(&self) -> Option<Vec<u8>> {
+        let mut line = serde_json::to_vec(self).ok()?;
+        line.push(b'\n');
+        (line.len() <= RECORD_LEN).then_some(line)
+    }
+
+    /// Reads the record at the start of these bytes; what follows its line is left over from an older one.
+    pub(super) fn parse(bytes: &[u8]) -> Option<Record> {
+        let end = bytes.iter().position(|byte| *byte == b'\n')?;
+        serde_json::from_slice(bytes.get(..end)?).ok()
+    }
+
+    pub(super) fn is(&self, id: ClaimId) -> bool {
+        self.claim.parse().is_ok_and(|own: ClaimId| own == id)
+    }
+
+    /// The claim's mode; exclusive, the strictest, when it cannot be read.
+    pub(super) fn mode(&self) -> Mode {
+        self.mode.parse().unwrap_or(Mode::Exclusive)
+    }
+
+    pub(super) fn set_mode(&mut self, mode: Mode) {
+        self.mode = mode.to_string();
+    }
+
+    pub(super) fn set_since(&mut self, wall: SystemTime) {
+        self.since = millis(wall);
+    }
+
+    pub(super) fn state(&self, granted: bool, now: Instant) -> ClaimState {
+        ClaimState {
+            id: self.claim.parse().unwrap_or(ClaimId::from_bits(0)),
+            mode: self.mode(),
+            granted,
+            token: Token::new(self.ticket),
+            owner: self.owner.clone(),
+            since: SystemTime::UNIX_EPOCH + Duration::from_millis(self.since),
+            expires_in: self.until.map(|until| Instant::from_nanos(until).since(now)),
+        }
+    }
+}
+
+/// Where the record of a ticket stands if it is not the first one.
+pub(super) fn record_at(ticket: u64) -> u64 {
+    4096 + (ticket % RECORDS) * 1024
+}
+
+/// The name line.
+pub(super) fn name_line(name: &LockName) -> String {
+    format!("{}\n", utf8_percent_encode(name.as_str(), &UNSAFE_IN_FILE_NAMES))
+}
+
+/// Reads the name line.
+pub(super) fn parse_name(bytes: &[u8]) -> Option<LockName> {
+    let end = bytes.iter().position(|byte| *byte == b'\n')?;
+    let text = std::str::from_utf8(bytes.get(..end)?).ok()?;
+    LockName::new(percent_decode_str(text).decode_utf8().ok()?).ok()
+}
+
+/// The file that holds a lock. One to one for ordinary names; long ones share their start and differ by hash, and the
+/// name line settles what a hash cannot.
+pub(super) fn file_name(name: &LockName) -> String {
+    let mut encoded = utf8_percent_encode(name.as_str(), &UNSAFE_IN_FILE_NAMES).to_string();
+    if encoded.starts_with(['.', '-']) {
+        encoded = format!("%{:02X}{}", encoded.as_bytes().first().copied().unwrap_or(b'.'), encoded.get(1..).unwrap_or(""));
+    }
+    if encoded.len() > PLAIN_FILE_NAME {
+        let start: String = encoded.chars().take(64).collect();
+        encoded = format!("{start}~{:032x}", hash(name));
+    }
+    format!("{encoded}.lock")
+}
+
+/// Whether this file name holds a hash, so that its name line decides.
+pub(super) fn is_hashed(file: &str) -> bool {
+    file.contains('~')
+}
+
+/// The name that a file name spells; `None` for a long one, whose file must be asked, and for other files.
+pub(super) fn name_of_file(file: &str) -> Option<LockName> {
+    let encoded = file.strip_suffix(".lock").filter(|encoded| !is_hashed(encoded))?;
+    LockName::new(percent_decode_str(encoded).decode_utf8().ok()?).ok()
+}
+
+/// FNV-1a, 128 bits: the same in every build, for ever. Files outlive programs, so no hasher that may change. It need
+/// not resist an attacker: two long names that collide get an error from the name line, never one lock.
+pub(super) fn hash(name: &LockName) -> u128 {
+    name.as_str().bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, byte| {
+        (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+    })
+}
+
+/// Milliseconds of the wall clock since 1970; 0 before.
+pub(super) fn millis(wall: SystemTime) -> u64 {
+    wall.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn header() -> Header {
+        Header { name_hash: 7, last: 1_763_700_000_000_000, reserved: Token::MAX.get(), closed: 0, boot: u128::MAX }
+    }
+
+    #[test]
+    fn a_header_reads_back_and_fills_its_place() {
+        let line = header().line();
+        assert_eq!(line.len(), HEADER_LEN);
+        assert_eq!(Header::parse(line.as_bytes()), Some(header()));
+        assert_eq!(Header::parse(&[0; HEADER_LEN]), None);
+        assert_eq!(Header::parse(b"clinch 1"), None);
+    }
+
+    #[test]
+    fn another_boot_goes_on_above_what_may_have_been_given() {
+        let seen = Header { last: 5, reserved: 1024, ..header() }.in_boot(1);
+        assert_eq!((seen.last, seen.boot), (1024, 1));
+        assert_eq!(Header { last: 5, boot: 1, ..header() }.in_boot(1).last, 5);
+    }
+
+    #[test]
+    fn the_longest_record_fits_its_place() {
+        let owner = Owner { host: "\"".repeat(64), pid: u32::MAX, user: "\\".repeat(32), label: "\"".repeat(128) };
+        let claim = Claim {
+            id: ClaimId::from_bits(u128::MAX),
+            name: LockName::new("n").unwrap(),
+            mode: "4294967295 of 4294967295".parse().unwrap(),
+            ttl: Duration::from_secs(1),
+            enqueue: true,
+            owner: Arc::new(owner),
+        };
+        let mut record = Record::new(&claim, Token::MAX.get(), SystemTime::now());
+        (record.until, record.leaving, record.revoked) = (Some(u64::MAX), true, true);
+        let mut line = record.line().unwrap();
+        line.extend_from_slice(b"rest of an older record\n");
+        assert_eq!(Record::parse(&line), Some(record.clone()));
+        assert!(record.is(claim.id) && !record.is(ClaimId::from_bits(1)));
+    }
+
+    proptest! {
+        #[test]
+        fn file_names_are_valid_and_spell_their_names(name in "\\PC{1,40}|[./%~a-zA-Z -]{1,40}") {
+            let name = LockName::new(name).unwrap();
+            let file = file_name(&name);
+            prop_assert!(file.len() <= 255 && !file.contains('/') && !file.starts_with('.') && !file.starts_with('-'));
+            if !is_hashed(&file) {
+                prop_assert_eq!(name_of_file(&file), Some(name.clone()));
+            }
+            prop_assert_eq!(parse_name(name_line(&name).as_bytes()), Some(name));
+        }
+
+        #[test]
+        fn garbage_is_no_header_and_no_record(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = (Header::parse(&bytes), Record::parse(&bytes), parse_name(&bytes));
+        }
+    }
+
+    #[test]
+    fn the_longest_name_fits_its_line() {
+        let name = LockName::new("\u{1}".repeat(512)).unwrap();
+        assert!(name_line(&name).len() <= NAME_LEN);
+        assert_eq!(parse_name(name_line(&name).as_bytes()), Some(name.clone()));
+        assert!(file_name(&name).len() <= 255);
+    }
+}

@@ -1,0 +1,383 @@
+//! One open lock file: who is live in it, and how a ticket is taken.
+//!
+//! The claim's ticket is a byte that its description keeps locked. A claim that finds the file wholly unlocked takes
+//! everything in one call and lets go of what lies above its ticket: two calls for lock, check and slot together, and
+//! no lower ticket can come to life again, since tickets only rise. Otherwise the byte [`layout::META`] guards the header while a ticket is
+//! taken, and the ticket's byte is locked *before* the ticket is published, so that whoever sees a later ticket sees
+//! this one too.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, SystemTime};
+
+use super::dir::{Dir, kind};
+use super::layout::{self, ALL, HEADER_LEN, Header, META, RECORD_LEN, RECORDS, RESERVE, Record};
+use super::ofd::{self, Range};
+use crate::claim::{ClaimId, Mode};
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::LockName;
+use crate::token::Token;
+
+/// Tries to get the header's byte before giving up: whoever has it needs microseconds, unless it is stopped.
+const META_TRIES: u32 = 300;
+
+/// Tries to read a record that is just being rewritten.
+const READ_TRIES: u32 = 5;
+
+/// A lock file, open in a description of its own.
+#[derive(Debug)]
+pub(super) struct LockFile {
+    file: OwnedFd,
+}
+
+/// A claim whose byte is locked.
+#[derive(Clone, Debug)]
+pub(super) struct Live {
+    pub(super) ticket: u64,
+    /// `None` while its owner is between locking the byte and writing the record, which is shorter than any wait.
+    pub(super) record: Option<Record>,
+}
+
+impl Live {
+    /// Whether it still counts: nobody has taken it away.
+    pub(super) fn counts(&self) -> bool {
+        self.record.as_ref().is_none_or(|record| !record.revoked)
+    }
+
+    /// Its mode; exclusive, the strictest, while that is not known.
+    pub(super) fn mode(&self) -> Mode {
+        self.record.as_ref().map_or(Mode::Exclusive, Record::mode)
+    }
+}
+
+/// The header, held so that nobody else changes it or takes a ticket.
+pub(super) struct Held<'a> {
+    file: &'a LockFile,
+    pub(super) header: Header,
+    /// What is to be unlocked at the end.
+    range: Range,
+}
+
+impl LockFile {
+    pub(super) fn new(file: OwnedFd) -> LockFile {
+        LockFile { file }
+    }
+
+    pub(super) fn descriptor(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    /// Takes the whole file if nobody is in it.
+    pub(super) fn hold_alone(&self, world: &World<'_>) -> Result<Option<Held<'_>>> {
+        if !ofd::try_lock(&self.file, ALL).map_err(failed)? {
+            return Ok(None);
+        }
+        self.held(world, ALL).map(Some)
+    }
+
+    /// Takes the header. `None` when somebody has had it for longer than it takes to use it.
+    pub(super) fn hold(&self, world: &World<'_>) -> Result<Option<Held<'_>>> {
+        let meta = Range { first: META, last: META };
+        for attempt in 0..META_TRIES {
+            if ofd::try_lock(&self.file, meta).map_err(failed)? {
+                return self.held(world, meta).map(Some);
+            }
+            if attempt < META_TRIES / 2 {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
+        Ok(None)
+    }
+
+    /// As [`LockFile::hold`], for operations that cannot wait for another chance.
+    pub(super) fn hold_or_fail(&self, world: &World<'_>) -> Result<Held<'_>> {
+        self.hold(world)?.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unavailable,
+                format!("lock file \"{}\" is kept busy by a process that does not run; is one stopped?", world.name),
+            )
+        })
+    }
+
+    fn held(&self, world: &World<'_>, range: Range) -> Result<Held<'_>> {
+        let mut held = Held { file: self, header: world.new_header(), range };
+        match self.header()? {
+            Some(header) if header.name_hash != world.hash => Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("the lock directory does not tell \"{}\" from another name; does it fold case?", world.name),
+            )),
+            Some(header) => {
+                held.header = header.in_boot(world.boot);
+                if layout::is_hashed(&world.file) {
+                    self.check_name(world.name)?;
+                }
+                Ok(held)
+            }
+            None => {
+                held.init(world)?;
+                Ok(held)
+            }
+        }
+    }
+
+    /// The header; `None` while the file is new.
+    pub(super) fn header(&self) -> Result<Option<Header>> {
+        let mut bytes = [0; HEADER_LEN];
+        let len = self.read(&mut bytes, 0)?;
+        let bytes = bytes.get(..len).unwrap_or_default();
+        match Header::parse(bytes) {
+            Some(header) => Ok(Some(header)),
+            None if bytes.iter().all(|byte| *byte == 0) => Ok(None),
+            None => Err(Error::new(
+                ErrorKind::Unsupported,
+                "a lock file does not begin with a clinch header: it is damaged or not ours. Move it away when nobody \
+                 holds its lock",
+            )),
+        }
+    }
+
+    /// The name line, which hashed file names need.
+    pub(super) fn stored_name(&self) -> Result<Option<LockName>> {
+        let mut bytes = [0; layout::NAME_LEN];
+        let len = self.read(&mut bytes, layout::NAME_AT)?;
+        Ok(layout::parse_name(bytes.get(..len).unwrap_or_default()))
+    }
+
+    fn check_name(&self, name: &LockName) -> Result<()> {
+        match self.stored_name()? {
+            Some(stored) if stored == *name => Ok(()),
+            _ => Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("lock name \"{name}\" has the same hash as another long name in this directory; choose another"),
+            )),
+        }
+    }
+
+    /// The claims with tickets up to `last` whose bytes are locked, in order. One's own is not among them.
+    pub(super) fn live(&self, last: u64) -> Result<Vec<Live>> {
+        let mut tickets = Vec::new();
+        let mut todo = vec![Range { first: ALL.first, last }];
+        while let Some(range) = todo.pop() {
+            if range.first > range.last {
+                continue;
+            }
+            let Some(found) = ofd::find(&self.file, range).map_err(failed)? else { continue };
+            // A claim that found the file empty keeps everything up to its ticket, and for a moment everything.
+            if found.last <= last {
+                tickets.push(found.last);
+            }
+            if found.first > range.first {
+                todo.push(Range { first: range.first, last: found.first - 1 });
+            }
+            if found.last < range.last {
+                todo.push(Range { first: found.last + 1, last: range.last });
+            }
+        }
+        tickets.sort_unstable();
+        tickets.into_iter().map(|ticket| Ok(Live { ticket, record: self.record(ticket)? })).collect()
+    }
+
+    /// The record of a live ticket.
+    pub(super) fn record(&self, ticket: u64) -> Result<Option<Record>> {
+        for _ in 0..READ_TRIES {
+            for at in [HEADER_LEN as u64, layout::record_at(ticket)] {
+                if let Some(record) = self.record_at(at)?
+                    && record.ticket == ticket
+                {
+                    return Ok(Some(record));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn record_at(&self, at: u64) -> Result<Option<Record>> {
+        let mut bytes = [0; RECORD_LEN];
+        let len = self.read(&mut bytes, at)?;
+        Ok(Record::parse(bytes.get(..len).unwrap_or_default()))
+    }
+
+    /// Rewrites the record of a live ticket, wherever it stands.
+    pub(super) fn rewrite(&self, record: &Record) -> Result<()> {
+        let first = self.record_at(HEADER_LEN as u64)?.is_some_and(|first| first.ticket == record.ticket);
+        let at = if first { HEADER_LEN as u64 } else { layout::record_at(record.ticket) };
+        self.write(&line(record)?, at)
+    }
+
+    /// Lets go of everything, in all processes that share the description.
+    pub(super) fn unlock_all(&self) -> Result<()> {
+        ofd::unlock(&self.file, ALL).map_err(failed)
+    }
+
+    fn read(&self, bytes: &mut [u8], at: u64) -> Result<usize> {
+        loop {
+            match rustix::io::pread(&self.file, &mut *bytes, at) {
+                Err(rustix::io::Errno::INTR) => {}
+                result => return result.map_err(|error| failed(error.into())),
+            }
+        }
+    }
+
+    fn write(&self, mut bytes: &[u8], mut at: u64) -> Result<()> {
+        while !bytes.is_empty() {
+            match rustix::io::pwrite(&self.file, bytes, at) {
+                Ok(0) => return Err(failed(io::ErrorKind::WriteZero.into())),
+                Ok(len) => {
+                    bytes = bytes.get(len..).unwrap_or_default();
+                    at += len as u64;
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(failed(error.into())),
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        rustix::fs::fsync(&self.file).map_err(|error| failed(error.into()))
+    }
+}
+
+impl AsFd for LockFile {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// What a lock file must know of the world outside it.
+pub(super) struct World<'a> {
+    pub(super) dir: &'a Dir,
+    pub(super) name: &'a LockName,
+    /// The name of the lock's file.
+    pub(super) file: String,
+    pub(super) hash: u128,
+    pub(super) boot: u128,
+    pub(super) wall: SystemTime,
+}
+
+impl World<'_> {
+    /// A new file's header. Tickets start at the wall clock in microseconds, so that they rise even over the removal of
+    /// the whole directory.
+    fn new_header(&self) -> Header {
+        let start = self.wall.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_micros());
+        let start = u64::try_from(start).unwrap_or(0).min(Token::MAX.get() / 2).max(1);
+        Header { name_hash: self.hash, last: start, reserved: start, closed: 0, boot: self.boot }
+    }
+}
+
+impl Held<'_> {
+    /// Writes a new file: the name, then the header, durably.
+    fn init(&self, world: &World<'_>) -> Result<()> {
+        self.file.write(layout::name_line(world.name).as_bytes(), layout::NAME_AT)?;
+        self.write_header()?;
+        self.file.sync()?;
+        world.dir.sync().map_err(failed)
+    }
+
+    /// The next ticket. Makes a block of them durable when the last block is used up.
+    fn next_ticket(&mut self, live: &[Live]) -> Result<u64> {
+        let mut ticket = self.header.last + 1;
+        // Tickets whose record's place belongs to a live claim are passed over.
+        while live.iter().any(|other| other.ticket % RECORDS == ticket % RECORDS) {
+            ticket += 1;
+        }
+        if ticket > Token::MAX.get() {
+            return Err(Error::new(ErrorKind::Exhausted, "the tokens of this lock are used up"));
+        }
+        if ticket > self.header.reserved {
+            let before = self.header;
+            self.header.reserved = ticket + RESERVE;
+            if let Err(error) = self.write_header().and_then(|()| self.file.sync()) {
+                self.header = before;
+                return Err(error);
+            }
+        }
+        Ok(ticket)
+    }
+
+    /// Takes a ticket in a file that is held whole, and keeps its byte and all below.
+    pub(super) fn claim_alone(mut self, record: impl FnOnce(u64) -> Record) -> Result<u64> {
+        let ticket = self.next_ticket(&[])?;
+        self.header.last = ticket;
+        let mut bytes = self.header.line().into_bytes();
+        bytes.extend_from_slice(&line(&record(ticket))?);
+        self.file.write(&bytes, 0)?;
+        // What stays locked are this ticket and all that were given before, which nobody has any more.
+        self.range.first = ticket + 1;
+        Ok(ticket)
+    }
+
+    /// Takes a ticket behind the live claims, after `prepare` has made ready what its holder needs.
+    pub(super) fn claim_behind<T>(
+        mut self, live: &[Live], record: impl FnOnce(u64) -> Record, prepare: impl FnOnce(u64) -> Result<T>,
+    ) -> Result<(u64, T)> {
+        if live.len() as u64 >= RECORDS {
+            return Err(Error::new(
+                ErrorKind::Exhausted,
+                format!("{RECORDS} claims hold or wait for this lock already; a file queue is no longer"),
+            ));
+        }
+        let ticket = self.next_ticket(live)?;
+        let prepared = prepare(ticket)?;
+        if !ofd::try_lock(self.file, Range { first: ticket, last: ticket }).map_err(failed)? {
+            return Err(Error::new(ErrorKind::Unavailable, "another program locks bytes of the lock file"));
+        }
+        self.file.write(&line(&record(ticket))?, layout::record_at(ticket))?;
+        self.header.last = ticket;
+        self.write_header()?;
+        Ok((ticket, prepared))
+    }
+
+    /// Keeps the lock closed until this moment of the wall clock.
+    pub(super) fn close_until(&mut self, until: SystemTime) -> Result<()> {
+        self.header.closed = self.header.closed.max(layout::millis(until));
+        self.write_header()
+    }
+
+    /// Opens a lock that was kept closed.
+    pub(super) fn open_now(&mut self) -> Result<()> {
+        self.header.closed = 0;
+        self.write_header()
+    }
+
+    /// Finds the live claim of this id and changes its record.
+    pub(super) fn change(&self, id: ClaimId, change: impl FnOnce(&mut Record)) -> Result<Option<Record>> {
+        for live in self.file.live(META - 1)? {
+            if let Some(mut record) = live.record
+                && record.is(id)
+            {
+                change(&mut record);
+                self.file.rewrite(&record)?;
+                return Ok(Some(record));
+            }
+        }
+        Ok(None)
+    }
+
+    fn write_header(&self) -> Result<()> {
+        self.file.write(self.header.line().as_bytes(), 0)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // Cannot fail for a valid range of an open file; if it did, closing the file frees the bytes.
+        let _ = ofd::unlock(self.file, self.range);
+    }
+}
+
+fn line(record: &Record) -> Result<Vec<u8>> {
+    record.line().ok_or_else(|| Error::invalid("host, user and label of the owner do not fit into a lock file's record"))
+}
+
+/// An I/O error as this crate's.
+pub(super) fn failed(error: io::Error) -> Error {
+    let message = match kind(&error) {
+        ErrorKind::Exhausted => "no room for the lock's record; free some disk space, quota or kernel locks",
+        ErrorKind::Refused => "the lock file may not be written; is the file system read-only?",
+        _ => "reading or writing a lock file failed",
+    };
+    Error::new(kind(&error), message).with_source(error)
+}
