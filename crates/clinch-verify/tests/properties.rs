@@ -259,6 +259,15 @@ fn an_acquire_in_doubt_blocks_for_its_ttl_and_no_longer() {
 }
 
 #[test]
+fn a_queued_client_may_block_until_it_asks_or_its_lease_ends() {
+    let queued = "a 1 enqueue\n a 2 ok\n b 3 acquire\n";
+    kept(Property::Leak, &format!("{queued} a 200 acquire\n b 210 granted token=2"));
+    violated(Property::Leak, &format!("{queued} a 200 acquire\n b 211 granted token=2"));
+    kept(Property::Leak, &format!("{queued} a 5 crash\n b 115 granted token=2"));
+    violated(Property::Leak, &format!("{queued} a 5 crash\n b 116 granted token=2"));
+}
+
+#[test]
 fn an_acquire_on_a_free_lock_is_never_answered() {
     violated(Property::Leak, "a 1 acquire\n b 20 enqueue");
     kept(Property::Leak, "a 1 acquire\n b 11 enqueue");
@@ -284,6 +293,8 @@ fn an_overtaken_waiter() {
     let untold = |text: &str| text.replace("token=1", "").replace("token=2", "").replace("token=3", "");
     valid(&untold(&fair));
     violated(Property::Overtaking, &untold(&unfair));
+    // With tokens, they tell, whenever the answers came.
+    kept(Property::Overtaking, &unfair.replace("token=2", "token=4"));
     // Not promised, not judged.
     let rules = clinch_verify::Rules { fifo: false, ..rules() };
     assert_eq!(check(&story(&unfair), &rules).verdict, Verdict::Valid);

@@ -70,7 +70,8 @@ impl<'h> Busy<'h> {
             None if claim.failed.is_some() => return None,
             // A caller that gave up while it waited withdraws its claim, or was killed.
             None => {
-                claim.releases.first().map(|release| release.ended.unwrap_or(release.begun)).or(claim.crash)?
+                let release = claim.releases.first().map(|release| release.ended.unwrap_or(release.begun));
+                release.or(claim.lost).or(claim.crash)?
             }
         };
         Some(Busy {
@@ -81,14 +82,13 @@ impl<'h> Busy<'h> {
         })
     }
 
-    /// A queued claim may be granted before its client comes to ask for it.
+    /// A queued claim may be granted before its client comes to ask for it, from when on it is a waiter.
     fn queued(claim: &Claim<'h>) -> Option<Self> {
         let enqueue = claim.enqueue.or(claim.enqueued)?;
-        let ends = [claim.acquire, claim.failed, claim.unqueued, claim.unknown, claim.ended()];
+        let ends = [claim.acquire, claim.granted, claim.failed, claim.unqueued, claim.unknown, claim.ended()];
         let end = ends.into_iter().flatten().min_by_key(At::order);
-        // From when it asks on, it is a waiter.
-        let asked = end.is_some_and(|end| claim.acquire.is_some_and(|acquire| acquire.index == end.index));
-        let ttl = if asked { 0 } else { claim.ttl() };
+        let asks = end.is_some_and(|end| claim.acquire.is_some_and(|acquire| acquire.index == end.index));
+        let ttl = if asks { 0 } else { claim.ttl() };
         Some(Busy {
             from: enqueue.earliest(),
             opened_by: enqueue,

@@ -10,6 +10,8 @@
 //! Header and first record are neighbours so that an uncontended claim writes once. A record counts only while its
 //! ticket's byte is locked; what dead claims left behind is overwritten.
 
+use std::io::Write;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
@@ -67,13 +69,16 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// The header line, padded to [`HEADER_LEN`].
-    pub(super) fn line(&self) -> String {
+    /// Writes the header line, padded to [`HEADER_LEN`].
+    pub(super) fn write(&self, bytes: &mut Vec<u8>) {
         let Header { name_hash, last, reserved, closed, boot } = self;
-        let line = format!(
+        // Writing to a vector cannot fail.
+        let _ = write!(
+            bytes,
             "clinch 1 name={name_hash:032x} last={last:016} reserved={reserved:016} closed={closed:016} boot={boot:032x}"
         );
-        format!("{line:<width$}\n", width = HEADER_LEN - 1)
+        bytes.resize(HEADER_LEN - 1, b' ');
+        bytes.push(b'\n');
     }
 
     /// Reads a header line. `None` for what is not one.
@@ -82,11 +87,11 @@ impl Header {
         let mut fields = line.strip_prefix("clinch 1 ")?.trim_end().split(' ');
         let mut field = |key: &str| fields.next()?.strip_prefix(key)?.strip_prefix('=');
         Some(Header {
-            name_hash: u128::from_str_radix(field("name")?, 16).ok()?,
+            name_hash: hex(field("name")?)?,
             last: field("last")?.parse().ok()?,
             reserved: field("reserved")?.parse().ok()?,
             closed: field("closed")?.parse().ok()?,
-            boot: u128::from_str_radix(field("boot")?, 16).ok()?,
+            boot: hex(field("boot")?)?,
         })
     }
 
@@ -108,8 +113,10 @@ impl Header {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) ticket: u64,
-    claim: String,
-    mode: String,
+    #[serde(with = "text")]
+    claim: ClaimId,
+    #[serde(with = "text")]
+    mode: Mode,
     /// Since when it is granted, or queued: milliseconds of the wall clock.
     since: u64,
     /// When the holder will let go unless this is moved: nanoseconds after boot.
@@ -121,28 +128,45 @@ pub(super) struct Record {
     /// The claim was taken away: its byte does not count any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) revoked: bool,
-    owner: Owner,
+    owner: Arc<Owner>,
+}
+
+/// Values that stand in a record as the text that people see elsewhere too.
+mod text {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(value: &impl Display, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(value)
+    }
+
+    pub(super) fn deserialize<'a, T: FromStr<Err: Display>, D: Deserializer<'a>>(from: D) -> Result<T, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
 }
 
 impl Record {
     pub(super) fn new(claim: &Claim, ticket: u64, wall: SystemTime) -> Record {
         Record {
             ticket,
-            claim: claim.id.to_string(),
-            mode: claim.mode.to_string(),
+            claim: claim.id,
+            mode: claim.mode,
             since: millis(wall),
             until: None,
             leaving: false,
             revoked: false,
-            owner: (*claim.owner).clone(),
+            owner: claim.owner.clone(),
         }
     }
 
-    /// The record as a line; `None` when it is too long for its place.
-    pub(super) fn line(&self) -> Option<Vec<u8>> {
-        let mut line = serde_json::to_vec(self).ok()?;
-        line.push(b'\n');
-        (line.len() <= RECORD_LEN).then_some(line)
+    /// Writes the record as a line; `None` when it is too long for its place.
+    pub(super) fn write(&self, bytes: &mut Vec<u8>) -> Option<()> {
+        let start = bytes.len();
+        serde_json::to_writer(&mut *bytes, self).ok()?;
+        bytes.push(b'\n');
+        (bytes.len() - start <= RECORD_LEN).then_some(())
     }
 
     /// Reads the record at the start of these bytes; what follows its line is left over from an older one.
@@ -152,16 +176,15 @@ impl Record {
     }
 
     pub(super) fn is(&self, id: ClaimId) -> bool {
-        self.claim.parse().is_ok_and(|own: ClaimId| own == id)
+        self.claim == id
     }
 
-    /// The claim's mode; exclusive, the strictest, when it cannot be read.
     pub(super) fn mode(&self) -> Mode {
-        self.mode.parse().unwrap_or(Mode::Exclusive)
+        self.mode
     }
 
     pub(super) fn set_mode(&mut self, mode: Mode) {
-        self.mode = mode.to_string();
+        self.mode = mode;
     }
 
     pub(super) fn set_since(&mut self, wall: SystemTime) {
@@ -170,11 +193,11 @@ impl Record {
 
     pub(super) fn state(&self, granted: bool, now: Instant) -> ClaimState {
         ClaimState {
-            id: self.claim.parse().unwrap_or(ClaimId::from_bits(0)),
-            mode: self.mode(),
+            id: self.claim,
+            mode: self.mode,
             granted,
             token: Token::new(self.ticket),
-            owner: self.owner.clone(),
+            owner: (*self.owner).clone(),
             since: SystemTime::UNIX_EPOCH + Duration::from_millis(self.since),
             expires_in: self.until.map(|until| Instant::from_nanos(until).since(now)),
         }
@@ -231,6 +254,13 @@ pub(super) fn hash(name: &LockName) -> u128 {
     })
 }
 
+/// 32 hexadecimal digits, in two halves: `u128::from_str_radix` takes three times as long.
+fn hex(text: &str) -> Option<u128> {
+    let (high, low) = text.split_at_checked(16).filter(|(_, low)| low.len() == 16)?;
+    let half = |digits| u64::from_str_radix(digits, 16).ok();
+    Some(u128::from(half(high)?) << 64 | u128::from(half(low)?))
+}
+
 /// Milliseconds of the wall clock since 1970; 0 before.
 pub(super) fn millis(wall: SystemTime) -> u64 {
     wall.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
@@ -238,8 +268,6 @@ pub(super) fn millis(wall: SystemTime) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -250,9 +278,10 @@ mod tests {
 
     #[test]
     fn a_header_reads_back_and_fills_its_place() {
-        let line = header().line();
+        let mut line = Vec::new();
+        header().write(&mut line);
         assert_eq!(line.len(), HEADER_LEN);
-        assert_eq!(Header::parse(line.as_bytes()), Some(header()));
+        assert_eq!(Header::parse(&line), Some(header()));
         assert_eq!(Header::parse(&[0; HEADER_LEN]), None);
         assert_eq!(Header::parse(b"clinch 1"), None);
     }
@@ -277,7 +306,8 @@ mod tests {
         };
         let mut record = Record::new(&claim, Token::MAX.get(), SystemTime::now());
         (record.until, record.leaving, record.revoked) = (Some(u64::MAX), true, true);
-        let mut line = record.line().unwrap();
+        let mut line = Vec::new();
+        record.write(&mut line).unwrap();
         line.extend_from_slice(b"rest of an older record\n");
         assert_eq!(Record::parse(&line), Some(record.clone()));
         assert!(record.is(claim.id) && !record.is(ClaimId::from_bits(1)));

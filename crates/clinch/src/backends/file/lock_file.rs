@@ -301,8 +301,9 @@ impl Held<'_> {
     pub(super) fn claim_alone(mut self, record: impl FnOnce(u64) -> Record) -> Result<u64> {
         let ticket = self.next_ticket(&[])?;
         self.header.last = ticket;
-        let mut bytes = self.header.line().into_bytes();
-        bytes.extend_from_slice(&line(&record(ticket))?);
+        let mut bytes = Vec::with_capacity(HEADER_LEN + RECORD_LEN);
+        self.header.write(&mut bytes);
+        record(ticket).write(&mut bytes).ok_or_else(too_long)?;
         self.file.write(&bytes, 0)?;
         // What stays locked are this ticket and all that were given before, which nobody has any more.
         self.range.first = ticket + 1;
@@ -357,7 +358,9 @@ impl Held<'_> {
     }
 
     fn write_header(&self) -> Result<()> {
-        self.file.write(self.header.line().as_bytes(), 0)
+        let mut bytes = Vec::with_capacity(HEADER_LEN);
+        self.header.write(&mut bytes);
+        self.file.write(&bytes, 0)
     }
 }
 
@@ -369,7 +372,13 @@ impl Drop for Held<'_> {
 }
 
 fn line(record: &Record) -> Result<Vec<u8>> {
-    record.line().ok_or_else(|| Error::invalid("host, user and label of the owner do not fit into a lock file's record"))
+    let mut bytes = Vec::with_capacity(RECORD_LEN);
+    record.write(&mut bytes).ok_or_else(too_long)?;
+    Ok(bytes)
+}
+
+fn too_long() -> Error {
+    Error::invalid("host, user and label of the owner do not fit into a lock file's record")
 }
 
 /// An I/O error as this crate's.

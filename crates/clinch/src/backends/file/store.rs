@@ -14,6 +14,7 @@ use super::lock_file::{Live, LockFile, World, failed};
 use super::watch::Watcher;
 use crate::backend::{Backend, Busy, Capabilities, Freed, Grant, LockState, Progress, Renewal, Wake};
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
+use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
@@ -56,6 +57,7 @@ struct Slot {
     ticket: u64,
     mode: Mode,
     granted: bool,
+    granted_at: Instant,
     /// Whether other processes may hold the description too.
     inherited: bool,
     /// Its close wakes the successor. A claim that was granted at once has none: its successor watches the lock file.
@@ -97,13 +99,13 @@ impl File {
             let world = self.world(&claim.name);
             let Some(file) = self.dir.open_lock(&world.file, true)?.map(LockFile::new) else { continue };
             if let Some(ticket) = enter_alone(claim, &world, &file)? {
-                self.keep(Slot::new(file, claim, world, ticket, true, None), claim.id);
+                self.keep(Slot::new(file, claim, world, ticket, true, None, self.env.now()), claim.id);
                 return Ok(granted(ticket));
             }
             if let Some((progress, place)) = self.enter_behind(claim, &world, &file)? {
                 if let Some((ticket, bell)) = place {
                     let grants = matches!(progress, Progress::Granted(_));
-                    self.keep(Slot::new(file, claim, world, ticket, grants, bell), claim.id);
+                    self.keep(Slot::new(file, claim, world, ticket, grants, bell, self.env.now()), claim.id);
                 }
                 return Ok(progress);
             }
@@ -166,7 +168,7 @@ impl File {
         };
         record.set_since(self.env.clock().wall());
         slot.file.rewrite(&record)?;
-        slot.granted = true;
+        (slot.granted, slot.granted_at) = (true, self.env.now());
         if slot.mode != Mode::Exclusive {
             // The successor may be let in at the same time. An exclusive claim's successor is not, and keeps its watch.
             slot.bell = None;
@@ -247,7 +249,9 @@ impl File {
             let world = self.world(&slot.name);
             slot.file.hold_or_fail(&world)?.close_until(world.wall + linger)?;
         }
-        let revoked = slot.file.record(slot.ticket)?.is_some_and(|record| record.revoked);
+        // A younger claim cannot have been taken away yet, so an ordinary release need not look.
+        let old = self.env.now().since(slot.granted_at) >= NOTICE;
+        let revoked = old && slot.file.record(slot.ticket)?.is_some_and(|record| record.revoked);
         // Not left to the close: a forked child may have copied the descriptor.
         slot.file.unlock_all()?;
         if slot.inherited {
@@ -317,10 +321,11 @@ impl File {
 impl Slot {
     fn new(
         file: LockFile, claim: &Claim, world: World<'_>, ticket: u64, granted: bool, bell: Option<OwnedFd>,
+        now: Instant,
     ) -> Slot {
         let (name, mode) = (claim.name.clone(), claim.mode);
         let World { file: file_name, hash, .. } = world;
-        Slot { file, name, file_name, hash, ticket, mode, granted, inherited: false, bell, recheck: RECHECK }
+        Slot { file, name, file_name, hash, ticket, mode, granted, granted_at: now, inherited: false, bell, recheck: RECHECK }
     }
 
     /// The claim's record, unless an operator is taking it away.

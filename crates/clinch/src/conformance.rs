@@ -1,0 +1,277 @@
+//! The conformance suite: the promises of this crate as properties that every backend must have.
+//!
+//! One property per function, named after the hazard. A property takes a [`Fixture`], which makes clients of one store,
+//! and panics with what went wrong. What differs between stores is a capability, never a store's name: a property that
+//! rests on a capability checks what a store without it must do instead. Nothing here sleeps to hope and nothing judges
+//! speed: state is polled under a generous deadline, and order is read from histories and from deadlines.
+//!
+//! | group | hazards |
+//! | --- | --- |
+//! | [`cancel`] | futures dropped at every poll |
+//! | [`loss`] | stalled keepers, cut-off clients, lost answers, releases that come too late |
+//! | [`mutex`] | two holders, overtaking, leaked locks |
+//! | [`names`] | names that a store would fold, cut or take for something else |
+//! | [`operators`] | eviction, closed locks, detached leases, closing |
+//! | [`processes`] | killed processes |
+//! | [`rwlock`] | starved writers, readers beside a writer |
+//! | [`semaphore`] | too many permits, disagreement about the capacity |
+//! | [`steps`] | steps of a backend that are not idempotent, capabilities that are not true |
+//! | [`time`] | odd time-outs and TTLs, deadlines that come too late, blocked runtimes |
+//!
+//! # Examples
+//!
+//! A backend's test file is its fixture and one line:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use clinch::backend::Backend;
+//! use clinch::backends::memory::Memory;
+//! use clinch::conformance::Fixture;
+//! use clinch::{Env, Lane};
+//!
+//! struct InMemory(Memory);
+//!
+//! #[async_trait::async_trait]
+//! impl Fixture for InMemory {
+//!     async fn connect(&self, env: &Env) -> Arc<dyn Backend> {
+//!         Arc::new(self.0.client(env.clone()))
+//!     }
+//! }
+//!
+//! clinch::conformance!(InMemory(Memory::new(Env::host(Lane::thread()))));
+//! ```
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "this is test code: a violated property is a panic"
+)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::backend::Backend;
+use crate::env::Env;
+
+pub mod cancel;
+mod client;
+pub mod faults;
+mod history;
+pub mod loss;
+pub mod mutex;
+pub mod names;
+pub mod operators;
+pub mod processes;
+pub mod rwlock;
+pub mod semaphore;
+pub mod steps;
+pub mod time;
+mod worker;
+
+pub use worker::worker;
+
+/// How long one property may take before it counts as hung.
+const PROPERTY_TIMEOUT: Duration = Duration::from_secs(170);
+
+/// A store to run the properties on, and how to reach it.
+#[async_trait]
+pub trait Fixture: Sync {
+    /// Another client of the one store, independent of all earlier ones, in this world.
+    async fn connect(&self, env: &Env) -> Arc<dyn Backend>;
+
+    /// The URL by which other processes reach the same store with [`connect`](crate::connect). A store whose
+    /// [`processes`](crate::Capabilities::processes) is set needs one for the properties of killed processes.
+    fn url(&self) -> Option<String> {
+        None
+    }
+
+    /// A TTL that is short enough to be waited for, and long enough for a busy host to renew in time.
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(600)
+    }
+}
+
+/// Runs one property on a runtime of its own. `module` is where the [`conformance!`](crate::conformance!) macro stands.
+pub fn run(module: &'static str, fixture: impl Fixture, property: impl AsyncFnOnce(&dyn Fixture)) {
+    worker::remember(module);
+    client::runtime().block_on(async {
+        let property = tokio::time::timeout(PROPERTY_TIMEOUT, property(&fixture));
+        property.await.expect("the property hangs");
+    });
+}
+
+/// Hands the list of all properties, by group, to another macro. The one place that knows them.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __for_each_property {
+    ([$($then:tt)*] [$($argument:tt)*]) => {
+        $($then)*! { [$($argument)*]
+            cancel {
+                acquiring_permits_dropped_at_every_poll
+                downgrading_dropped_at_every_poll
+                extending_dropped_at_every_poll
+                locking_dropped_at_every_poll
+                queueing_dropped_at_every_poll
+                reading_dropped_at_every_poll
+                releasing_dropped_at_every_poll
+                running_dropped_at_every_poll
+                trying_dropped_at_every_poll
+                verifying_dropped_at_every_poll
+                writing_dropped_at_every_poll
+            }
+            loss {
+                claim_not_applied
+                keeper_stalled
+                late_release_frees_a_successor
+                release_not_applied
+                reply_lost_on_claim
+                reply_lost_on_downgrade
+                reply_lost_on_queueing
+                reply_lost_on_release
+                reply_lost_on_renewal
+                reply_lost_on_try
+                severed_holder
+                severed_waiter
+                severed_waiter_comes_back
+                tokens_fall_after_loss
+            }
+            mutex {
+                barging_try
+                dropped_guard_leaks
+                dropped_guard_leaks_in_a_panic
+                dropped_guard_leaks_outside_a_runtime
+                holders_overlap
+                permanent_wait_after_release
+                run_without_the_lock
+                second_client_shares_a_hold
+                tokens_fall
+                tokens_fall_after_reconnecting
+                waiters_overtake
+            }
+            names {
+                bad_names_reach_the_store
+                list_by_prefix
+                names_collide
+            }
+            operators {
+                close_abandons_releases
+                closed_client_claims
+                detached_lease_ends_with_its_client
+                evicted_holder_goes_on
+                evicted_waiter_blocks
+                eviction_of_nobody
+                eviction_seen_by_release
+                eviction_seen_by_verify
+                lingering_lock_is_granted
+                owner_record_is_unreadable
+            }
+            processes {
+                killed_holder_blocks
+                killed_waiter_blocks
+                processes_overlap
+                tokens_fall_across_processes
+            }
+            rwlock {
+                downgrade_lets_a_writer_in
+                downgrade_shuts_readers_out
+                reader_overtakes_a_writer
+                readers_exclude_each_other
+                readers_meet_a_writer
+                writer_starves
+            }
+            semaphore {
+                big_claim_starves
+                capacities_disagree
+                impossible_counts
+                one_holder_at_a_time
+                too_many_permits
+            }
+            steps {
+                claim_applied_twice
+                lease_outlives_its_ttl
+                modes_that_are_not_there
+                place_lost_by_asking_again
+                release_applied_twice
+                release_of_a_stranger
+                release_overtakes_the_claim
+                token_does_not_fit
+            }
+            time {
+                deadline_counts_from_the_extensions_reply
+                deadline_counts_from_the_reply
+                extension_does_not_extend
+                held_for_ever
+                odd_timeouts
+                odd_ttls
+                renewed_although_never
+                runtime_blocked
+                timed_out_waiter_stays
+                unrenewed_lease
+            }
+        }
+    };
+}
+
+/// Emits one test per property of the [conformance suite](crate::conformance), run on the store that the expression
+/// makes; it is evaluated anew for every property, and may well yield the same store.
+///
+/// The tests need nothing around them: no runtime, no order, no single thread. One more, `clinch_worker`, is ignored: it
+/// is what [processes](crate::conformance::processes) start, as further processes of the same test executable.
+#[macro_export]
+macro_rules! conformance {
+    ($fixture:expr) => {
+        $crate::__for_each_property! { [$crate::__conformance_tests] [$fixture] }
+
+        #[test]
+        #[ignore = "started by the properties of killed processes"]
+        fn clinch_worker() {
+            $crate::conformance::worker();
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __conformance_tests {
+    ([$fixture:expr] $($group:ident { $($property:ident)* })*) => {
+        /// The conformance suite.
+        mod conformance {
+            $(mod $group {
+                #[allow(unused_imports, reason = "the fixture expression may need them")]
+                use super::super::*;
+                $(#[test]
+                fn $property() {
+                    let module = ::core::module_path!();
+                    $crate::conformance::run(module, $fixture, $crate::conformance::$group::$property);
+                })*
+            })*
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    macro_rules! names {
+        ([] $($group:ident { $($property:ident)* })*) => {
+            [$((concat!(stringify!($group), ".rs"), &[$(stringify!($property)),*] as &[&str])),*]
+        };
+    }
+
+    /// A property that is not in the list would be run by nobody.
+    #[test]
+    fn every_property_is_listed() {
+        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/conformance");
+        for (file, listed) in crate::__for_each_property!([names][]) {
+            let source = std::fs::read_to_string(dir.join(file)).unwrap();
+            let written = source.lines().filter_map(|line| line.strip_prefix("pub async fn ")?.split('(').next());
+            let mut written: Vec<_> = written.collect();
+            written.sort_unstable();
+            assert_eq!(written, listed, "{file}");
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! A backend with faults on command: cut off, hanging, losing answers, holding them back.
+//!
+//! No fault rests on timing. What is scripted happens to the next call of a step, and the test can wait for it.
+
+use std::collections::{HashMap, HashSet};
+use std::future::{pending, poll_fn};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+
+use crate::backend::{Backend, Capabilities, Freed, LockState, Progress, Renewal, Wake};
+use crate::claim::{Claim, ClaimId};
+use crate::clock::{Clock, Instant};
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::LockName;
+use crate::sync::lock;
+
+/// A method of [`Backend`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "named after the methods")]
+pub enum Step {
+    Claim,
+    Downgrade,
+    Evict,
+    List,
+    Release,
+    Renew,
+    Verify,
+    Wait,
+}
+
+/// A backend around another, with faults to be switched on. With none on it changes nothing.
+#[derive(Debug)]
+pub struct Faulty {
+    inner: Arc<dyn Backend>,
+    clock: Clock,
+    script: Mutex<Script>,
+    severed: watch::Sender<bool>,
+}
+
+#[derive(Debug, Default)]
+struct Script {
+    hanging: HashSet<Step>,
+    losing: HashSet<Step>,
+    failing: HashSet<Step>,
+    gates: HashMap<Step, watch::Sender<Door>>,
+    hesitant: bool,
+    calls: HashMap<Step, (u64, Instant)>,
+}
+
+/// What shall happen to one call.
+struct Plan {
+    hang: bool,
+    lose: bool,
+    gate: Option<watch::Sender<Door>>,
+    hesitate: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Door {
+    Shut,
+    Knocked,
+    Open,
+}
+
+/// Holds back the answer of one call; see [`Faulty::hold_reply_of`]. Dropping it lets the answer through.
+#[derive(Debug)]
+pub struct Gate(watch::Sender<Door>);
+
+impl Gate {
+    /// Waits until the step has been applied and its answer is held back.
+    pub async fn reached(&self) {
+        // The sender is ours, so the wait cannot fail.
+        let _ = self.0.subscribe().wait_for(|door| *door != Door::Shut).await;
+    }
+
+    /// Lets the answer through.
+    pub fn open(self) {}
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.0.send_replace(Door::Open);
+    }
+}
+
+impl Faulty {
+    /// Wraps a backend.
+    pub fn new(inner: Arc<dyn Backend>, clock: Clock) -> Arc<Faulty> {
+        Arc::new(Faulty { inner, clock, script: Mutex::default(), severed: watch::Sender::new(false) })
+    }
+
+    /// Cuts the client off: from now on no call reaches the store, and waits under way end.
+    pub fn sever(&self) {
+        self.severed.send_replace(true);
+    }
+
+    /// Ends [`Faulty::sever`] and all hanging; calls that hang already go on hanging.
+    pub fn heal(&self) {
+        lock(&self.script).hanging.clear();
+        self.severed.send_replace(false);
+    }
+
+    /// Lets every call of this step hang for ever, not applied.
+    pub fn hang(&self, step: Step) {
+        lock(&self.script).hanging.insert(step);
+    }
+
+    /// Applies the next call of this step and loses its answer.
+    pub fn lose_reply_of(&self, step: Step) {
+        lock(&self.script).losing.insert(step);
+    }
+
+    /// Fails the next call of this step, not applied.
+    pub fn fail_before(&self, step: Step) {
+        lock(&self.script).failing.insert(step);
+    }
+
+    /// Applies the next call of this step and holds its answer back until the gate opens.
+    pub fn hold_reply_of(&self, step: Step) -> Gate {
+        let door = watch::Sender::new(Door::Shut);
+        lock(&self.script).gates.insert(step, door.clone());
+        Gate(door)
+    }
+
+    /// Makes every step pending once before it is applied and once before it answers, so that there are more polls at
+    /// which its future can be dropped.
+    pub fn hesitate(&self) {
+        lock(&self.script).hesitant = true;
+    }
+
+    /// How many calls of this step were made.
+    pub fn calls_of(&self, step: Step) -> u64 {
+        lock(&self.script).calls.get(&step).map_or(0, |(count, _)| *count)
+    }
+
+    /// A moment that surely lies after the last call of this step was sent and before it reached the store.
+    pub fn last_call_of(&self, step: Step) -> Option<Instant> {
+        lock(&self.script).calls.get(&step).map(|(_, at)| *at)
+    }
+
+    fn plan(&self, step: Step) -> Result<Plan> {
+        let mut script = lock(&self.script);
+        let now = self.clock.now();
+        let (count, at) = script.calls.entry(step).or_insert((0, now));
+        (*count, *at) = (*count + 1, now);
+        if *self.severed.borrow() {
+            return Err(Error::new(ErrorKind::Unavailable, "the client is cut off (injected)"));
+        }
+        if script.failing.remove(&step) {
+            return Err(Error::new(ErrorKind::Unavailable, "the step was not sent (injected)"));
+        }
+        Ok(Plan {
+            hang: script.hanging.contains(&step),
+            lose: script.losing.remove(&step),
+            gate: script.gates.remove(&step),
+            hesitate: script.hesitant,
+        })
+    }
+
+    async fn through<T>(&self, step: Step, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        let Plan { hang, lose, gate, hesitate } = self.plan(step)?;
+        if hang {
+            return pending().await;
+        }
+        if hesitate {
+            yield_once().await;
+        }
+        let answer = call.await;
+        if hesitate {
+            yield_once().await;
+        }
+        if let Some(door) = gate {
+            door.send_if_modified(|door| {
+                let shut = *door == Door::Shut;
+                if shut {
+                    *door = Door::Knocked;
+                }
+                shut
+            });
+            let _ = door.subscribe().wait_for(|door| *door == Door::Open).await;
+        }
+        if lose {
+            return Err(Error::new(ErrorKind::Unknown, "the answer was lost (injected)"));
+        }
+        answer
+    }
+}
+
+/// Pending once, without a runtime.
+async fn yield_once() {
+    let mut yielded = false;
+    poll_fn(|context| {
+        if yielded {
+            return Poll::Ready(());
+        }
+        yielded = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+#[async_trait]
+impl Backend for Faulty {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Progress> {
+        self.through(Step::Claim, self.inner.claim(claim)).await
+    }
+
+    async fn wait(&self, claim: &Claim) -> Result<Wake> {
+        let mut severed = self.severed.subscribe();
+        tokio::select! {
+            biased;
+            wake = self.through(Step::Wait, self.inner.wait(claim)) => wake,
+            _ = severed.wait_for(|severed| *severed) => {
+                Err(Error::new(ErrorKind::Unavailable, "the client was cut off while it waited (injected)"))
+            }
+        }
+    }
+
+    async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal> {
+        let answer = self.through(Step::Renew, async { Ok(self.inner.renew(claims).await) }).await;
+        answer.unwrap_or_else(|error| {
+            let failed = |_| Renewal::Failed(Error::new(error.kind(), error.to_string()));
+            claims.iter().map(failed).collect()
+        })
+    }
+
+    async fn verify(&self, claim: &Claim) -> Result<Renewal> {
+        self.through(Step::Verify, self.inner.verify(claim)).await
+    }
+
+    async fn downgrade(&self, claim: &Claim) -> Result<()> {
+        self.through(Step::Downgrade, self.inner.downgrade(claim)).await
+    }
+
+    async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
+        self.through(Step::Release, self.inner.release(claim, linger)).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
+        self.through(Step::List, self.inner.list(prefix)).await
+    }
+
+    async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
+        self.through(Step::Evict, self.inner.evict(name, claim)).await
+    }
+
+    fn descriptor(&self, claim: ClaimId) -> Option<OwnedFd> {
+        self.inner.descriptor(claim)
+    }
+}

@@ -1,0 +1,225 @@
+//! Contention on one lock, recorded and judged by the checker.
+
+use std::fs::OpenOptions;
+use std::io::{Read, Seek, Write};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use clinch_verify::{History, Recorder, Rules, Verdict, check};
+
+use super::Fixture;
+use super::client::{Client, PATIENCE, poll_then_drop, runtime, unique, within};
+use crate::clock::Clock;
+use crate::error::Result;
+use crate::guard::{Guard, Released};
+use crate::locks::{Locks, Renew};
+use crate::sync::lock;
+
+/// How a claim of a workload asks.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Ask {
+    Exclusive,
+    Shared,
+    Permits(u32, u32),
+}
+
+impl Ask {
+    fn mode(self) -> clinch_verify::Mode {
+        match self {
+            Ask::Exclusive => clinch_verify::Mode::Exclusive,
+            Ask::Shared => clinch_verify::Mode::Shared,
+            Ask::Permits(n, of) => clinch_verify::Mode::Permits { n: n.into(), of: of.into() },
+        }
+    }
+
+    async fn acquire(self, locks: &Locks, name: &str) -> Result<Guard> {
+        match self {
+            Ask::Exclusive => locks.mutex(name)?.lock().await,
+            Ask::Shared => locks.rwlock(name)?.read().await,
+            Ask::Permits(n, of) => locks.semaphore(name, of)?.acquire(n)?.await,
+        }
+    }
+}
+
+/// A store that refuses writes with older tokens than it has seen.
+enum Fenced {
+    /// For the clients of one process.
+    Memory(Mutex<u64>),
+    /// For the clients of several: a file that holds the highest token, with a lock of the kernel around each write.
+    File(PathBuf),
+}
+
+/// What happened, and the fenced store that it happened to.
+pub(super) struct Record {
+    pub(super) recorder: Recorder,
+    clock: Clock,
+    store: Fenced,
+}
+
+impl Record {
+    /// A record of one process.
+    pub(super) fn memory(clock: Clock) -> Record {
+        Record { recorder: Recorder::memory(), clock, store: Fenced::Memory(Mutex::new(0)) }
+    }
+
+    /// A record that several processes add to, with the fenced store that they share.
+    pub(super) fn files(clock: Clock, history: PathBuf, store: PathBuf) -> Record {
+        Record { recorder: Recorder::file(history).unwrap(), clock, store: Fenced::File(store) }
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        self.clock.now().as_nanos()
+    }
+
+    /// Offers a write to the fenced store.
+    fn write(&self, name: &str, claim: &str, token: u64) {
+        let decide = |highest: u64| {
+            let accepted = token >= highest;
+            self.recorder.store_write(name, Some(claim), token, accepted, self.now());
+            highest.max(token)
+        };
+        match &self.store {
+            Fenced::Memory(highest) => {
+                let mut highest = lock(highest);
+                *highest = decide(*highest);
+            }
+            Fenced::File(path) => {
+                let mut file =
+                    OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path).unwrap();
+                file.lock().unwrap();
+                let mut text = String::new();
+                file.read_to_string(&mut text).unwrap();
+                let highest = decide(text.trim().parse().unwrap_or(0));
+                file.rewind().unwrap();
+                // Tokens never get shorter here, so a cut-off write cannot leave a larger number behind.
+                file.write_all(format!("{highest:020}").as_bytes()).unwrap();
+            }
+        }
+    }
+}
+
+/// How often and how one client asks.
+#[derive(Clone, Copy)]
+pub(super) struct Workload<'a> {
+    pub(super) name: &'a str,
+    pub(super) turns: usize,
+    pub(super) ttl: Duration,
+    pub(super) asks: &'a [Ask],
+    /// Now and then hold without renewals until the lease is lost.
+    pub(super) overstay: bool,
+}
+
+/// One client's share of the contention: takes and leaves the lock in every way that there is.
+pub(super) async fn take_turns(
+    record: &Record,
+    locks: &Locks,
+    process: &str,
+    load: Workload<'_>,
+    mut told: impl FnMut(usize),
+) {
+    for turn in 0..load.turns {
+        let ask = load.asks[turn % load.asks.len()];
+        match turn % 8 {
+            2 => give_up(record, locks, process, turn, load, ask).await,
+            5 if load.overstay => {
+                let locks = locks.clone().renew(Renew::Never);
+                hold(record, &locks, process, turn, load, ask, true).await;
+            }
+            _ => hold(record, locks, process, turn, load, ask, false).await,
+        }
+        told(turn);
+    }
+}
+
+/// One hold; `overstay` waits until it is lost.
+async fn hold(
+    record: &Record,
+    locks: &Locks,
+    process: &str,
+    turn: usize,
+    load: Workload<'_>,
+    ask: Ask,
+    overstay: bool,
+) {
+    let id = format!("{process}-{turn}");
+    let claim = record.recorder.claim(process, load.name, &id, ask.mode()).ttl_ms(ttl_ms(load.ttl));
+    let call = claim.acquire(record.now());
+    let guard = within("a claim under contention is granted", ask.acquire(locks, load.name)).await.unwrap();
+    let token = guard.token().get();
+    call.granted(record.now(), Some(token), guard.deadline().map(|deadline| deadline.as_nanos()));
+    if matches!(ask, Ask::Exclusive) {
+        record.write(load.name, &id, token);
+    }
+    tokio::time::sleep(Duration::from_micros(300)).await;
+    if overstay {
+        within("an unrenewed lease is lost", guard.lost()).await;
+        claim.lost(record.now());
+        record.write(load.name, &id, token);
+    }
+    let end = claim.release(record.now());
+    if turn % 8 == 3 {
+        return drop(guard);
+    }
+    match guard.release().await.unwrap() {
+        Released::Released => end.ok(record.now()),
+        Released::AlreadyLost(_) => end.fail(record.now()),
+    }
+}
+
+/// Asks, and drops the request after some polls.
+async fn give_up(
+    record: &Record,
+    locks: &Locks,
+    process: &str,
+    turn: usize,
+    load: Workload<'_>,
+    ask: Ask,
+) {
+    let id = format!("{process}-{turn}");
+    let claim = record.recorder.claim(process, load.name, &id, ask.mode()).ttl_ms(ttl_ms(load.ttl));
+    let call = claim.acquire(record.now());
+    drop(poll_then_drop(ask.acquire(locks, load.name), turn % 3).await);
+    call.unknown(record.now());
+}
+
+fn ttl_ms(ttl: Duration) -> u64 {
+    u64::try_from(ttl.as_millis()).unwrap()
+}
+
+/// Clients on threads of their own, two tasks each, all at one lock; judged when all are done.
+pub(super) fn contend(fixture: &dyn Fixture, ttl: Duration, asks: &[Ask], overstay: bool) {
+    const CLIENTS: usize = 3;
+    const TURNS: usize = 24;
+    let record = Record::memory(Clock::host());
+    let name = unique("contention");
+    let load = Workload { name: &name, turns: TURNS, ttl, asks, overstay };
+    std::thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let record = &record;
+            scope.spawn(move || {
+                runtime().block_on(async {
+                    let client = Client::new(fixture).await;
+                    let locks = client.with_ttl(ttl);
+                    let (one, other) = (format!("c{number}a"), format!("c{number}b"));
+                    tokio::join!(
+                        take_turns(record, &locks, &one, load, |_| ()),
+                        take_turns(record, &locks, &other, load, |_| ()),
+                    );
+                    client.locks.close(PATIENCE).await.unwrap();
+                });
+            });
+        }
+    });
+    judge(&record.recorder.history(), Rules { lateness: LATENESS, ..Rules::default() });
+}
+
+/// How late a thread of a busy host may come to record its loss, in nanoseconds.
+const LATENESS: u64 = 2_000_000_000;
+
+/// Panics with the checker's report unless the history is valid.
+pub(super) fn judge(history: &History, rules: Rules) {
+    let report = check(history, &rules);
+    assert_eq!(report.verdict, Verdict::Valid, "{report}");
+    assert!(report.counts.grants > 0);
+}
