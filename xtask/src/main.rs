@@ -1,2 +1,43 @@
-//! Development tasks.
-fn main() {}
+//! Development tasks: `cargo xtask test`, `cargo xtask lint`.
+
+mod lint;
+mod mutants;
+mod needs;
+mod readme;
+mod shell;
+mod test;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+Usage: cargo xtask <TASK>
+
+  test      all tests: installs what they need, then unit, conformance, process and documentation tests,
+            the commands of the README, and the planted mutants, each of which must be caught
+  lint      formatting, clippy, documentation, and each feature compiled alone
+  mutants   only the planted mutants; names after it choose some
+  readme    only the commands of the README";
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let task = args.next().unwrap_or_default();
+    let rest: Vec<String> = args.collect();
+    let result = match task.as_str() {
+        "test" => test::run(),
+        "lint" => lint::run(),
+        "mutants" => mutants::run(&rest),
+        "readme" => readme::run(),
+        "-h" | "--help" | "help" => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        other => Err(format!("no task \"{other}\"\n\n{USAGE}")),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -47,7 +47,7 @@ impl<'h> Busy<'h> {
     fn held(claim: &Claim<'h>) -> Option<Self> {
         let granted = claim.granted?;
         let deadline = std::iter::once(&granted)
-            .chain(&claim.renewed)
+            .chain(claim.renewed.iter().filter(|renewal| renewal.order() > granted.order()))
             .filter_map(|at| Some((at.event.deadline?.saturating_add(at.event.error), *at)))
             .max_by_key(|(until, at)| (*until, std::cmp::Reverse(at.index)));
         let releases = claim.releases.iter().map(|release| release.ended.unwrap_or(release.begun));
@@ -87,8 +87,13 @@ impl<'h> Busy<'h> {
         let enqueue = claim.enqueue.or(claim.enqueued)?;
         let ends = [claim.acquire, claim.granted, claim.failed, claim.unqueued, claim.unknown, claim.ended()];
         let end = ends.into_iter().flatten().min_by_key(At::order);
-        let asks = end.is_some_and(|end| claim.acquire.is_some_and(|acquire| acquire.index == end.index));
-        let ttl = if asks { 0 } else { claim.ttl() };
+        // One that asked is a waiter from then on, one that was granted a holder: neither needs the TTL here.
+        let goes_on = [claim.acquire, claim.granted].into_iter().flatten();
+        let ttl = if goes_on.map(|at| at.index).any(|index| end.is_some_and(|end| end.index == index)) {
+            0
+        } else {
+            claim.ttl()
+        };
         Some(Busy {
             from: enqueue.earliest(),
             opened_by: enqueue,

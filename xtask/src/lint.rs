@@ -1,0 +1,25 @@
+//! What must hold of the source: formatting, lints, documentation, and that each feature compiles alone.
+
+use crate::shell::{Result, cargo, run as sh};
+
+/// Features of the library; each must compile without the others.
+const FEATURES: [&str; 3] = ["memory", "file", "conformance"];
+
+pub(crate) fn run() -> Result {
+    sh(&mut cargo(&["fmt", "--all", "--check"]))?;
+    sh(&mut cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "--deny=warnings"]))?;
+    for feature in [""].into_iter().chain(FEATURES) {
+        let feature = format!("--features={feature}");
+        let alone = [
+            "clippy",
+            "--package=clinch",
+            "--lib",
+            "--no-default-features",
+            &feature,
+            "--",
+            "--deny=warnings",
+        ];
+        sh(&mut cargo(&alone))?;
+    }
+    sh(cargo(&["doc", "--workspace", "--all-features", "--no-deps"]).env("RUSTDOCFLAGS", "--deny=warnings"))
+}

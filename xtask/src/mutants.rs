@@ -1,0 +1,137 @@
+//! Planted mutants: known ways to get a lock wrong, each of which a named test must catch.
+//!
+//! A mutant is a patch in `mutants/`. Its first lines say which test must fail on it and with which words:
+//!
+//! ```text
+//! caught-by: --package clinch --test memory held_lock_excludes
+//! with: overlapping holds
+//! ```
+//!
+//! The source itself has no branch for mutants. A patch that no longer applies, does not compile, or is not caught fails
+//! the run; so does a test that fails without the patch.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::shell::{Result, line, root, run as sh};
+
+struct Mutant {
+    name: String,
+    patch: PathBuf,
+    caught_by: Vec<String>,
+    with: String,
+}
+
+pub(crate) fn run(only: &[String]) -> Result {
+    let mutants = read()?;
+    let chosen: Vec<&Mutant> =
+        mutants.iter().filter(|mutant| only.is_empty() || only.contains(&mutant.name)).collect();
+    if chosen.is_empty() {
+        return Err("no mutant to plant".to_owned());
+    }
+    let tree = root().join("target/mutants/tree");
+    copy(&tree)?;
+    let mut caught = 0;
+    for mutant in &chosen {
+        catch(mutant, &tree)?;
+        caught += 1;
+        eprintln!("mutant {}: caught", mutant.name);
+    }
+    println!("mutants: {caught} planted, {caught} caught");
+    Ok(())
+}
+
+fn read() -> Result<Vec<Mutant>> {
+    let dir = root().join("mutants");
+    let entries = std::fs::read_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    let mut mutants = Vec::new();
+    for entry in entries {
+        let patch = entry.map_err(|error| error.to_string())?.path();
+        if patch.extension().is_some_and(|extension| extension == "patch") {
+            mutants.push(parse(patch)?);
+        }
+    }
+    mutants.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(mutants)
+}
+
+fn parse(patch: PathBuf) -> Result<Mutant> {
+    let text = std::fs::read_to_string(&patch).map_err(|error| format!("{}: {error}", patch.display()))?;
+    let field = |key: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(key));
+        value.map(str::trim).ok_or_else(|| format!("{} has no line \"{key} ...\"", patch.display()))
+    };
+    let caught_by = field("caught-by:")?.split_whitespace().map(str::to_owned).collect();
+    let with = field("with:")?.to_owned();
+    let name = patch.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(Mutant { name, caught_by, with, patch })
+}
+
+/// Copies what git tracks, so that patches touch nobody's work. Files that are as they were keep their times, so that
+/// only what a mutant changes is built again.
+fn copy(tree: &Path) -> Result {
+    let files = Command::new("git")
+        .current_dir(root())
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .output();
+    let files = files.map_err(|error| format!("git: {error}"))?.stdout;
+    for file in String::from_utf8_lossy(&files).split('\0').filter(|file| !file.is_empty()) {
+        let (from, to) = (root().join(file), tree.join(file));
+        let failed = |error: std::io::Error| format!("{}: {error}", to.display());
+        let Ok(new) = std::fs::read(&from) else { continue };
+        if std::fs::read(&to).is_ok_and(|old| old == new) {
+            continue;
+        }
+        std::fs::create_dir_all(to.parent().unwrap_or(tree)).map_err(failed)?;
+        std::fs::write(&to, new).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Plants one mutant, checks that its test fails, and takes it out again.
+fn catch(mutant: &Mutant, tree: &Path) -> Result {
+    let sound = test(mutant, tree, false)?;
+    if !sound.status.success() || !String::from_utf8_lossy(&sound.stdout).contains("1 passed") {
+        return Err(format!("mutant {}: its test must be one test that passes without it", mutant.name));
+    }
+    apply(mutant, tree, false)?;
+    let built = test(mutant, tree, true);
+    let result =
+        built.and_then(|built| if built.status.success() { test(mutant, tree, false) } else { Ok(built) });
+    apply(mutant, tree, true)?;
+    let result = result?;
+    let output =
+        format!("{}{}", String::from_utf8_lossy(&result.stdout), String::from_utf8_lossy(&result.stderr));
+    if result.status.success() {
+        return Err(format!("mutant {} lives: {} passes with it", mutant.name, mutant.caught_by.join(" ")));
+    }
+    if !output.contains(&mutant.with) {
+        return Err(format!(
+            "mutant {} was caught, but not with \"{}\":\n{output}",
+            mutant.name, mutant.with
+        ));
+    }
+    Ok(())
+}
+
+fn apply(mutant: &Mutant, tree: &Path, reverse: bool) -> Result {
+    // Outside a repository of its own, git apply works on plain files.
+    let mut apply = Command::new("git");
+    apply.current_dir(tree).env("GIT_CEILING_DIRECTORIES", tree.parent().unwrap_or(tree)).arg("apply");
+    if reverse {
+        apply.arg("--reverse");
+    }
+    sh(apply.arg(&mutant.patch))
+}
+
+fn test(mutant: &Mutant, tree: &Path, build_only: bool) -> Result<std::process::Output> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(tree).env("CARGO_TARGET_DIR", root().join("target/mutants/target"));
+    cargo.args(["test", "--quiet", "--all-features"]);
+    if build_only {
+        cargo.arg("--no-run");
+    }
+    cargo.args(&mutant.caught_by);
+    eprintln!("+ {}", line(&cargo));
+    cargo.output().map_err(|error| format!("cargo: {error}"))
+}

@@ -1,0 +1,14 @@
+//! All tests.
+
+use crate::shell::{Result, cargo, run as sh};
+use crate::{mutants, needs, readme};
+
+pub(crate) fn run() -> Result {
+    needs::provide()?;
+    // Process tests start these; a test must not find them missing or stale.
+    sh(&mut cargo(&["build", "--workspace", "--bins"]))?;
+    sh(&mut cargo(&["test", "--workspace", "--all-features", "--all-targets", "--no-fail-fast"]))?;
+    sh(&mut cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
+    readme::run()?;
+    mutants::run(&[])
+}
