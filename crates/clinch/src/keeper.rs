@@ -412,7 +412,9 @@ impl Shared {
                     schedule.put(review.next, tenure);
                 }
                 // What the store would keep longer than the holder may is freed now that the loss is told.
-                None if tenure.policy.hold_until.is_some_and(|cap| cap <= now) || !expires => free.push(tenure),
+                None if tenure.policy.hold_until.is_some_and(|cap| cap <= now) || !expires => {
+                    free.push(tenure)
+                }
                 None => {}
             }
         }

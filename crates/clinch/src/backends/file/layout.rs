@@ -142,7 +142,9 @@ mod text {
         to.collect_str(value)
     }
 
-    pub(super) fn deserialize<'a, T: FromStr<Err: Display>, D: Deserializer<'a>>(from: D) -> Result<T, D::Error> {
+    pub(super) fn deserialize<'a, T: FromStr<Err: Display>, D: Deserializer<'a>>(
+        from: D,
+    ) -> Result<T, D::Error> {
         String::deserialize(from)?.parse().map_err(D::Error::custom)
     }
 }
@@ -226,7 +228,11 @@ pub(super) fn parse_name(bytes: &[u8]) -> Option<LockName> {
 pub(super) fn file_name(name: &LockName) -> String {
     let mut encoded = utf8_percent_encode(name.as_str(), &UNSAFE_IN_FILE_NAMES).to_string();
     if encoded.starts_with(['.', '-']) {
-        encoded = format!("%{:02X}{}", encoded.as_bytes().first().copied().unwrap_or(b'.'), encoded.get(1..).unwrap_or(""));
+        encoded = format!(
+            "%{:02X}{}",
+            encoded.as_bytes().first().copied().unwrap_or(b'.'),
+            encoded.get(1..).unwrap_or("")
+        );
     }
     if encoded.len() > PLAIN_FILE_NAME {
         let start: String = encoded.chars().take(64).collect();
@@ -263,7 +269,8 @@ fn hex(text: &str) -> Option<u128> {
 
 /// Milliseconds of the wall clock since 1970; 0 before.
 pub(super) fn millis(wall: SystemTime) -> u64 {
-    wall.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+    wall.duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -273,7 +280,13 @@ mod tests {
     use super::*;
 
     fn header() -> Header {
-        Header { name_hash: 7, last: 1_763_700_000_000_000, reserved: Token::MAX.get(), closed: 0, boot: u128::MAX }
+        Header {
+            name_hash: 7,
+            last: 1_763_700_000_000_000,
+            reserved: Token::MAX.get(),
+            closed: 0,
+            boot: u128::MAX,
+        }
     }
 
     #[test]
@@ -295,7 +308,8 @@ mod tests {
 
     #[test]
     fn the_longest_record_fits_its_place() {
-        let owner = Owner { host: "\"".repeat(64), pid: u32::MAX, user: "\\".repeat(32), label: "\"".repeat(128) };
+        let owner =
+            Owner { host: "\"".repeat(64), pid: u32::MAX, user: "\\".repeat(32), label: "\"".repeat(128) };
         let claim = Claim {
             id: ClaimId::from_bits(u128::MAX),
             name: LockName::new("n").unwrap(),

@@ -19,7 +19,10 @@ use crate::name::LockName;
 use crate::token::Token;
 
 /// Tries to get the header's byte before giving up: whoever has it needs microseconds, unless it is stopped.
-const META_TRIES: u32 = 300;
+const META_TRIES: u32 = 100;
+
+/// Of these tries, how many only yield; the others sleep for some 70 µs.
+const META_YIELDS: u32 = 90;
 
 /// Tries to read a record that is just being rewritten.
 const READ_TRIES: u32 = 5;
@@ -82,7 +85,7 @@ impl LockFile {
             if ofd::try_lock(&self.file, meta).map_err(failed)? {
                 return self.held(world, meta).map(Some);
             }
-            if attempt < META_TRIES / 2 {
+            if attempt < META_YIELDS {
                 std::thread::yield_now();
             } else {
                 std::thread::sleep(Duration::from_micros(20));
@@ -96,7 +99,10 @@ impl LockFile {
         self.hold(world)?.ok_or_else(|| {
             Error::new(
                 ErrorKind::Unavailable,
-                format!("lock file \"{}\" is kept busy by a process that does not run; is one stopped?", world.name),
+                format!(
+                    "lock file \"{}\" is kept busy by a process that does not run; is one stopped?",
+                    world.name
+                ),
             )
         })
     }
@@ -106,7 +112,10 @@ impl LockFile {
         match self.header()? {
             Some(header) if header.name_hash != world.hash => Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("the lock directory does not tell \"{}\" from another name; does it fold case?", world.name),
+                format!(
+                    "the lock directory does not tell \"{}\" from another name; does it fold case?",
+                    world.name
+                ),
             )),
             Some(header) => {
                 held.header = header.in_boot(world.boot);
@@ -150,7 +159,9 @@ impl LockFile {
             Some(stored) if stored == *name => Ok(()),
             _ => Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("lock name \"{name}\" has the same hash as another long name in this directory; choose another"),
+                format!(
+                    "lock name \"{name}\" has the same hash as another long name in this directory; choose another"
+                ),
             )),
         }
     }
@@ -209,6 +220,13 @@ impl LockFile {
     /// Lets go of everything, in all processes that share the description.
     pub(super) fn unlock_all(&self) -> Result<()> {
         ofd::unlock(&self.file, ALL).map_err(failed)
+    }
+
+    /// Links to the file, and when anything about it last changed: another name, a removal, a write.
+    pub(super) fn change_stamp(&self) -> Result<(u64, Duration)> {
+        let stat = rustix::fs::fstat(&self.file).map_err(|error| failed(error.into()))?;
+        let seconds = u64::try_from(stat.st_ctime).unwrap_or(0);
+        Ok((stat.st_nlink as u64, Duration::new(seconds, u32::try_from(stat.st_ctime_nsec).unwrap_or(0))))
     }
 
     fn read(&self, bytes: &mut [u8], at: u64) -> Result<usize> {
@@ -278,17 +296,17 @@ impl Held<'_> {
 
     /// The next ticket. Makes a block of them durable when the last block is used up.
     fn next_ticket(&mut self, live: &[Live]) -> Result<u64> {
-        let mut ticket = self.header.last + 1;
+        let mut ticket = self.header.last.saturating_add(1);
         // Tickets whose record's place belongs to a live claim are passed over.
         while live.iter().any(|other| other.ticket % RECORDS == ticket % RECORDS) {
-            ticket += 1;
+            ticket = ticket.saturating_add(1);
         }
         if ticket > Token::MAX.get() {
             return Err(Error::new(ErrorKind::Exhausted, "the tokens of this lock are used up"));
         }
         if ticket > self.header.reserved {
             let before = self.header;
-            self.header.reserved = ticket + RESERVE;
+            self.header.reserved = ticket.saturating_add(RESERVE);
             if let Err(error) = self.write_header().and_then(|()| self.file.sync()) {
                 self.header = before;
                 return Err(error);
@@ -312,7 +330,10 @@ impl Held<'_> {
 
     /// Takes a ticket behind the live claims, after `prepare` has made ready what its holder needs.
     pub(super) fn claim_behind<T>(
-        mut self, live: &[Live], record: impl FnOnce(u64) -> Record, prepare: impl FnOnce(u64) -> Result<T>,
+        mut self,
+        live: &[Live],
+        record: impl FnOnce(u64) -> Record,
+        prepare: impl FnOnce(u64) -> Result<T>,
     ) -> Result<(u64, T)> {
         if live.len() as u64 >= RECORDS {
             return Err(Error::new(

@@ -82,7 +82,8 @@ mod tests {
     fn descriptions_of_one_process_exclude_each_other_and_a_close_frees() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("l");
-        let open = || File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
+        let open =
+            || File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
         let (one, two) = (open(), open());
         let range = Range { first: 1 << 50, last: (1 << 50) + 4 };
         assert!(try_lock(&one, range).unwrap());

@@ -28,7 +28,10 @@ const RECHECK: Duration = Duration::from_secs(1);
 /// How soon a waiter looks again after an event that did not let it in: the event comes just before the lock is free.
 const RECHECK_AFTER_EVENT: Duration = Duration::from_millis(1);
 
-/// How often a waiter looks where the kernel has no watch left.
+/// How old a file's last change must be to tell it from a later one: time stamps may be as coarse as 10 ms.
+const STAMP_GRAIN: Duration = Duration::from_secs(1);
+
+/// How often a waiter looks where nothing can wake it: the kernel has no watch left, or it has no place to wait at.
 const RECHECK_UNWATCHED: Duration = Duration::from_millis(20);
 
 /// How long a live holder has to hear that an operator takes its claim away: its keeper looks every 2 s.
@@ -43,6 +46,8 @@ pub(super) struct File {
     dir: Dir,
     env: Env,
     boot: u128,
+    /// The process that made this: a forked child must not unlock what it shares with its parent.
+    process: u32,
     slots: Mutex<HashMap<ClaimId, Arc<Mutex<Slot>>>>,
     watcher: Watcher,
 }
@@ -64,6 +69,8 @@ struct Slot {
     bell: Option<OwnedFd>,
     /// When to look again without an event.
     recheck: Duration,
+    /// The file's last change when the claim was last found to be in order.
+    checked: Option<Duration>,
 }
 
 /// A ticket and, for one that waits, its bell.
@@ -81,7 +88,7 @@ enum Await {
 impl File {
     pub(super) fn new(dir: Dir, env: Env) -> Result<File> {
         let boot = boot_id(&env)?;
-        Ok(File { dir, env, boot, slots: Mutex::default(), watcher: Watcher::default() })
+        Ok(File { dir, env, boot, process: std::process::id(), slots: Mutex::default(), watcher: Watcher::default() })
     }
 
     fn world<'a>(&'a self, name: &'a LockName) -> World<'a> {
@@ -114,11 +121,19 @@ impl File {
     }
 
     /// The first step where others are: takes a place behind them, or none. `None`: somebody removed the file.
-    fn enter_behind(&self, claim: &Claim, world: &World<'_>, file: &LockFile) -> Result<Option<(Progress, Option<Place>)>> {
+    fn enter_behind(
+        &self,
+        claim: &Claim,
+        world: &World<'_>,
+        file: &LockFile,
+    ) -> Result<Option<(Progress, Option<Place>)>> {
         let Some(held) = file.hold(world)? else {
             // Whoever has the header is about to be ahead of this claim. Without a place in the queue, ask again.
             let busy = Busy::default();
-            return Ok(Some((if claim.enqueue { Progress::Queued(busy) } else { Progress::Busy(busy) }, None)));
+            return Ok(Some((
+                if claim.enqueue { Progress::Queued(busy) } else { Progress::Busy(busy) },
+                None,
+            )));
         };
         if !self.dir.leads_to(&world.file, file.descriptor()).map_err(failed)? {
             return Ok(None);
@@ -182,6 +197,20 @@ impl File {
             return Ok(Some(Loss::new(LossKind::Deleted, "somebody removed the lock file")));
         }
         Ok(slot.record()?.is_none().then(evicted))
+    }
+
+    /// Looks whether a claim of this process still counts; with one call where its file was not touched since.
+    fn check(&self, slot: &mut Slot) -> Result<Renewal> {
+        let (links, changed) = slot.file.change_stamp()?;
+        if links == 1 && slot.checked == Some(changed) {
+            return Ok(Renewal::Renewed(None));
+        }
+        if let Some(loss) = self.lost(slot)? {
+            return Ok(Renewal::Lost(loss));
+        }
+        let now = Duration::from_millis(layout::millis(self.env.clock().wall()));
+        slot.checked = (changed + STAMP_GRAIN < now).then_some(changed);
+        Ok(Renewal::Renewed(None))
     }
 
     /// Whether somebody removed the lock file: newcomers then meet in another one.
@@ -252,7 +281,11 @@ impl File {
         // A younger claim cannot have been taken away yet, so an ordinary release need not look.
         let old = self.env.now().since(slot.granted_at) >= NOTICE;
         let revoked = old && slot.file.record(slot.ticket)?.is_some_and(|record| record.revoked);
-        // Not left to the close: a forked child may have copied the descriptor.
+        // Not left to the close, since a forked child may have a copy of the descriptor; but that child's copy of the
+        // guard must not unlock either.
+        if std::process::id() != self.process {
+            return Ok(Freed::Absent);
+        }
         slot.file.unlock_all()?;
         if slot.inherited {
             self.ring(&slot.file_name)?;
@@ -268,7 +301,9 @@ impl File {
     /// Ends a claim of another process: it does not count from now on.
     fn revoke(&self, name: &LockName, id: ClaimId, linger: Duration) -> Result<Freed> {
         let world = self.world(name);
-        let Some(file) = self.dir.open_lock(&world.file, false)?.map(LockFile::new) else { return Ok(Freed::Absent) };
+        let Some(file) = self.dir.open_lock(&world.file, false)?.map(LockFile::new) else {
+            return Ok(Freed::Absent);
+        };
         let mut held = file.hold_or_fail(&world)?;
         let Some(record) = held.change(id, |record| record.revoked = true)? else { return Ok(Freed::Absent) };
         if !linger.is_zero() {
@@ -281,15 +316,14 @@ impl File {
 
     fn renew_one(&self, claim: &Claim) -> Result<Renewal> {
         if let Some(slot) = self.slot(claim.id) {
-            return Ok(match self.lost(&lock(&slot))? {
-                Some(loss) => Renewal::Lost(loss),
-                None => Renewal::Renewed(None),
-            });
+            return self.check(&mut lock(&slot));
         }
         // Another process's, which lets go at the time that its record says.
         let until = (self.env.now() + claim.ttl).as_nanos();
         let world = self.world(&claim.name);
-        let Some(file) = self.dir.open_lock(&world.file, false)?.map(LockFile::new) else { return Ok(gone()) };
+        let Some(file) = self.dir.open_lock(&world.file, false)?.map(LockFile::new) else {
+            return Ok(gone());
+        };
         let held = file.hold_or_fail(&world)?;
         let changed = held.change(claim.id, |record| record.until = Some(until))?;
         Ok(changed.map_or_else(gone, |_| Renewal::Renewed(Some(claim.ttl))))
@@ -320,12 +354,29 @@ impl File {
 
 impl Slot {
     fn new(
-        file: LockFile, claim: &Claim, world: World<'_>, ticket: u64, granted: bool, bell: Option<OwnedFd>,
+        file: LockFile,
+        claim: &Claim,
+        world: World<'_>,
+        ticket: u64,
+        granted: bool,
+        bell: Option<OwnedFd>,
         now: Instant,
     ) -> Slot {
         let (name, mode) = (claim.name.clone(), claim.mode);
         let World { file: file_name, hash, .. } = world;
-        Slot { file, name, file_name, hash, ticket, mode, granted, granted_at: now, inherited: false, bell, recheck: RECHECK }
+        Slot {
+            file,
+            name,
+            file_name,
+            hash,
+            ticket,
+            mode,
+            granted,
+            granted_at: now,
+            inherited: false,
+            bell,
+            recheck: RECHECK,
+        }
     }
 
     /// The claim's record, unless an operator is taking it away.
@@ -368,7 +419,7 @@ impl Backend for File {
     async fn wait(&self, claim: &Claim) -> Result<Wake> {
         match self.slot(claim.id) {
             Some(slot) => self.wait_in(&slot).await?,
-            None => self.env.sleep_until(self.env.now() + RECHECK_AFTER_EVENT).await,
+            None => self.env.sleep_until(self.env.now() + RECHECK_UNWATCHED).await,
         }
         Ok(Wake::Step)
     }
@@ -415,7 +466,9 @@ impl Backend for File {
 
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
         let world = self.world(name);
-        let Some(file) = self.dir.open_lock(&world.file, false)?.map(LockFile::new) else { return Ok(Freed::Absent) };
+        let Some(file) = self.dir.open_lock(&world.file, false)?.map(LockFile::new) else {
+            return Ok(Freed::Absent);
+        };
         let leaving = {
             let mut held = file.hold_or_fail(&world)?;
             if held.header.closed_at(world.wall) {
@@ -429,7 +482,9 @@ impl Backend for File {
         if admits(ahead.map(Live::mode), record.mode()) {
             // A holder that runs is told by its keeper and lets go; one that does not, loses its claim nevertheless.
             let end = self.env.now() + NOTICE;
-            while self.env.now() < end && file.live(record.ticket)?.iter().any(|live| live.ticket == record.ticket) {
+            while self.env.now() < end
+                && file.live(record.ticket)?.iter().any(|live| live.ticket == record.ticket)
+            {
                 self.env.sleep_until(self.env.now() + RECHECK_UNWATCHED).await;
             }
         }

@@ -1,0 +1,224 @@
+//! Eviction, closed locks, detached leases, closing.
+
+use std::time::Duration;
+
+use super::Fixture;
+use super::client::{Client, LONG_TTL, PATIENCE, eventually, join, queue, unique, until_past, within};
+use super::faults::Step;
+use crate::backend::Freed;
+use crate::claim::{ClaimId, LossKind, Mode};
+use crate::error::ErrorKind;
+use crate::guard::Released;
+
+/// P2: a holder whose claim an operator took away learns of it, its release says so, and the next token is larger.
+pub async fn evicted_holder_goes_on(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("evict");
+    let guard = super::client::lock(&one.with_ttl(fixture.ttl()), &name).await;
+    assert_eq!(other.locks.evict(&name, guard.claim_id()).await.unwrap(), Freed::Removed);
+    let next = other.lock(&name).await;
+    if one.capabilities().fencing {
+        assert!(next.token() > guard.token(), "token {} came after {}", next.token(), guard.token());
+    }
+    let loss = within("an evicted holder is told", guard.lost()).await;
+    assert_eq!(loss.kind, LossKind::Deleted, "{loss}");
+    assert!(!guard.is_held());
+    assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost(loss));
+    one.locks.close(PATIENCE).await.unwrap();
+    next.verify().await.expect("the evicted holder's release freed its successor's lock");
+    assert_eq!(next.release().await.unwrap(), Released::Released);
+    other.sees_claims(&name, 0).await;
+}
+
+/// A look at the store finds an eviction that no renewal has noticed yet.
+pub async fn eviction_seen_by_verify(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("evict-verify");
+    let guard = one.lock(&name).await;
+    guard.verify().await.unwrap();
+    assert_eq!(other.locks.evict(&name, guard.claim_id()).await.unwrap(), Freed::Removed);
+    let error = guard.verify().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
+    assert!(error.loss().is_some() && error.to_string().contains(&name), "{error}");
+    assert!(!guard.is_held(), "verify said lost, the guard says held");
+    assert_eq!(guard.extend(LONG_TTL).await.unwrap_err().kind(), ErrorKind::Lost);
+    drop(guard);
+    other.expect_unused(&name).await;
+}
+
+/// P7: a release after an eviction that no renewal has noticed yet says that nothing was held.
+pub async fn eviction_seen_by_release(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("evict-release");
+    let guard = one.lock(&name).await;
+    assert_eq!(other.locks.evict(&name, guard.claim_id()).await.unwrap(), Freed::Removed);
+    let Released::AlreadyLost(loss) = guard.release().await.unwrap() else {
+        panic!("an evicted lease was released");
+    };
+    assert_eq!(loss.kind, LossKind::Deleted);
+    other.expect_unused(&name).await;
+}
+
+/// Evicting a claim that is not there does nothing, also to others on the same lock.
+pub async fn eviction_of_nobody(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("evict-nobody");
+    let stranger = ClaimId::from_bits(77);
+    assert_eq!(other.locks.evict(&name, stranger).await.unwrap(), Freed::Absent);
+    let guard = one.lock(&name).await;
+    assert_eq!(other.locks.evict(&name, stranger).await.unwrap(), Freed::Absent);
+    guard.verify().await.unwrap();
+    assert_eq!(other.locks.evict(&name, guard.claim_id()).await.unwrap(), Freed::Removed);
+    assert_eq!(other.locks.evict(&name, guard.claim_id()).await.unwrap(), Freed::Absent);
+    drop(guard);
+    other.expect_unused(&name).await;
+}
+
+/// An evicted waiter's place is gone at once; the waiter may queue again, at the end.
+pub async fn evicted_waiter_blocks(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("evict-waiter");
+    let guard = one.lock(&name).await;
+    let evicted = queue(&other.locks, &name);
+    one.sees_claims(&name, 2).await;
+    let place = one.claims(&name).await[1].id;
+    // What waits must not come back ahead of the one that is to be let through.
+    evicted.abort();
+    assert!(join_aborted(evicted).await);
+    one.locks.evict(&name, place).await.unwrap();
+    one.sees_claims(&name, 1).await;
+    let behind = queue(&one.locks, &name);
+    one.sees_claims(&name, 2).await;
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    drop(join("the waiter behind is granted", behind).await);
+    one.expect_unused(&name).await;
+}
+
+async fn join_aborted<T>(task: tokio::task::JoinHandle<T>) -> bool {
+    matches!(task.await, Err(error) if error.is_cancelled())
+}
+
+/// A lock that was released closed is granted to nobody before its time, says until when, and is granted then.
+pub async fn lingering_lock_is_granted(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("linger");
+    let linger = Duration::from_millis(400);
+    let guard = one.lock(&name).await;
+    let waiter = queue(&other.locks, &name);
+    one.sees_claims(&name, 2).await;
+    let released = one.now();
+    assert_eq!(guard.release_closed(linger).await.unwrap(), Released::Released);
+    let open = released + linger;
+    let tried = one.locks.mutex(&name).unwrap().try_lock().await.unwrap();
+    let state = one.locks.state(&name).await.unwrap();
+    if one.now() < open {
+        assert!(tried.is_none(), "a closed lock was granted to a try");
+        let state = state.expect("a closed lock is listed");
+        assert!(state.closed_until.is_some(), "{state:?}");
+        assert!(state.claims.iter().all(|claim| !claim.granted), "{state:?}");
+    }
+    let guard = join("the lock opens again", waiter).await;
+    let granted = one.now();
+    assert!(granted >= open, "granted at {granted:?}, closed until {open:?}");
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    one.expect_unused(&name).await;
+    eventually("an open lock is not listed", async || one.locks.state(&name).await.unwrap().is_none().then_some(()))
+        .await;
+}
+
+/// A detached lease is nobody's but its id's: it outlives its client, and is renewed and released from elsewhere.
+pub async fn detached_lease_ends_with_its_client(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("detach");
+    let guard = one.lock(&name).await;
+    let (id, token) = (guard.claim_id(), guard.token());
+    if !one.capabilities().detached {
+        assert_eq!(guard.detach().unwrap_err().kind(), ErrorKind::Unsupported);
+        return other.expect_unused(&name).await;
+    }
+    let detached = guard.detach().unwrap();
+    assert_eq!((detached.claim, detached.token, detached.name.as_str()), (id, token, name.as_str()));
+    one.locks.close(PATIENCE).await.unwrap();
+    drop(one);
+    assert!(!other.could_lock(&name).await, "a detached lease ended with its client");
+    for odd in [Duration::ZERO, Duration::from_micros(500), Duration::MAX] {
+        let error = other.locks.renew_detached(&name, id, odd).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
+    assert_eq!(other.faults.calls_of(Step::Renew), 0, "an odd TTL was sent");
+    other.locks.renew_detached(&name, id, LONG_TTL).await.unwrap();
+    assert!(!other.could_lock(&name).await);
+    other.faults.lose_reply_of(Step::Release);
+    assert_eq!(other.locks.release_detached(&name, id).await.unwrap(), Released::Released);
+    assert!(matches!(other.locks.release_detached(&name, id).await.unwrap(), Released::AlreadyLost(_)));
+    let error = other.locks.renew_detached(&name, id, LONG_TTL).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    other.expect_unused(&name).await;
+}
+
+/// P7: closing waits for the releases under way, says when they take too long, and leaves held guards alone.
+pub async fn close_abandons_releases(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let (name, held) = (unique("close"), unique("close-held"));
+    let (guard, kept) = (one.lock(&name).await, one.lock(&held).await);
+    let gate = one.faults.hold_reply_of(Step::Release);
+    drop(guard);
+    within("the release is under way", gate.reached()).await;
+    let error = one.locks.close(Duration::from_millis(20)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert_eq!(one.locks.close(Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    gate.open();
+    one.locks.close(PATIENCE).await.unwrap();
+    one.locks.close(Duration::MAX).await.unwrap();
+    other.expect_unused(&name).await;
+    assert!(kept.is_held());
+    kept.verify().await.unwrap();
+    assert!(!other.could_lock(&held).await);
+    drop(kept);
+    other.expect_unused(&held).await;
+}
+
+/// P7: a closed client sends no more claims, and its last guards still renew.
+pub async fn closed_client_claims(fixture: &dyn Fixture) {
+    let client = Client::new(fixture).await;
+    let (name, held) = (unique("closed"), unique("closed-held"));
+    let kept = super::client::lock(&client.with_ttl(fixture.ttl()), &held).await;
+    client.locks.close(PATIENCE).await.unwrap();
+    let claims = client.faults.calls_of(Step::Claim);
+    let mutex = client.locks.mutex(&name).unwrap();
+    assert_eq!(mutex.lock().await.unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(mutex.try_lock().await.unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(client.faults.calls_of(Step::Claim), claims, "a closed client sent a claim");
+    until_past(&client, client.now() + fixture.ttl()).await;
+    assert!(kept.is_held(), "closing ended a lease that is held");
+    assert_eq!(kept.release().await.unwrap(), Released::Released);
+}
+
+/// P12: the store says who holds and who waits, how, since when, and with which label.
+pub async fn owner_record_is_unreadable(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("owner");
+    let before = one.env.clock().wall();
+    let labelled = one.locks.clone().label("nightly \u{2192} \"report\"").unwrap();
+    for bad in ["a\nb".to_owned(), "l".repeat(129)] {
+        assert_eq!(one.locks.clone().label(&bad).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+    let guard = super::client::lock(&labelled, &name).await;
+    let waiter = queue(&other.locks, &name);
+    other.sees_claims(&name, 2).await;
+    let claims = other.claims(&name).await;
+    let [holder, waiting] = &claims[..] else { panic!("{claims:?}") };
+    assert_eq!((holder.id, holder.granted, holder.mode), (guard.claim_id(), true, Mode::Exclusive));
+    assert_eq!(holder.token.unwrap_or(guard.token()), guard.token());
+    assert_eq!(holder.owner.label, "nightly \u{2192} \"report\"");
+    assert_eq!(holder.owner.pid, std::process::id());
+    assert!(!holder.owner.host.is_empty() && !holder.owner.user.is_empty());
+    assert!(!waiting.granted && waiting.owner.label.is_empty());
+    // Stores keep time in steps of a second at worst, and their clock may differ from ours.
+    let slack = Duration::from_secs(300);
+    assert!(holder.since + slack > before && holder.since < one.env.clock().wall() + slack);
+    assert_eq!(holder.expires_in.is_some(), one.capabilities().expiry);
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    drop(join("the waiter is granted", waiter).await);
+    other.expect_unused(&name).await;
+}

@@ -1,0 +1,121 @@
+//! Killed processes.
+//!
+//! These start further processes of the test executable, tell them what to do, and kill some of them with SIGKILL.
+//! On a store that is one process's own they check that it says so.
+
+use std::time::Duration;
+
+use clinch_verify::{History, Property, Rules};
+
+use super::Fixture;
+use super::client::{Client, LONG_TTL, join, queue, unique};
+use super::history::{Record, judge};
+use super::worker::Worker;
+use crate::guard::Released;
+
+/// The store's URL, where other processes can reach it.
+async fn reachable(fixture: &dyn Fixture) -> Option<(Client, String)> {
+    let client = Client::new(fixture).await;
+    let url = fixture.url();
+    assert_eq!(client.capabilities().processes, url.is_some(), "url() does not fit the capability");
+    Some((client, url?))
+}
+
+/// The TTL of a process that is to be killed: never to be waited for where the store frees a dead process's locks.
+fn killable_ttl(fixture: &dyn Fixture, client: &Client) -> Duration {
+    if client.capabilities().crash_release { LONG_TTL } else { fixture.ttl() }
+}
+
+/// A holder that is killed frees its lock: at once on stores with `crash_release`, else when its lease runs out.
+pub async fn killed_holder_blocks(fixture: &dyn Fixture) {
+    let Some((client, url)) = reachable(fixture).await else { return };
+    let name = unique("killed-holder");
+    let mut holder = Worker::start(&url, killable_ttl(fixture, &client));
+    holder.tell(&format!("lock {name}"));
+    holder.says("granted").await;
+    assert!(!client.could_lock(&name).await, "a lock of another process was granted");
+    assert_eq!(client.claims(&name).await[0].owner.pid, holder.pid());
+    let waiter = queue(&client.locks, &name);
+    client.sees_claims(&name, 2).await;
+    holder.kill();
+    drop(join("the lock of a killed process is granted", waiter).await);
+    client.expect_unused(&name).await;
+}
+
+/// P6: a waiter that is killed delays nobody behind it for longer than its place lives.
+pub async fn killed_waiter_blocks(fixture: &dyn Fixture) {
+    let Some((client, url)) = reachable(fixture).await else { return };
+    let name = unique("killed-waiter");
+    let guard = client.lock(&name).await;
+    let mut dead = Worker::start(&url, killable_ttl(fixture, &client));
+    dead.tell(&format!("lock {name}"));
+    client.sees_claims(&name, 2).await;
+    let waiter = queue(&client.locks, &name);
+    client.sees_claims(&name, 3).await;
+    dead.kill();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    drop(join("the waiter behind a killed one is granted", waiter).await);
+    client.expect_unused(&name).await;
+}
+
+/// P3: tokens rise over releases, kills and restarts of processes.
+pub async fn tokens_fall_across_processes(fixture: &dyn Fixture) {
+    let Some((client, url)) = reachable(fixture).await else { return };
+    if !client.capabilities().fencing {
+        return;
+    }
+    let name = unique("tokens-processes");
+    let mut last = 0;
+    for turn in 0..6 {
+        let mut worker = Worker::start(&url, killable_ttl(fixture, &client));
+        worker.tell(&format!("lock {name}"));
+        let token: u64 = worker.says("granted").await.parse().unwrap();
+        assert!(token > last, "token {token} came after {last}");
+        last = token;
+        match turn % 3 {
+            0 => worker.kill(),
+            1 => {
+                worker.tell("release");
+                worker.says("released").await;
+            }
+            _ => worker.tell("quit"),
+        }
+    }
+    assert!(client.lock(&name).await.token().get() > last);
+}
+
+/// P1, P3: processes that contend for one lock while some are killed never hold together, their tokens rise, and a
+/// fenced store takes no write of a dead holder after its successor's. The lock comes free after every kill.
+pub async fn processes_overlap(fixture: &dyn Fixture) {
+    const STAYING: usize = 3;
+    const KILLED: usize = 4;
+    let Some((client, url)) = reachable(fixture).await else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let (history, store) = (dir.path().join("history"), dir.path().join("store"));
+    let record = Record::files(client.env.clock(), history.clone(), store.clone());
+    let name = unique("processes");
+    let ttl = killable_ttl(fixture, &client);
+    let work = |process: &str, turns: usize| {
+        let mut worker = Worker::start(&url, ttl);
+        let (history, store) = (history.display(), store.display());
+        worker.tell(&format!("work\t{name}\t{turns}\t{process}\t{history}\t{store}"));
+        worker
+    };
+    let mut staying: Vec<_> = (0..STAYING).map(|number| work(&format!("staying-{number}"), 32)).collect();
+    for number in 0..KILLED {
+        let process = format!("killed-{number}");
+        let mut victim = work(&process, 1_000_000);
+        // Killed wherever it is by now: holding, waiting, releasing or writing.
+        victim.says(&format!("turn {}", 2 + number)).await;
+        victim.kill();
+        record.recorder.crash(&process, record.now());
+    }
+    for worker in &mut staying {
+        worker.says("done").await;
+    }
+    client.expect_unused(&name).await;
+    let history = History::read(std::fs::File::open(&history).unwrap()).unwrap();
+    // Loss is for those who record their renewals; here deadlines only shorten what counts as held.
+    let judged = [Property::Exclusion, Property::Fence, Property::Tokens, Property::Leak, Property::Phantom];
+    judge(&history, Rules::default().only(&judged));
+}

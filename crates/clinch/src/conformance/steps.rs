@@ -1,0 +1,166 @@
+//! Steps of a backend that are not idempotent, capabilities that are not true.
+//!
+//! These take the bare backend, without the engine above it.
+
+use std::fmt::Debug;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use super::Fixture;
+use super::client::{Client, LONG_TTL, eventually, unique, until_past};
+use crate::backend::{Backend, Freed, Progress, Renewal};
+use crate::claim::Mode;
+use crate::error::{ErrorKind, Result};
+use crate::token::Token;
+
+/// Checks that a store says that it cannot do something.
+pub(super) fn expect_unsupported<T: Debug>(answer: Result<T>) {
+    let error = answer.expect_err("a store did what its capabilities deny");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+}
+
+/// P4: the second step of a granted claim is the same grant, with the same token, and one release frees it.
+pub async fn claim_applied_twice(fixture: &dyn Fixture) {
+    let client = Client::new(fixture).await;
+    let name = unique("claim-twice");
+    for enqueue in [false, true] {
+        let claim = client.claim(&name, Mode::Exclusive, LONG_TTL, enqueue);
+        let mut tokens = Vec::new();
+        for _ in 0..3 {
+            match client.faults.claim(&claim).await.unwrap() {
+                Progress::Granted(grant) => tokens.push(grant.token),
+                other => panic!("a free lock was not granted: {other:?}"),
+            }
+        }
+        assert!(tokens.iter().all(|token| *token == tokens[0]), "the token changed: {tokens:?}");
+        assert_eq!(client.claims(&name).await.len(), 1);
+        assert!(matches!(client.faults.verify(&claim).await.unwrap(), Renewal::Renewed(_)));
+        assert_eq!(client.faults.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+        client.sees_claims(&name, 0).await;
+    }
+}
+
+/// P4: a queued claim that asks again keeps its place.
+pub async fn place_lost_by_asking_again(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("place");
+    let holder = one.lock(&name).await;
+    let first = one.claim(&name, Mode::Exclusive, LONG_TTL, true);
+    let second = other.claim(&name, Mode::Exclusive, LONG_TTL, true);
+    for _ in 0..3 {
+        assert!(matches!(one.faults.claim(&first).await.unwrap(), Progress::Queued(_)));
+        assert!(matches!(other.faults.claim(&second).await.unwrap(), Progress::Queued(_)));
+        assert_eq!(one.claims(&name).await.len(), 3, "a repeated claim stands in the queue twice");
+    }
+    let impatient = other.claim(&name, Mode::Exclusive, LONG_TTL, false);
+    assert!(matches!(other.faults.claim(&impatient).await.unwrap(), Progress::Busy(_)));
+    assert_eq!(one.claims(&name).await.len(), 3, "a claim that does not queue left something");
+    drop(holder);
+    one.sees_claims(&name, 2).await;
+    if one.capabilities().fifo {
+        let early = other.faults.claim(&second).await.unwrap();
+        assert!(matches!(early, Progress::Queued(_)), "the second in line was granted: {early:?}");
+    }
+    for (client, claim) in [(&one, &first), (&other, &second)] {
+        assert_eq!(client.faults.release(claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+    }
+    one.expect_unused(&name).await;
+}
+
+/// P4: a release that is repeated says that there was nothing, and frees nobody else's.
+pub async fn release_applied_twice(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("release-twice");
+    let claim = one.claim(&name, Mode::Exclusive, LONG_TTL, false);
+    assert!(matches!(one.faults.claim(&claim).await.unwrap(), Progress::Granted(_)));
+    assert_eq!(one.faults.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+    let guard = other.lock(&name).await;
+    assert_eq!(one.faults.release(&claim, Duration::ZERO).await.unwrap(), Freed::Absent);
+    guard.verify().await.expect("a repeated release freed another's lock");
+    assert!(matches!(one.faults.verify(&claim).await.unwrap(), Renewal::Lost(_)));
+}
+
+/// P7: a release of a claim that never was, on a lock that is held, free or unknown, does nothing.
+pub async fn release_of_a_stranger(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("stranger");
+    let stranger = other.claim(&name, Mode::Exclusive, LONG_TTL, true);
+    assert_eq!(other.faults.release(&stranger, Duration::ZERO).await.unwrap(), Freed::Absent);
+    let guard = one.lock(&name).await;
+    assert_eq!(other.faults.release(&stranger, Duration::from_secs(60)).await.unwrap(), Freed::Absent);
+    guard.verify().await.expect("a stranger's release freed the lock");
+    assert!(matches!(other.faults.verify(&stranger).await.unwrap(), Renewal::Lost(_)));
+    let renewals = other.faults.renew(&[stranger.into()]).await;
+    assert!(matches!(renewals[..], [Renewal::Lost(_)]), "a claim that never was is renewed: {renewals:?}");
+    drop(guard);
+    // A stranger's linger must not have closed the lock either.
+    one.expect_unused(&name).await;
+}
+
+/// P5: a claim that is released before its dropped step has come to an end leaves nothing behind.
+pub async fn release_overtakes_the_claim(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("overtaken-claim");
+    for polls in 0..4 {
+        let claim = one.claim(&name, Mode::Exclusive, LONG_TTL, true);
+        drop(super::client::poll_then_drop(one.faults.claim(&claim), polls).await);
+        one.faults.release(&claim, Duration::ZERO).await.unwrap();
+        other.expect_unused(&name).await;
+    }
+}
+
+/// The capability `expiry` is true: a claim that nobody renews is gone, but not before its TTL; or it never goes.
+pub async fn lease_outlives_its_ttl(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("expiry");
+    let claim = one.claim(&name, Mode::Exclusive, fixture.ttl(), true);
+    let sent = one.now();
+    let Progress::Granted(grant) = one.faults.claim(&claim).await.unwrap() else {
+        panic!("a free lock was not granted");
+    };
+    let expiry = one.capabilities().expiry;
+    assert_eq!(grant.ttl.is_some(), expiry, "{grant:?} contradicts the capability");
+    if let Some(ttl) = grant.ttl {
+        eventually("an unrenewed claim is gone", async || other.could_lock(&name).await.then_some(())).await;
+        let gone = other.now();
+        assert!(gone >= sent + ttl, "a lease of {ttl:?} ran out after {:?}", gone.since(sent));
+        assert!(matches!(one.faults.verify(&claim).await.unwrap(), Renewal::Lost(_)));
+    } else {
+        until_past(&one, sent + fixture.ttl()).await;
+        assert!(!other.could_lock(&name).await, "a lease without an end ran out");
+    }
+    one.faults.release(&claim, Duration::ZERO).await.unwrap();
+    other.expect_unused(&name).await;
+}
+
+/// The capabilities `shared` and `permits` are true: such claims are granted, or refused as unsupported.
+pub async fn modes_that_are_not_there(fixture: &dyn Fixture) {
+    let client = Client::new(fixture).await;
+    let permits = Mode::Permits { count: NonZeroU32::MIN, capacity: NonZeroU32::new(2).unwrap() };
+    let store = client.capabilities();
+    for (mode, there) in [(Mode::Shared, store.shared), (permits, store.permits)] {
+        let claim = client.claim(&unique("modes"), mode, LONG_TTL, false);
+        let answer = client.faults.claim(&claim).await;
+        if there {
+            assert!(matches!(answer, Ok(Progress::Granted(_))), "{answer:?}");
+            assert_eq!(client.claims(claim.name.as_str()).await[0].mode, mode);
+            assert_eq!(client.faults.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+        } else {
+            expect_unsupported(answer);
+        }
+    }
+    assert!(!store.hosts || store.processes, "what excludes hosts excludes processes");
+    assert_eq!(store.processes, fixture.url().is_some(), "the fixture's url() does not fit the capability");
+}
+
+/// P3: tokens start above zero, fit a double, and stand in the list as they were granted.
+pub async fn token_does_not_fit(fixture: &dyn Fixture) {
+    let client = Client::new(fixture).await;
+    if !client.capabilities().fencing {
+        return;
+    }
+    let name = unique("token-size");
+    let guard = client.lock(&name).await;
+    assert!(guard.token().get() > 0 && guard.token() <= Token::MAX);
+    assert_eq!(client.claims(&name).await[0].token, Some(guard.token()));
+}
