@@ -376,6 +376,7 @@ impl Slot {
             inherited: false,
             bell,
             recheck: RECHECK,
+            checked: None,
         }
     }
 
