@@ -268,7 +268,8 @@ mod tests {
         let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/conformance");
         for (file, listed) in crate::__for_each_property!([names][]) {
             let source = std::fs::read_to_string(dir.join(file)).unwrap();
-            let written = source.lines().filter_map(|line| line.strip_prefix("pub async fn ")?.split('(').next());
+            let written =
+                source.lines().filter_map(|line| line.strip_prefix("pub async fn ")?.split('(').next());
             let mut written: Vec<_> = written.collect();
             written.sort_unstable();
             assert_eq!(written, listed, "{file}");

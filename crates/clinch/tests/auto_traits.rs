@@ -1,8 +1,8 @@
 //! Guards, clients and futures can be sent to, shared with and spawned on other threads.
 
 use clinch::{
-    Acquire, Capabilities, Claim, ClaimId, Clock, Detached, Env, Error, Guard, Instant, Lane, LockName, Locks, Loss,
-    Mutex, Random, Released, RwLock, Semaphore, Standing, Token, WriteGuard,
+    Acquire, Capabilities, Claim, ClaimId, Clock, Detached, Env, Error, Guard, Instant, Lane, LockName,
+    Locks, Loss, Mutex, Random, Released, RwLock, Semaphore, Standing, Token, WriteGuard,
 };
 
 fn everywhere<T: Send + Sync + Unpin + 'static>() {}

@@ -25,7 +25,11 @@ struct Stage {
 }
 
 /// Plays a scene with one more poll each time until its future completes; after each, the lock must be unused.
-async fn at_every_poll(fixture: &dyn Fixture, hazard: &str, scene: impl AsyncFn(&Stage, &str, usize) -> bool) {
+async fn at_every_poll(
+    fixture: &dyn Fixture,
+    hazard: &str,
+    scene: impl AsyncFn(&Stage, &str, usize) -> bool,
+) {
     let stage = Stage { actor: Client::new(fixture).await, other: Client::new(fixture).await };
     stage.actor.faults.hesitate();
     let mut dropped = 0;

@@ -88,13 +88,6 @@ impl Client {
         eventually(&what, async || (self.claims(name).await.len() == count).then_some(())).await;
     }
 
-    /// Waits until so many claims on a lock are granted.
-    pub(super) async fn sees_granted(&self, name: &str, count: usize) {
-        let what = format!("lock \"{name}\" has {count} granted claims");
-        let granted = async || self.claims(name).await.iter().filter(|claim| claim.granted).count();
-        eventually(&what, async || (granted().await == count).then_some(())).await;
-    }
-
     /// Checks that nothing of anybody is left: this client gets the lock, and after it the store lists nothing.
     pub(super) async fn expect_unused(&self, name: &str) {
         let guard = self.lock(name).await;
@@ -104,8 +97,7 @@ impl Client {
 
     /// A claim for steps of the bare backend.
     pub(super) fn claim(&self, name: &str, mode: Mode, ttl: Duration, enqueue: bool) -> Claim {
-        let owner =
-            Owner { host: "conformance".into(), pid: 1, user: "nobody".into(), label: String::new() };
+        let owner = Owner { host: "conformance".into(), pid: 1, user: "nobody".into(), label: String::new() };
         let id = self.env.random().claim_id().unwrap();
         Claim { id, name: LockName::new(name).unwrap(), mode, ttl, enqueue, owner: Arc::new(owner) }
     }

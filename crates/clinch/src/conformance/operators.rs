@@ -122,8 +122,10 @@ pub async fn lingering_lock_is_granted(fixture: &dyn Fixture) {
     assert!(granted >= open, "granted at {granted:?}, closed until {open:?}");
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     one.expect_unused(&name).await;
-    eventually("an open lock is not listed", async || one.locks.state(&name).await.unwrap().is_none().then_some(()))
-        .await;
+    eventually("an open lock is not listed", async || {
+        one.locks.state(&name).await.unwrap().is_none().then_some(())
+    })
+    .await;
 }
 
 /// A detached lease is nobody's but its id's: it outlives its client, and is renewed and released from elsewhere.

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::Fixture;
-use super::client::{Client, LONG_TTL, eventually, expect_waiting, join, lock, queue, unique, until_past, within};
+use super::client::{
+    Client, LONG_TTL, eventually, expect_waiting, join, lock, queue, unique, until_past, within,
+};
 use super::faults::Step;
 use crate::clock::Instant;
 use crate::error::ErrorKind;
@@ -135,7 +137,11 @@ pub async fn deadline_counts_from_the_extensions_reply(fixture: &dyn Fixture) {
     });
     extended.unwrap();
     let deadline = guard.deadline().unwrap();
-    assert!(deadline < reached + JUDGED_TTL * 2, "the deadline is {:?} after the renewal", deadline.since(reached));
+    assert!(
+        deadline < reached + JUDGED_TTL * 2,
+        "the deadline is {:?} after the renewal",
+        deadline.since(reached)
+    );
     assert!(deadline > before);
 }
 
