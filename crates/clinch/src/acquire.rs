@@ -171,7 +171,7 @@ impl Wait<'_> {
     /// Why the wait ended without a grant: who holds the lock, or that the store did not answer.
     fn timed_out(&mut self) -> Error {
         let waited = self.target.engine.env.now().since(self.start);
-        let waited = Duration::from_millis(u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
+        let waited = in_steps(waited);
         let name = &self.target.name;
         if let Some(failure) = self.failure.take() {
             return Error::new(
@@ -180,12 +180,26 @@ impl Wait<'_> {
             )
             .with_source(failure);
         }
-        let holder = self.busy.as_ref().and_then(|busy| busy.holder.as_ref());
-        let by = holder.map(|holder| format!(" by {} (pid {})", holder.owner.host, holder.owner.pid));
-        Error::new(
-            ErrorKind::TimedOut,
-            format!("lock \"{name}\" is held{}; waited {waited:?}", by.unwrap_or_default()),
-        )
+        let by = self.busy.as_ref().and_then(|busy| busy.holder.as_ref()).map(|holder| {
+            let since = self.target.engine.env.clock().wall().duration_since(holder.since).unwrap_or_default();
+            let Owner { host, pid, .. } = &holder.owner;
+            format!("held by {host} (pid {pid}, for {})", humantime::format_duration(in_steps(since)))
+        });
+        let waited = match waited {
+            Duration::ZERO => String::new(),
+            waited => format!("; waited {}", humantime::format_duration(waited)),
+        };
+        // Nobody holds a lock that lingers closed.
+        let message = format!("lock \"{name}\" is {}{waited}", by.unwrap_or_else(|| "not free".to_owned()));
+        Error::new(ErrorKind::TimedOut, message)
+    }
+}
+
+/// A time as people want to read it: whole seconds, or milliseconds of a short one.
+fn in_steps(time: Duration) -> Duration {
+    match time.as_secs() {
+        0 => Duration::from_millis(u64::from(time.subsec_millis())),
+        seconds => Duration::from_secs(seconds),
     }
 }
 

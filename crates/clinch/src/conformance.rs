@@ -76,7 +76,7 @@ mod worker;
 pub use worker::worker;
 
 /// How long one property may take before it counts as hung.
-const PROPERTY_TIMEOUT: Duration = Duration::from_secs(170);
+const PROPERTY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A store to run the properties on, and how to reach it.
 #[async_trait]
@@ -96,13 +96,29 @@ pub trait Fixture: Sync {
     }
 }
 
-/// Runs one property on a runtime of its own. `module` is where the [`conformance!`](crate::conformance!) macro stands.
-pub fn run(module: &'static str, fixture: impl Fixture, property: impl AsyncFnOnce(&dyn Fixture)) {
+/// Runs one property on a thread and runtime of its own. `module` is that of the test.
+pub fn run(
+    module: &'static str,
+    fixture: impl Fixture + Send + 'static,
+    property: impl AsyncFnOnce(&dyn Fixture) + Send + 'static,
+) {
     worker::remember(module);
-    client::runtime().block_on(async {
-        let property = tokio::time::timeout(PROPERTY_TIMEOUT, property(&fixture));
-        property.await.expect("the property hangs");
+    let (done, finished) = std::sync::mpsc::channel::<()>();
+    // Panics then name the test.
+    let thread =
+        std::thread::Builder::new().name(std::thread::current().name().unwrap_or("property").to_owned());
+    let thread = thread.spawn(move || {
+        let _done = done;
+        client::runtime().block_on(property(&fixture));
     });
+    let thread = thread.expect("a thread for the property");
+    // Nothing is ever sent: the channel closes when the property ends. A property that spins would never let a timer of
+    // its own runtime fire, hence the second thread.
+    let hangs = finished.recv_timeout(PROPERTY_TIMEOUT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
+    assert!(!hangs, "the property was not done within {PROPERTY_TIMEOUT:?}");
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
 }
 
 /// Hands the list of all properties, by group, to another macro. The one place that knows them.
@@ -126,6 +142,7 @@ macro_rules! __for_each_property {
             }
             loss {
                 claim_not_applied
+                jeopardy_not_told
                 keeper_stalled
                 late_release_frees_a_successor
                 release_not_applied
@@ -211,6 +228,7 @@ macro_rules! __for_each_property {
                 renewed_although_never
                 runtime_blocked
                 timed_out_waiter_stays
+                unanswered_wait
                 unrenewed_lease
             }
         }

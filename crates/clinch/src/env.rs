@@ -54,8 +54,16 @@ impl Env {
         &self.random
     }
 
-    /// Waits until the clock reads at least `until`.
-    pub(crate) fn sleep_until(&self, until: Instant) -> Sleep {
+    /// Waits until the clock reads at least `until`, on any executor. Costs nothing before its first poll.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub fn sleep_until(&self, until: Instant) -> impl Future<Output = ()> + Send + Unpin + use<> {
+        self.sleep(until)
+    }
+
+    fn sleep(&self, until: Instant) -> Sleep {
         self.timers.sleep_until(until)
     }
 }

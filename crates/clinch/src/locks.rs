@@ -114,6 +114,11 @@ impl Locks {
         Ok(self)
     }
 
+    /// How long a lease lives without a renewal.
+    pub fn lease_ttl(&self) -> Duration {
+        self.options.ttl
+    }
+
     /// The same locks with leases that are kept for at most `time` from their grant, renewed or not; then they are lost
     /// and the lock is freed.
     ///
@@ -274,7 +279,7 @@ async fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
         #[cfg(feature = "memory")]
         "memory" => open_memory(url, env),
         #[cfg(feature = "file")]
-        "file" => crate::backends::file::open(url, env),
+        "file" => crate::backends::file::open_url(url, env),
         other => {
             Err(Error::new(ErrorKind::Unsupported, format!("this build has no store for \"{other}://\"")))
         }

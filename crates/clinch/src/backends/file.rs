@@ -26,6 +26,7 @@ mod store;
 #[cfg(target_os = "linux")]
 mod watch;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::Backend;
@@ -33,16 +34,26 @@ use crate::env::Env;
 use crate::error::Result;
 use crate::url::StoreUrl;
 
+/// The store of the lock files in this directory, which is made with mode 0700 if it is not there.
+///
+/// What `file:///dir` connects to. An empty path is the user's default directory.
+///
+/// # Errors
+///
+/// [`ErrorKind::Refused`](crate::ErrorKind::Refused) for a network file system and for a directory that others could
+/// change; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on systems other than Linux, whose open file
+/// description locks this needs.
+pub fn open(dir: &Path, env: Env) -> Result<Arc<dyn Backend>> {
+    open_on(dir, env, false)
+}
+
 /// Opens the store of a URL: `file:///dir[?network-fs=allow]`, or `file://` for the user's default directory.
-#[cfg(target_os = "linux")]
-pub(crate) fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
+pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
     let network_allowed = match url.take("network-fs")?.as_deref() {
         None => false,
         Some("allow") => true,
         Some(other) => {
-            return Err(crate::Error::invalid(format!(
-                "network-fs= takes only \"allow\"; \"{other}\" is not it"
-            )));
+            return Err(crate::Error::invalid(format!("network-fs= takes only \"allow\"; \"{other}\" is not it")));
         }
     };
     if !matches!(url.authority.as_str(), "" | "localhost") {
@@ -51,15 +62,15 @@ pub(crate) fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
             url.authority, url.path
         )));
     }
-    let dir = dir::Dir::open(&url.path, network_allowed)?;
-    Ok(Arc::new(store::File::new(dir, env.clone())?))
+    open_on(Path::new(&url.path), env.clone(), network_allowed)
 }
 
-/// Refuses: open file description locks are Linux's.
+#[cfg(target_os = "linux")]
+fn open_on(dir: &Path, env: Env, network_allowed: bool) -> Result<Arc<dyn Backend>> {
+    Ok(Arc::new(store::File::new(dir::Dir::open(dir, network_allowed)?, env)?))
+}
+
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn open(_url: &mut StoreUrl, _env: &Env) -> Result<Arc<dyn Backend>> {
-    Err(crate::Error::new(
-        crate::ErrorKind::Unsupported,
-        "file:// is not supported yet on this system; it needs Linux",
-    ))
+fn open_on(_dir: &Path, _env: Env, _network_allowed: bool) -> Result<Arc<dyn Backend>> {
+    Err(crate::Error::new(crate::ErrorKind::Unsupported, "file:// is not supported yet on this system; it needs Linux"))
 }

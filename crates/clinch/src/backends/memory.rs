@@ -260,7 +260,7 @@ impl Backend for Memory {
             let (claims, closed_until) = self.at(&name, |queue, _, now| {
                 let claims = queue.claims.iter().enumerate();
                 let claims = claims.map(|(position, entry)| {
-                    entry.state(admits(queue.modes().take(position), entry.claim.mode), now)
+                    entry.state(queue.grants(position, entry.claim.mode), now)
                 });
                 (claims.collect::<Vec<_>>(), queue.closed_until.map(|until| wall + until.since(now)))
             });

@@ -19,6 +19,24 @@ pub async fn keeper_stalled(fixture: &dyn Fixture) {
     lost_before_a_rival_holds(fixture, &one, &rival, "stalled").await;
 }
 
+/// A lease whose renewals do not come through is in jeopardy before it is lost, and out of it when they do again.
+pub async fn jeopardy_not_told(fixture: &dyn Fixture) {
+    let client = Client::new(fixture).await;
+    if !client.capabilities().expiry {
+        return;
+    }
+    let name = unique("jeopardy");
+    let guard = super::client::lock(&client.with_ttl(fixture.ttl() * 4), &name).await;
+    client.faults.hang(Step::Renew);
+    let standing = within("the jeopardy is told", guard.changed(&Standing::Held)).await;
+    assert_eq!(standing, Standing::Jeopardy);
+    assert!(guard.is_held());
+    client.faults.heal();
+    let standing = within("the jeopardy ends", guard.changed(&Standing::Jeopardy)).await;
+    assert_eq!(standing, Standing::Held);
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
+
 /// P2: a holder that is cut off from the store learns of its loss before a rival is granted.
 pub async fn severed_holder(fixture: &dyn Fixture) {
     let (one, rival) = (Client::new(fixture).await, Client::new(fixture).await);
@@ -60,14 +78,16 @@ async fn lost_before_a_rival_holds(fixture: &dyn Fixture, one: &Client, rival: &
 /// A guard that nobody renews any more: lost first, granted to the rival then.
 async fn passes_on(one: &Client, guard: Guard, rival: &Client, name: &str) {
     let waiter = queue(&rival.locks, name);
-    let next = join("the lock of a dead holder is granted", waiter).await;
-    let granted = rival.now();
-    assert!(!guard.is_held(), "two guards hold at a time");
+    // Somebody waits for the loss from the start, so it must be signalled and not only be found on looking.
+    let (loss, (next, granted)) = tokio::join!(within("the loss is signalled", guard.lost()), async {
+        let next = join("the lock of a dead holder is granted", waiter).await;
+        assert!(!guard.is_held(), "two guards hold at a time");
+        (next, rival.now())
+    });
     assert!(next.is_held());
     let deadline = guard.deadline().expect("a lease that runs out has a deadline");
     assert!(deadline < granted, "the deadline {deadline:?} is later than the rival's grant at {granted:?}");
     assert_eq!(guard.remaining(), Some(Duration::ZERO));
-    let loss = within("the loss is signalled", guard.lost()).await;
     assert_eq!(guard.standing(), Standing::Lost(loss), "a loss changed");
     one.faults.heal();
     assert!(!guard.is_held(), "a loss un-happened");

@@ -123,7 +123,8 @@ pub async fn lease_outlives_its_ttl(fixture: &dyn Fixture) {
     if let Some(ttl) = grant.ttl {
         eventually("an unrenewed claim is gone", async || other.could_lock(&name).await.then_some(())).await;
         let gone = other.now();
-        assert!(gone >= sent + ttl, "a lease of {ttl:?} ran out after {:?}", gone.since(sent));
+        // Less what the store's clock may run apart from ours in that time.
+        assert!(gone >= sent + (ttl - ttl / 100), "a lease of {ttl:?} ran out after {:?}", gone.since(sent));
         assert!(matches!(one.faults.verify(&claim).await.unwrap(), Renewal::Lost(_)));
     } else {
         until_past(&one, sent + fixture.ttl()).await;

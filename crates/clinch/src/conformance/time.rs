@@ -79,6 +79,24 @@ pub async fn timed_out_waiter_stays(fixture: &dyn Fixture) {
     one.expect_unused(&name).await;
 }
 
+/// P9: a wait ends at its deadline although the store does not answer, and does not blame a holder that nobody saw.
+pub async fn unanswered_wait(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("unanswered");
+    let mutex = one.locks.mutex(&name).unwrap();
+    let wait = || mutex.lock().timeout(Duration::from_millis(50));
+    one.faults.sever();
+    let error = within("a wait without a store ends", wait()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    one.faults.heal();
+    one.faults.hang(Step::Claim);
+    let error = within("a wait for a hanging store ends", wait()).await.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Unavailable), "{error:?}");
+    assert!(error.to_string().contains("answer"), "does not say that the store did not answer: {error}");
+    one.faults.heal();
+    other.expect_unused(&name).await;
+}
+
 /// P10: TTLs that are none are refused before anything is sent.
 pub async fn odd_ttls(fixture: &dyn Fixture) {
     let client = Client::new(fixture).await;

@@ -40,8 +40,8 @@ pub(super) struct Dir {
 
 impl Dir {
     /// Opens the directory, making it with mode 0700 if it is not there. An empty path is the user's default.
-    pub(super) fn open(path: &str, network_allowed: bool) -> Result<Dir> {
-        let path = if path.is_empty() { default_path()? } else { PathBuf::from(path) };
+    pub(super) fn open(path: &Path, network_allowed: bool) -> Result<Dir> {
+        let path = if path.as_os_str().is_empty() { default_path()? } else { path.to_path_buf() };
         let user = rustix::process::geteuid().as_raw();
         if let Err(error) = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path) {
             return Err(Error::new(
@@ -314,7 +314,7 @@ mod tests {
     fn a_new_directory_and_its_files_are_private() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("state/clinch");
-        let dir = Dir::open(path.to_str().unwrap(), false).unwrap();
+        let dir = Dir::open(&path, false).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
         dir.open_lock("n.lock", true).unwrap().unwrap();
         dir.open_bell(3).unwrap();
@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn a_symbolic_link_planted_for_a_lock_file_is_refused() {
         let parent = tempfile::tempdir().unwrap();
-        let dir = Dir::open(parent.path().to_str().unwrap(), false).unwrap();
+        let dir = Dir::open(parent.path(), false).unwrap();
         std::fs::write(parent.path().join("victim"), "precious").unwrap();
         std::os::unix::fs::symlink("victim", parent.path().join("n.lock")).unwrap();
         let error = dir.open_lock("n.lock", true).unwrap_err();
@@ -340,7 +340,7 @@ mod tests {
         let shared = parent.path().join("shared");
         std::fs::create_dir(&shared).unwrap();
         std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o1777)).unwrap();
-        let dir = Dir::open(shared.to_str().unwrap(), false).unwrap();
+        let dir = Dir::open(&shared, false).unwrap();
         std::fs::write(shared.join("n.lock"), "").unwrap();
         std::fs::set_permissions(shared.join("n.lock"), std::fs::Permissions::from_mode(0o666)).unwrap();
         assert_eq!(dir.open_lock("n.lock", true).unwrap_err().kind(), ErrorKind::Refused);

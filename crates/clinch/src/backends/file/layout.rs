@@ -119,6 +119,9 @@ pub(super) struct Record {
     mode: Mode,
     /// Since when it is granted, or queued: milliseconds of the wall clock.
     since: u64,
+    /// Not granted yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    waiting: bool,
     /// When the holder will let go unless this is moved: nanoseconds after boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) until: Option<u64>,
@@ -150,12 +153,13 @@ mod text {
 }
 
 impl Record {
-    pub(super) fn new(claim: &Claim, ticket: u64, wall: SystemTime) -> Record {
+    pub(super) fn new(claim: &Claim, ticket: u64, granted: bool, wall: SystemTime) -> Record {
         Record {
             ticket,
             claim: claim.id,
             mode: claim.mode,
             since: millis(wall),
+            waiting: !granted,
             until: None,
             leaving: false,
             revoked: false,
@@ -189,15 +193,15 @@ impl Record {
         self.mode = mode;
     }
 
-    pub(super) fn set_since(&mut self, wall: SystemTime) {
-        self.since = millis(wall);
+    pub(super) fn set_granted(&mut self, wall: SystemTime) {
+        (self.waiting, self.since) = (false, millis(wall));
     }
 
-    pub(super) fn state(&self, granted: bool, now: Instant) -> ClaimState {
+    pub(super) fn state(&self, now: Instant) -> ClaimState {
         ClaimState {
             id: self.claim,
             mode: self.mode,
-            granted,
+            granted: !self.waiting,
             token: Token::new(self.ticket),
             owner: (*self.owner).clone(),
             since: SystemTime::UNIX_EPOCH + Duration::from_millis(self.since),
@@ -318,7 +322,7 @@ mod tests {
             enqueue: true,
             owner: Arc::new(owner),
         };
-        let mut record = Record::new(&claim, Token::MAX.get(), SystemTime::now());
+        let mut record = Record::new(&claim, Token::MAX.get(), false, SystemTime::now());
         (record.until, record.leaving, record.revoked) = (Some(u64::MAX), true, true);
         let mut line = Vec::new();
         record.write(&mut line).unwrap();

@@ -150,7 +150,7 @@ impl File {
             true => Ok(None),
             false => self.dir.open_bell(dir::bell(world.hash, ticket)).map(Some),
         };
-        let record = |ticket| Record::new(claim, ticket, world.wall);
+        let record = |ticket| Record::new(claim, ticket, grants, world.wall);
         let (ticket, bell) = held.claim_behind(&locked, record, bell)?;
         Ok(Some((if grants { granted(ticket) } else { Progress::Queued(busy) }, Some((ticket, bell)))))
     }
@@ -181,7 +181,7 @@ impl File {
             lock(&self.slots).remove(&claim.id);
             return Err(Error::lost(&claim.name, evicted()));
         };
-        record.set_since(self.env.clock().wall());
+        record.set_granted(self.env.clock().wall());
         slot.file.rewrite(&record)?;
         (slot.granted, slot.granted_at) = (true, self.env.now());
         if slot.mode != Mode::Exclusive {
@@ -221,7 +221,7 @@ impl File {
     fn busy<'a>(&self, live: impl Iterator<Item = &'a Live> + Clone) -> Busy {
         let ahead = u32::try_from(live.clone().count()).unwrap_or(u32::MAX);
         let holder = live.filter_map(|live| live.record.as_ref()).next();
-        Busy { ahead, holder: holder.map(|record| record.state(true, self.env.now())), place_ttl: None }
+        Busy { ahead, holder: holder.map(|record| record.state(self.env.now())), place_ttl: None }
     }
 
     /// What a queued claim has to wait for; `None` when it can be granted.
@@ -342,12 +342,8 @@ impl File {
         let live: Vec<&Live> = live.iter().filter(|live| live.counts()).collect();
         let name = if plain.is_some() { plain } else { file.stored_name()? };
         let Some(name) = name.filter(|name| name.as_str().starts_with(prefix)) else { return Ok(None) };
-        let modes: Vec<Mode> = live.iter().map(|live| live.mode()).collect();
-        let claims = live.iter().enumerate().filter_map(|(position, live)| {
-            let granted = admits(modes.iter().copied().take(position), live.mode());
-            Some(live.record.as_ref()?.state(granted, self.env.now()))
-        });
-        let claims: Vec<_> = claims.collect();
+        let states = live.iter().filter_map(|live| live.record.as_ref()).map(|record| record.state(self.env.now()));
+        let claims: Vec<_> = states.collect();
         Ok((!claims.is_empty() || closed_until.is_some()).then_some(LockState { name, claims, closed_until }))
     }
 }
@@ -506,7 +502,7 @@ impl Backend for File {
 fn enter_alone(claim: &Claim, world: &World<'_>, file: &LockFile) -> Result<Option<u64>> {
     match file.hold_alone(world)? {
         Some(held) if !held.header.closed_at(world.wall) => {
-            held.claim_alone(|ticket| Record::new(claim, ticket, world.wall)).map(Some)
+            held.claim_alone(|ticket| Record::new(claim, ticket, true, world.wall)).map(Some)
         }
         _ => Ok(None),
     }

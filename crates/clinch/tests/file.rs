@@ -1,0 +1,291 @@
+//! `file://`: the conformance suite, and the hazards that only files have.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clinch::backend::Backend;
+use clinch::{Env, ErrorKind, Guard, Lane, Locks, LossKind};
+
+/// How long a state may take to come about before the test counts as failed.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn connect(dir: &Path) -> Locks {
+    clinch::connect(&format!("file://{}", dir.display())).await.unwrap()
+}
+
+async fn lock(locks: &Locks, name: &str) -> Guard {
+    locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
+}
+
+fn the_lock_file(dir: &Path) -> PathBuf {
+    dir.join("job.lock")
+}
+
+/// Changes a field of the header as if somebody else had written it.
+fn rewrite_header(file: &Path, key: &str, value: &str) {
+    use std::os::unix::fs::FileExt;
+    let text = std::fs::read(file).unwrap();
+    let at = String::from_utf8_lossy(&text[..192]).find(&format!(" {key}=")).unwrap() + key.len() + 2;
+    std::fs::File::options().write(true).open(file).unwrap().write_all_at(value.as_bytes(), at as u64).unwrap();
+}
+
+fn header_field(file: &Path, key: &str) -> u64 {
+    let text = std::fs::read(file).unwrap();
+    let header = String::from_utf8_lossy(&text[..192]).into_owned();
+    let value = header.split(&format!(" {key}=")).nth(1).unwrap().split(' ').next().unwrap();
+    value.parse().unwrap()
+}
+
+/// A Python process that does something to a file and stays until it is dropped.
+struct Python(Child);
+
+impl Python {
+    /// Runs `script`, which prints a line when it is where it shall stay.
+    fn start(script: &str, file: &Path) -> Python {
+        use std::io::BufRead;
+        let mut child = Command::new("python3")
+            .args(["-c", script])
+            .arg(file)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("these tests need python3");
+        let mut line = String::new();
+        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), "ready");
+        Python(child)
+    }
+}
+
+impl Drop for Python {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn tokens_rise_over_a_reboot_that_lost_unsynced_tickets() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    let before = lock(&locks, "job").await.token().get();
+    let file = the_lock_file(dir.path());
+    let reserved = header_field(&file, "reserved");
+    assert!(reserved >= before, "every ticket given lies below the durable mark");
+    // The power went: what was not synced is gone, and this is another boot.
+    rewrite_header(&file, "last", &format!("{:016}", before - 1));
+    rewrite_header(&file, "boot", &"0".repeat(32));
+    let after = lock(&locks, "job").await.token().get();
+    assert!(after > reserved, "{after} may have been given before the reboot; the mark was {reserved}");
+}
+
+#[tokio::test]
+async fn tokens_rise_over_the_durable_mark() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    let file = the_lock_file(dir.path());
+    let mut last = 0;
+    for _ in 0..2100 {
+        let guard = lock(&locks, "job").await;
+        assert!(guard.token().get() > last);
+        last = guard.token().get();
+        assert!(header_field(&file, "reserved") >= last, "a ticket above the durable mark was given");
+    }
+}
+
+#[tokio::test]
+async fn tokens_rise_over_the_removal_of_the_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("locks");
+    let before = lock(&connect(&path).await, "job").await.token();
+    std::fs::remove_dir_all(&path).unwrap();
+    assert!(lock(&connect(&path).await, "job").await.token() > before);
+}
+
+#[tokio::test]
+async fn a_holder_whose_file_was_removed_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    let guard = lock(&locks, "job").await;
+    guard.verify().await.unwrap();
+    std::fs::remove_file(the_lock_file(dir.path())).unwrap();
+    assert_eq!(guard.verify().await.unwrap_err().kind(), ErrorKind::Lost);
+    let loss = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
+    assert_eq!(loss.kind, LossKind::Deleted);
+}
+
+#[tokio::test]
+async fn waiters_of_a_removed_file_meet_in_the_new_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    let holder = lock(&locks, "job").await;
+    let waiter = tokio::spawn({
+        let locks = locks.clone();
+        async move { lock(&locks, "job").await }
+    });
+    while locks.state("job").await.unwrap().is_none_or(|state| state.claims.len() < 2) {
+        tokio::task::yield_now().await;
+    }
+    std::fs::remove_file(the_lock_file(dir.path())).unwrap();
+    let newcomer = lock(&locks, "job").await;
+    drop(holder);
+    // The waiter's old file is free now, but it must not take that for the lock.
+    let mutex = locks.mutex("job").unwrap();
+    while locks.state("job").await.unwrap().is_none_or(|state| state.claims.len() < 2) {
+        assert!(!waiter.is_finished(), "the waiter holds a file that nobody can reach");
+        tokio::task::yield_now().await;
+    }
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    drop(newcomer);
+    drop(tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap());
+}
+
+#[tokio::test]
+async fn a_descriptor_keeps_the_lock_until_its_last_copy_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    let guard = lock(&locks, "job").await;
+    let copy = guard.descriptor().unwrap();
+    // As after kill -9 of the process that has the guard: nothing is unlocked, the descriptor lives on elsewhere.
+    let other = connect(dir.path()).await;
+    std::mem::forget(guard);
+    assert!(other.mutex("job").unwrap().try_lock().await.unwrap().is_none());
+    drop(copy);
+
+    let guard = lock(&locks, "other").await;
+    let copy = guard.descriptor().unwrap();
+    let waiter = tokio::spawn({
+        let other = other.clone();
+        async move { lock(&other, "other").await }
+    });
+    while other.state("other").await.unwrap().is_none_or(|state| state.claims.len() < 2) {
+        tokio::task::yield_now().await;
+    }
+    guard.release().await.unwrap();
+    drop(tokio::time::timeout(PATIENCE, waiter).await.expect("a release frees it for all copies").unwrap());
+    drop(copy);
+}
+
+#[tokio::test]
+async fn a_process_stopped_while_it_takes_its_ticket_delays_but_breaks_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    drop(lock(&locks, "job").await);
+    // Holds the byte that guards the header, as a claimant does for some microseconds, for as long as it lives.
+    let meta = "import fcntl,os,struct,sys
+fd=os.open(sys.argv[1],os.O_RDWR)
+fcntl.fcntl(fd,37,struct.pack('hhqqi4x',fcntl.F_WRLCK,0,1<<54,1,0))
+print('ready',flush=True)
+sys.stdin.read()";
+    let stopped = Python::start(meta, &the_lock_file(dir.path()));
+    let mutex = locks.mutex("job").unwrap();
+    assert!(mutex.try_lock().await.unwrap().is_none(), "whoever takes a ticket is about to hold it");
+    let timeout = mutex.lock().timeout(Duration::from_millis(50)).await.unwrap_err();
+    assert_eq!(timeout.kind(), ErrorKind::TimedOut);
+    let waiter = tokio::spawn(async move { mutex.lock().timeout(PATIENCE).await });
+    drop(stopped);
+    drop(waiter.await.unwrap().unwrap());
+}
+
+#[tokio::test]
+async fn a_damaged_lock_file_is_an_error_and_not_a_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    for damage in [&b"not a lock"[..], &[0xff; 4096], b"clinch 1 name=zz last=1"] {
+        std::fs::write(the_lock_file(dir.path()), damage).unwrap();
+        let error = locks.mutex("job").unwrap().try_lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        assert_eq!(std::fs::read(the_lock_file(dir.path())).unwrap(), damage, "nothing was overwritten");
+    }
+    // Numbers that no arithmetic may trip over.
+    std::fs::remove_file(the_lock_file(dir.path())).unwrap();
+    drop(lock(&locks, "job").await);
+    rewrite_header(&the_lock_file(dir.path()), "last", "9999999999999999");
+    let error = locks.mutex("job").unwrap().try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exhausted);
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_and_loses_nothing() {
+    const RECORDS: usize = 1024;
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    let readers = locks.rwlock("job").unwrap();
+    let mut guards = Vec::new();
+    for _ in 0..RECORDS {
+        guards.push(readers.read().timeout(PATIENCE).await.unwrap());
+    }
+    let error = readers.read().timeout(PATIENCE).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
+    assert_eq!(locks.state("job").await.unwrap().unwrap().claims.len(), RECORDS);
+    drop(guards.swap_remove(500));
+    drop(readers.read().timeout(PATIENCE).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_long_lived_permit_keeps_its_record_while_thousands_pass() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await.label("the patient one").unwrap();
+    let patient = locks.semaphore("job", 2).unwrap().acquire(1).unwrap().await.unwrap();
+    let hasty = connect(dir.path()).await.semaphore("job", 2).unwrap();
+    for _ in 0..2500 {
+        drop(hasty.try_acquire(1).await.unwrap().unwrap());
+    }
+    let state = locks.state("job").await.unwrap().unwrap();
+    assert_eq!(state.claims.len(), 1);
+    assert_eq!((state.claims[0].id, state.claims[0].owner.label.as_str()), (patient.claim_id(), "the patient one"));
+}
+
+#[tokio::test]
+async fn a_lock_that_lingers_closed_opens_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    lock(&locks, "job").await.release_closed(Duration::from_millis(300)).await.unwrap();
+    assert!(locks.mutex("job").unwrap().try_lock().await.unwrap().is_none());
+    assert!(locks.state("job").await.unwrap().unwrap().closed_until.is_some());
+    drop(lock(&locks, "job").await);
+}
+
+#[tokio::test]
+async fn two_long_names_that_share_their_start_are_two_locks() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    let (one, two) = (format!("{}1", "x".repeat(511)), format!("{}2", "x".repeat(511)));
+    let guard = lock(&locks, &one).await;
+    drop(lock(&locks, &two).await);
+    let names: Vec<String> = locks.list("xx").await.unwrap().into_iter().map(|state| state.name.to_string()).collect();
+    assert_eq!(names, [one]);
+    drop(guard);
+}
+
+#[tokio::test]
+async fn hosts_and_unknown_keys_in_the_url_are_refused() {
+    for (url, kind) in [
+        ("file://server/share", ErrorKind::Invalid),
+        ("file:///d?networkfs=allow", ErrorKind::Invalid),
+        ("file:///d?network-fs=yes", ErrorKind::Invalid),
+        ("file:///proc/clinch", ErrorKind::Unavailable),
+        ("file:///d?require=survives-failover", ErrorKind::Unsupported),
+    ] {
+        let url = url.replace("/d?", &format!("{}/d?", std::env::temp_dir().display()));
+        assert_eq!(clinch::connect(&url).await.unwrap_err().kind(), kind, "{url}");
+    }
+}
+
+/// One client of a directory, in any world.
+struct InFiles(tempfile::TempDir);
+
+#[async_trait::async_trait]
+impl clinch::conformance::Fixture for InFiles {
+    async fn connect(&self, env: &Env) -> Arc<dyn Backend> {
+        clinch::backends::file::open(self.0.path(), env.clone()).unwrap()
+    }
+
+    fn url(&self) -> Option<String> {
+        Some(format!("file://{}", self.0.path().display()))
+    }
+}
+
+clinch::conformance!(InFiles(tempfile::tempdir().unwrap()));
