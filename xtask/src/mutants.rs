@@ -31,6 +31,10 @@ pub(crate) fn run(only: &[String]) -> Result {
     }
     let tree = root().join("target/mutants/tree");
     copy(&tree)?;
+    // All of these first: nothing is built again between them.
+    for mutant in &chosen {
+        passes_without(mutant, &tree)?;
+    }
     let mut caught = 0;
     for mutant in &chosen {
         catch(mutant, &tree)?;
@@ -39,6 +43,15 @@ pub(crate) fn run(only: &[String]) -> Result {
     }
     println!("mutants: {caught} planted, {caught} caught");
     Ok(())
+}
+
+/// A test that fails anyway would catch anything.
+fn passes_without(mutant: &Mutant, tree: &Path) -> Result {
+    let sound = test(mutant, tree, false)?;
+    if sound.status.success() && String::from_utf8_lossy(&sound.stdout).contains("1 passed") {
+        return Ok(());
+    }
+    Err(format!("mutant {}: its test must be one test that passes without it", mutant.name))
 }
 
 fn read() -> Result<Vec<Mutant>> {

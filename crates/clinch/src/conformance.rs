@@ -235,7 +235,7 @@ macro_rules! __for_each_property {
     };
 }
 
-/// Emits one test per property of the [conformance suite](crate::conformance), run on the store that the expression
+/// Emits one test per property of the [conformance suite](mod@crate::conformance), run on the store that the expression
 /// makes; it is evaluated anew for every property, and may well yield the same store.
 ///
 /// The tests need nothing around them: no runtime, no order, no single thread. One more, `clinch_worker`, is ignored: it

@@ -82,7 +82,7 @@ pub async fn timed_out_waiter_stays(fixture: &dyn Fixture) {
 /// P9: a wait ends at its deadline although the store does not answer, and does not blame a holder that nobody saw.
 pub async fn unanswered_wait(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
-    let name = unique("unanswered");
+    let name = unique("no-store");
     let mutex = one.locks.mutex(&name).unwrap();
     let wait = || mutex.lock().timeout(Duration::from_millis(50));
     one.faults.sever();
