@@ -6,12 +6,13 @@ use std::process::Command;
 use crate::shell::{Result, run};
 
 /// Commands that tests call, and the Debian packages that bring them.
-const NEEDS: [(&str, &str); 6] = [
+const NEEDS: [(&str, &str); 7] = [
     ("cc", "gcc"),
     ("flock", "util-linux"),
     ("git", "git"),
     ("mount", "mount"),
     ("python3", "python3"),
+    ("strace", "strace"),
     ("unshare", "util-linux"),
 ];
 

@@ -181,7 +181,8 @@ impl Wait<'_> {
             .with_source(failure);
         }
         let by = self.busy.as_ref().and_then(|busy| busy.holder.as_ref()).map(|holder| {
-            let since = self.target.engine.env.clock().wall().duration_since(holder.since).unwrap_or_default();
+            let since =
+                self.target.engine.env.clock().wall().duration_since(holder.since).unwrap_or_default();
             let Owner { host, pid, .. } = &holder.owner;
             format!("held by {host} (pid {pid}, for {})", humantime::format_duration(in_steps(since)))
         });

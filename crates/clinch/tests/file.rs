@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clinch::backend::Backend;
-use clinch::{Env, ErrorKind, Guard, Lane, Locks, LossKind};
+use clinch::{Env, ErrorKind, Guard, Locks, LossKind};
 
 /// How long a state may take to come about before the test counts as failed.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -28,7 +28,12 @@ fn rewrite_header(file: &Path, key: &str, value: &str) {
     use std::os::unix::fs::FileExt;
     let text = std::fs::read(file).unwrap();
     let at = String::from_utf8_lossy(&text[..192]).find(&format!(" {key}=")).unwrap() + key.len() + 2;
-    std::fs::File::options().write(true).open(file).unwrap().write_all_at(value.as_bytes(), at as u64).unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(file)
+        .unwrap()
+        .write_all_at(value.as_bytes(), at as u64)
+        .unwrap();
 }
 
 fn header_field(file: &Path, key: &str) -> u64 {
@@ -235,7 +240,10 @@ async fn a_long_lived_permit_keeps_its_record_while_thousands_pass() {
     }
     let state = locks.state("job").await.unwrap().unwrap();
     assert_eq!(state.claims.len(), 1);
-    assert_eq!((state.claims[0].id, state.claims[0].owner.label.as_str()), (patient.claim_id(), "the patient one"));
+    assert_eq!(
+        (state.claims[0].id, state.claims[0].owner.label.as_str()),
+        (patient.claim_id(), "the patient one")
+    );
 }
 
 #[tokio::test]
@@ -255,7 +263,8 @@ async fn two_long_names_that_share_their_start_are_two_locks() {
     let (one, two) = (format!("{}1", "x".repeat(511)), format!("{}2", "x".repeat(511)));
     let guard = lock(&locks, &one).await;
     drop(lock(&locks, &two).await);
-    let names: Vec<String> = locks.list("xx").await.unwrap().into_iter().map(|state| state.name.to_string()).collect();
+    let names: Vec<String> =
+        locks.list("xx").await.unwrap().into_iter().map(|state| state.name.to_string()).collect();
     assert_eq!(names, [one]);
     drop(guard);
 }
@@ -272,6 +281,55 @@ async fn hosts_and_unknown_keys_in_the_url_are_refused() {
         let url = url.replace("/d?", &format!("{}/d?", std::env::temp_dir().display()));
         assert_eq!(clinch::connect(&url).await.unwrap_err().kind(), kind, "{url}");
     }
+}
+
+/// Set for [`pairs`] to what it shall do.
+const PAIRS: &str = "CLINCH_TEST_PAIRS";
+
+/// Locks and releases as often as it is told; nothing by itself.
+#[test]
+fn pairs() {
+    let Some(count) = std::env::var(PAIRS).ok().and_then(|count| count.parse().ok()) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+        let mutex = connect(dir.path()).await.mutex("job").unwrap();
+        for _ in 0..count {
+            mutex.lock().await.unwrap().release().await.unwrap();
+        }
+    });
+}
+
+/// How often the file calls were made in a process that took this many pairs.
+fn calls(pairs: u32) -> std::collections::BTreeMap<String, u32> {
+    let counts = tempfile::NamedTempFile::new().unwrap();
+    let traced =
+        "trace=openat,fcntl,pread64,pwrite64,close,fstat,newfstatat,fsync,fdatasync,flock,read,write";
+    let status = Command::new("strace")
+        .args(["-f", "-c", "-e", traced, "-o"])
+        .arg(counts.path())
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "pairs"])
+        .env(PAIRS, pairs.to_string())
+        .stdout(Stdio::null())
+        .status()
+        .expect("this test needs strace");
+    assert!(status.success());
+    let text = std::fs::read_to_string(counts.path()).unwrap();
+    let rows = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let rows = rows.filter(|row| row.len() >= 5 && row[0].parse::<f32>().is_ok());
+    rows.map(|row| (row.last().unwrap().to_string(), row[3].parse().unwrap())).collect()
+}
+
+#[test]
+fn an_uncontended_pair_costs_seven_system_calls() {
+    let (few, many) = (calls(100), calls(600));
+    let of = |call: &str| many.get(call).unwrap_or(&0) - few.get(call).unwrap_or(&0);
+    // The standard library's debug build asks of every descriptor that it closes whether it is open.
+    let fcntl = if cfg!(debug_assertions) { 4 } else { 3 };
+    let per_pair = ["openat", "fcntl", "pread64", "pwrite64", "close"].map(|call| (call, of(call) / 500));
+    assert_eq!(per_pair, [("openat", 1), ("fcntl", fcntl), ("pread64", 1), ("pwrite64", 1), ("close", 1)]);
+    let total: u32 = many.keys().map(|call| of(call)).sum();
+    assert!(total < (4 + fcntl) * 500 + 50, "{many:?}: no call but these, save one fsync in 1024 claims");
 }
 
 /// One client of a directory, in any world.

@@ -20,7 +20,11 @@ const LAYERS: [(&str, &[&str]); 9] = [
 const FORBIDDEN: [(&str, &[&str], &str); 5] = [
     ("backends", &["lease"], "when to renew or give up is the engine's business"),
     ("engine", &["backends"], "only locks.rs names stores"),
-    ("primitives", &["backends", "backend", "engine", "keeper", "release"], "primitives are thin fronts of acquire.rs"),
+    (
+        "primitives",
+        &["backends", "backend", "engine", "keeper", "release"],
+        "primitives are thin fronts of acquire.rs",
+    ),
     ("keeper", &["guard", "acquire", "engine"], "the keeper knows claims, not guards"),
     ("guard", &["acquire"], "a guard does not wait"),
 ];
@@ -45,7 +49,8 @@ fn used(text: &str) -> BTreeSet<String> {
         Some(group) => group.split('}').next().unwrap().split(',').map(str::trim).collect(),
         None => vec![after],
     });
-    let module = |word: &str| word.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+    let module =
+        |word: &str| word.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
     // Capitalised words are the crate's re-exports, which all layers may name.
     words.map(module).filter(|word| word.starts_with(|c: char| c.is_lowercase())).collect()
 }
@@ -69,7 +74,11 @@ fn modules_use_only_what_lies_below_them() {
             assert!(layer(&other) <= layer(module), "{} uses {other}, which lies above it", inside.display());
             for (who, what, why) in FORBIDDEN {
                 let concerned = who == module || LAYERS[layer(module)].0 == who;
-                assert!(!(concerned && what.contains(&other.as_str())), "{} uses {other}: {why}", inside.display());
+                assert!(
+                    !(concerned && what.contains(&other.as_str())),
+                    "{} uses {other}: {why}",
+                    inside.display()
+                );
             }
         }
     }
@@ -95,7 +104,11 @@ fn no_third_party_client_shows_in_the_public_api() {
     // Signatures are on lines that begin with `pub `; tokio and std are the platform, serde stays in attributes.
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     for path in sources(&src) {
-        for line in std::fs::read_to_string(&path).unwrap().lines().filter(|line| line.trim_start().starts_with("pub ")) {
+        for line in std::fs::read_to_string(&path)
+            .unwrap()
+            .lines()
+            .filter(|line| line.trim_start().starts_with("pub "))
+        {
             for client in ["rustix::", "libc::", "serde_json::", "redis::", "tonic::"] {
                 assert!(!line.contains(client), "{}: {line}", path.display());
             }

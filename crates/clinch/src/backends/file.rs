@@ -53,7 +53,9 @@ pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>
         None => false,
         Some("allow") => true,
         Some(other) => {
-            return Err(crate::Error::invalid(format!("network-fs= takes only \"allow\"; \"{other}\" is not it")));
+            return Err(crate::Error::invalid(format!(
+                "network-fs= takes only \"allow\"; \"{other}\" is not it"
+            )));
         }
     };
     if !matches!(url.authority.as_str(), "" | "localhost") {
@@ -72,5 +74,8 @@ fn open_on(dir: &Path, env: Env, network_allowed: bool) -> Result<Arc<dyn Backen
 
 #[cfg(not(target_os = "linux"))]
 fn open_on(_dir: &Path, _env: Env, _network_allowed: bool) -> Result<Arc<dyn Backend>> {
-    Err(crate::Error::new(crate::ErrorKind::Unsupported, "file:// is not supported yet on this system; it needs Linux"))
+    Err(crate::Error::new(
+        crate::ErrorKind::Unsupported,
+        "file:// is not supported yet on this system; it needs Linux",
+    ))
 }

@@ -259,9 +259,8 @@ impl Backend for Memory {
         let state = |name: LockName| {
             let (claims, closed_until) = self.at(&name, |queue, _, now| {
                 let claims = queue.claims.iter().enumerate();
-                let claims = claims.map(|(position, entry)| {
-                    entry.state(queue.grants(position, entry.claim.mode), now)
-                });
+                let claims = claims
+                    .map(|(position, entry)| entry.state(queue.grants(position, entry.claim.mode), now));
                 (claims.collect::<Vec<_>>(), queue.closed_until.map(|until| wall + until.since(now)))
             });
             LockState { name, claims, closed_until }

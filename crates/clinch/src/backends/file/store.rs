@@ -88,7 +88,14 @@ enum Await {
 impl File {
     pub(super) fn new(dir: Dir, env: Env) -> Result<File> {
         let boot = boot_id(&env)?;
-        Ok(File { dir, env, boot, process: std::process::id(), slots: Mutex::default(), watcher: Watcher::default() })
+        Ok(File {
+            dir,
+            env,
+            boot,
+            process: std::process::id(),
+            slots: Mutex::default(),
+            watcher: Watcher::default(),
+        })
     }
 
     fn world<'a>(&'a self, name: &'a LockName) -> World<'a> {
@@ -342,7 +349,8 @@ impl File {
         let live: Vec<&Live> = live.iter().filter(|live| live.counts()).collect();
         let name = if plain.is_some() { plain } else { file.stored_name()? };
         let Some(name) = name.filter(|name| name.as_str().starts_with(prefix)) else { return Ok(None) };
-        let states = live.iter().filter_map(|live| live.record.as_ref()).map(|record| record.state(self.env.now()));
+        let states =
+            live.iter().filter_map(|live| live.record.as_ref()).map(|record| record.state(self.env.now()));
         let claims: Vec<_> = states.collect();
         Ok((!claims.is_empty() || closed_until.is_some()).then_some(LockState { name, claims, closed_until }))
     }
