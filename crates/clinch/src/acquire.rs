@@ -49,8 +49,16 @@ impl Target {
     /// One step that leaves no place in the queue.
     async fn step(&self, mode: Mode) -> Result<Result<Guard, Busy>> {
         let (claimed, claim) = self.new_claim(mode, false)?;
-        let sent = self.engine.env.now();
-        match self.engine.backend.claim(&claim).await? {
+        let mut attempt = 0;
+        let (sent, progress) = loop {
+            let sent = self.engine.env.now();
+            match self.engine.backend.claim(&claim).await {
+                Ok(progress) => break (sent, progress),
+                Err(error) if self.engine.worth_repeating(&error, &mut attempt).await => {}
+                Err(error) => return Err(error),
+            }
+        };
+        match progress {
             Progress::Granted(grant) => self.guard(claimed, &claim, grant, sent).map(Ok),
             Progress::Busy(busy) => {
                 claimed.settle();
@@ -176,9 +184,17 @@ impl Wait<'_> {
         if let Some(failure) = self.failure.take() {
             return Error::new(
                 ErrorKind::Unavailable,
-                format!("the store did not answer for lock \"{name}\"; tried for {waited:?}"),
+                format!(
+                    "the store did not answer for lock \"{name}\"; tried for {}",
+                    humantime::format_duration(waited)
+                ),
             )
             .with_source(failure);
+        }
+        if self.busy.is_none() {
+            let waited = humantime::format_duration(waited);
+            let message = format!("the store had not answered for lock \"{name}\" after {waited}");
+            return Error::new(ErrorKind::Unavailable, message);
         }
         let by = self.busy.as_ref().and_then(|busy| busy.holder.as_ref()).map(|holder| {
             let since =

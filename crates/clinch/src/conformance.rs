@@ -238,7 +238,7 @@ macro_rules! __for_each_property {
 /// Emits one test per property of the [conformance suite](mod@crate::conformance), run on the store that the expression
 /// makes; it is evaluated anew for every property, and may well yield the same store.
 ///
-/// The tests need nothing around them: no runtime, no order, no single thread. One more, `clinch_worker`, is ignored: it
+/// The tests need nothing around them: no runtime, no order, no single thread. One more, `clinch_worker`, does nothing by itself: it
 /// is what [processes](crate::conformance::processes) start, as further processes of the same test executable.
 #[macro_export]
 macro_rules! conformance {
@@ -246,7 +246,6 @@ macro_rules! conformance {
         $crate::__for_each_property! { [$crate::__conformance_tests] [$fixture] }
 
         #[test]
-        #[ignore = "started by the properties of killed processes"]
         fn clinch_worker() {
             $crate::conformance::worker();
         }

@@ -12,10 +12,14 @@ use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::keeper::Keeper;
+use crate::lease;
 use crate::release::free;
 
 /// How long a release is tried in the background when the lease itself has no end.
 const RELEASE_FOR: Duration = Duration::from_secs(30);
+
+/// How often a step that nobody waits for long is repeated when its answer was lost: some 150 ms in all.
+const REPEATS: u32 = 4;
 
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -70,6 +74,16 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// After a single step's answer was lost: pauses and says that it is to be asked for again, a few times.
+    pub(crate) async fn worth_repeating(&self, error: &Error, attempt: &mut u32) -> bool {
+        if error.kind() != ErrorKind::Unknown || *attempt >= REPEATS {
+            return false;
+        }
+        self.env.sleep_until(self.env.now() + lease::backoff(*attempt, self.env.random().jitter())).await;
+        *attempt += 1;
+        true
     }
 
     /// Until when releasing a claim is worth trying: when its lease has surely run out, there is nothing left to free.

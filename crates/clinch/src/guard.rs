@@ -237,7 +237,7 @@ impl Guard {
     }
 
     /// Ends the guard but not the lease: it stays in the store until it runs out, is renewed by
-    /// [`Locks::renew`](crate::Locks::renew) or released by [`Locks::release`](crate::Locks::release).
+    /// [`Locks::renew_detached`](crate::Locks::renew_detached) or released by [`Locks::release_detached`](crate::Locks::release_detached).
     ///
     /// # Errors
     ///
@@ -302,7 +302,13 @@ impl WriteGuard {
         if let Standing::Lost(loss) = kept.tenure.standing(engine.env.now()) {
             return Err(Error::lost(&claimed.claim.name, loss));
         }
-        engine.backend.downgrade(&claimed.claim).await?;
+        let mut attempt = 0;
+        // Idempotent: an answer that was lost is asked for again.
+        while let Err(error) = engine.backend.downgrade(&claimed.claim).await {
+            if !engine.worth_repeating(&error, &mut attempt).await {
+                return Err(error);
+            }
+        }
         Ok(Guard { kept, claimed, token })
     }
 

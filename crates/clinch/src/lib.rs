@@ -59,6 +59,9 @@
 //! background thread per [`connect`], so a blocked caller cannot lose a lock, and a guard may be dropped anywhere, also
 //! outside a runtime. See [`Lane`] and [`Env`] to change that.
 
+// Without any store of this crate's, for users who bring their own, what only stores use is unused.
+#![cfg_attr(not(any(feature = "memory", feature = "file")), allow(dead_code, unused_variables))]
+
 mod acquire;
 pub mod backend;
 pub mod backends;

@@ -2,9 +2,8 @@
 //!
 //! The one file that names backends.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::{LeaseOptions, Target};
@@ -21,7 +20,6 @@ use crate::name::LockName;
 use crate::release::free;
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
-use crate::sync::lock;
 use crate::url::StoreUrl;
 
 /// The TTL when nobody says another: long enough to ride out a failover, short enough that a crashed holder is no drama.
@@ -277,29 +275,13 @@ impl fmt::Debug for Locks {
 async fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
     match url.scheme.as_str() {
         #[cfg(feature = "memory")]
-        "memory" => open_memory(url, env),
+        "memory" => crate::backends::memory::open_url(url, env),
         #[cfg(feature = "file")]
         "file" => crate::backends::file::open_url(url, env),
         other => {
             Err(Error::new(ErrorKind::Unsupported, format!("this build has no store for \"{other}://\"")))
         }
     }
-}
-
-/// `memory://` is a store of its own; `memory://NAME` is the process's store of that name.
-#[cfg(feature = "memory")]
-fn open_memory(url: &StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
-    use crate::backends::memory::Memory;
-    static STORES: LazyLock<std::sync::Mutex<HashMap<String, Memory>>> = LazyLock::new(Default::default);
-    if !url.path.trim_matches('/').is_empty() {
-        return Err(Error::invalid("memory:// takes a name at most, as in memory://tests"));
-    }
-    if url.authority.is_empty() {
-        return Ok(Arc::new(Memory::new(env.clone())));
-    }
-    let mut stores = lock(&STORES);
-    let store = stores.entry(url.authority.clone()).or_insert_with(|| Memory::new(env.clone()));
-    Ok(Arc::new(store.client(env.clone())))
 }
 
 /// Who this process is, for the owner records.

@@ -1,5 +1,13 @@
 //! The architecture holds: which module uses which is read off the `use` lines.
 
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "test code"
+)]
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 

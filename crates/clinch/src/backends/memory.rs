@@ -3,8 +3,8 @@
 //! A lock name is an ordered queue of claims; a claim lives until it is released or its lease runs out; it is granted
 //! when all live claims ahead are compatible. Everything else is bookkeeping. All other backends are compared with this.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -17,10 +17,12 @@ use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, Result};
+use crate::lane::Lane;
 use crate::name::LockName;
 use crate::queue::{admits, agree_on_capacity};
 use crate::sync::lock;
 use crate::token::Token;
+use crate::url::StoreUrl;
 
 /// A store in this process's memory. Clones share it.
 #[derive(Clone, Debug)]
@@ -51,6 +53,21 @@ struct Entry {
     since: SystemTime,
     expires: Instant,
     woken: Arc<Notify>,
+}
+
+/// Opens the store of a URL: `memory://` is a store of its own; `memory://NAME` is this process's store of that name.
+pub(crate) fn open_url(url: &StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
+    static STORES: LazyLock<Mutex<HashMap<String, Memory>>> = LazyLock::new(Default::default);
+    if !url.path.trim_matches('/').is_empty() {
+        return Err(Error::invalid("memory:// takes a name at most, as in memory://tests"));
+    }
+    if url.authority.is_empty() {
+        return Ok(Arc::new(Memory::new(env.clone())));
+    }
+    let mut stores = lock(&STORES);
+    // The table keeps a store that has a world of its own, so that no client's lane lives as long as the process.
+    let store = stores.entry(url.authority.clone()).or_insert_with(|| Memory::new(Env::host(Lane::thread())));
+    Ok(Arc::new(store.client(env.clone())))
 }
 
 impl Memory {
@@ -241,6 +258,8 @@ impl Backend for Memory {
                 queue.claims.remove(position);
                 if !linger.is_zero() {
                     queue.closed_until = queue.closed_until.max(Some(now + linger));
+                    // The next in line sleeps until an end that is no longer the one that counts.
+                    queue.claims.iter().take(1).for_each(|next| next.woken.notify_one());
                 }
                 Freed::Removed
             }

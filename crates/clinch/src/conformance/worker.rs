@@ -1,6 +1,6 @@
 //! Further processes of the test executable, which do what they are told and can be killed.
 //!
-//! The [`conformance!`](crate::conformance!) macro puts an ignored test into every test executable that runs the suite;
+//! The [`conformance!`](crate::conformance!) macro puts a test that does nothing by itself into every test executable that runs the suite;
 //! a worker is that executable, started to run that one test. So there is no other program to build or to find, and the
 //! worker is always as new as the test.
 
@@ -32,7 +32,7 @@ pub(super) fn remember(property_module: &'static str) {
     let _ = MODULE.set(property_module.rsplit_once("::conformance::").map_or("", |(module, _)| module));
 }
 
-/// The name of the ignored test.
+/// The name of that test.
 fn worker_test() -> String {
     let module = MODULE.get().copied().unwrap_or_default();
     match module.split_once("::") {
@@ -50,7 +50,7 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn start(url: &str, ttl: Duration) -> Worker {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", &worker_test(), "--ignored", "--nocapture", "--test-threads=1"])
+            .args(["--exact", &worker_test(), "--nocapture", "--test-threads=1"])
             .env(URL, url)
             .env(TTL_MS, ttl.as_millis().to_string())
             .stdin(Stdio::piped())
@@ -102,7 +102,7 @@ impl Drop for Worker {
     }
 }
 
-/// What a worker does: the body of the ignored test that the [`conformance!`](crate::conformance!) macro emits.
+/// What a worker does: the body of the test that the [`conformance!`](crate::conformance!) macro emits.
 ///
 /// | line | effect |
 /// | --- | --- |

@@ -354,7 +354,8 @@ impl Held<'_> {
 
     /// Keeps the lock closed until this moment of the wall clock.
     pub(super) fn close_until(&mut self, until: SystemTime) -> Result<()> {
-        self.header.closed = self.header.closed.max(layout::millis(until));
+        // Rounded up: a lock must not open early.
+        self.header.closed = self.header.closed.max(layout::millis(until).saturating_add(1));
         self.write_header()
     }
 
