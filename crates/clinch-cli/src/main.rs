@@ -1,2 +1,32 @@
-//! The clinch command.
-fn main() {}
+//! The `clinch` command: jobs and shell scripts under a distributed lock.
+//!
+//! This file only starts and ends the process. `args` says what can be asked, `verbs` has one file per verb, `job` is the
+//! machinery that runs a child under a lock.
+
+mod args;
+mod connect;
+mod duration;
+mod exit;
+mod job;
+mod output;
+mod request;
+mod verbs;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let cli = match args::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are answers, on stdout; the rest is a usage error. A closed stdout changes neither.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { exit::USAGE } else { 0 });
+        }
+    };
+    match verbs::dispatch(cli) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => ExitCode::from(failure.report()),
+    }
+}

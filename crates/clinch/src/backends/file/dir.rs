@@ -119,7 +119,7 @@ impl Dir {
 
     /// The bell of a waiter: open for writing, its close wakes whoever watches it.
     pub(super) fn open_bell(&self, bell: u64) -> Result<OwnedFd> {
-        let file = bell_file(bell);
+        let file = self.bell_file(bell);
         let opened = match self.open_file(&file, OFlags::WRONLY) {
             Err(Errno::NOENT) => self.open_file(&file, OFlags::WRONLY | OFlags::CREATE),
             opened => opened,
@@ -129,7 +129,15 @@ impl Dir {
 
     /// The path of a waiter's bell.
     pub(super) fn bell_path(&self, bell: u64) -> PathBuf {
-        self.path.join(bell_file(bell))
+        self.path.join(self.bell_file(bell))
+    }
+
+    /// In a shared directory each user has bells of its own: another's could not be opened.
+    fn bell_file(&self, bell: u64) -> String {
+        match self.shared {
+            true => format!(".bell-{}-{bell:02x}", self.user),
+            false => format!(".bell-{bell:02x}"),
+        }
     }
 
     /// The names of all lock files.
@@ -219,10 +227,6 @@ pub(super) fn kind(error: &io::Error) -> ErrorKind {
 /// Which bell the waiter with this ticket rings. Neighbours in a queue never share one.
 pub(super) fn bell(name_hash: u128, ticket: u64) -> u64 {
     (name_hash as u64).wrapping_add(ticket) % BELLS
-}
-
-fn bell_file(bell: u64) -> String {
-    format!(".bell-{bell:02x}")
 }
 
 fn default_path() -> Result<PathBuf> {

@@ -1,0 +1,123 @@
+//! Benchmarks of Clinch, each beside a floor: the raw system calls that no library on the same store can beat.
+//!
+//! ```text
+//! cargo build --release -p clinch-cli -p clinch-bench
+//! target/release/clinch-bench                        # everything, some eight minutes
+//! target/release/clinch-bench file-pair --rounds 9   # one scenario
+//! target/release/clinch-bench --json > figures.json  # with the value of every round
+//! ```
+//!
+//! # How to read it
+//!
+//! A cell is the median over the rounds and, in brackets, the smallest and the largest. The last column is the median of
+//! the ratios to the floor *within* each round: floor and ours run in turn, in an order that rotates, so what slows the
+//! machine for a second slows both. Read the ratio; the absolute figures belong to the machine named at the top. Where
+//! the range of a ratio is wide, something else was running: look at the load and repeat.
+//!
+//! # How to repeat it
+//!
+//! A quiet machine, a release build, a local file system (`--dir` chooses one; the default is the directory for temporary
+//! files). `file-pair` pins itself to one CPU, which makes its ratio repeatable to some per cent; with `--no-pin`, or
+//! where processes have to meet on several CPUs, expect a third up or down. To put a whole run on one CPU, use
+//! `taskset -c 1 clinch-bench ...`. Nothing here needs root.
+//!
+//! # What a hand-off is
+//!
+//! A program that releases a lock and asks again at once usually wins it again, with `flock(2)` 19 times of 20, so
+//! acquisitions per second say little about how long *others* wait. `file-contention` therefore counts hand-offs to another
+//! waiter. Its floor is what `flock` can do when the releaser does not compete: every waiter blocks in the system
+//! call, and whoever has released rests for half a hold before it asks again, by when the kernel has given the lock to a
+//! waiter that was blocked. Ours does not rest: it asks again at once and has to queue.
+
+mod args;
+mod contend;
+mod figures;
+mod harness;
+mod history;
+mod machine;
+mod report;
+mod scenarios;
+mod worker;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use args::{Args, Command, Settings};
+use machine::Machine;
+use report::{Report, Target};
+use scenarios::{SCENARIOS, Scenario};
+
+/// Nobody handles these errors; they are shown.
+pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+/// Exit code of `--gate` when a target was missed.
+const MISSED: u8 = 2;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(("worker", rest)) = args.split_first().map(|(first, rest)| (first.as_str(), rest)) {
+        return finish(worker::run(rest).map(|()| ExitCode::SUCCESS));
+    }
+    finish(args::parse(args).and_then(|command| match command {
+        Command::Help => {
+            print!("{}", args::help());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Bench(args) => bench(&args),
+    }))
+}
+
+fn finish(result: Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        eprintln!("clinch-bench: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn bench(args: &Args) -> Result<ExitCode> {
+    let chosen: Vec<&Scenario> = SCENARIOS.iter().filter(|scenario| args.wants(scenario.name)).collect();
+    let machine = Machine::look(&args.settings.dir);
+    if cfg!(debug_assertions) {
+        eprintln!("clinch-bench: this is a debug build; its figures mean nothing");
+    }
+    let mut out = std::io::stdout();
+    if !args.json {
+        writeln!(out, "{}\n", machine.markdown())?;
+    }
+    let mut reports = Vec::new();
+    for scenario in chosen {
+        let report = measure(scenario, &args.settings);
+        if !args.json {
+            writeln!(out, "{}", report.markdown())?;
+            out.flush()?;
+        }
+        reports.push(report);
+    }
+    if args.json {
+        let scenarios: Vec<_> = reports.iter().map(Report::json).collect();
+        writeln!(out, "{:#}", serde_json::json!({ "machine": machine.json(), "scenarios": scenarios }))?;
+    } else {
+        writeln!(out, "Load after {}", machine::load())?;
+    }
+    Ok(verdict(&reports, args.gate))
+}
+
+/// Runs one scenario. One that cannot run does not keep the others from it.
+fn measure(scenario: &Scenario, settings: &Settings) -> Report {
+    let mut report = match (scenario.run)(settings) {
+        Ok(report) => report,
+        Err(error) => Report { error: Some(error.to_string()), ..Report::default() },
+    };
+    report.scenario = scenario.name;
+    report
+}
+
+/// A missed target is a result, not a failure, unless asked for.
+fn verdict(reports: &[Report], gate: bool) -> ExitCode {
+    if reports.iter().any(|report| report.error.is_some()) {
+        return ExitCode::FAILURE;
+    }
+    let missed = reports.iter().flat_map(|report| &report.targets).any(|target: &Target| !target.met());
+    if gate && missed { ExitCode::from(MISSED) } else { ExitCode::SUCCESS }
+}

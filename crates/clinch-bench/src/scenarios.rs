@@ -1,0 +1,46 @@
+//! What is measured. Each scenario has its floor, its target, and its own file.
+
+mod contention;
+pub(crate) mod held;
+mod kill;
+mod pair;
+mod run;
+
+use crate::Result;
+use crate::args::Settings;
+use crate::report::Report;
+
+/// One thing to measure, by name.
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) run: fn(&Settings) -> Result<Report>,
+}
+
+pub(crate) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "file-pair",
+        about: "uncontended lock and release in one process, beside open + flock + close",
+        run: pair::run,
+    },
+    Scenario {
+        name: "run",
+        about: "\"clinch run -n x -- true\" beside \"flock -n f true\", whole processes",
+        run: run::run,
+    },
+    Scenario {
+        name: "file-contention",
+        about: "2, 16 and 64 waiters on one lock, tasks and processes, beside blocking flock",
+        run: contention::run,
+    },
+    Scenario {
+        name: "kill",
+        about: "from the SIGKILL of the holder to the grant of a waiter, beside blocking flock",
+        run: kill::run,
+    },
+    Scenario {
+        name: "held",
+        about: "10,000 held leases: CPU of the keeper, memory per lease, losses",
+        run: held::run,
+    },
+];

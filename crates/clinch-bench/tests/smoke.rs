@@ -1,0 +1,101 @@
+//! Every scenario runs and reports as it should. Nothing here depends on how fast the machine is.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn bench(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_clinch-bench")).args(args).output().unwrap()
+}
+
+/// Runs one scenario with little work and returns what it reported.
+fn quick(scenario: &str, more: &[&str]) -> Value {
+    let output = bench(&[&[scenario, "--quick", "--json"], more].concat());
+    assert!(output.status.success(), "{scenario}: {}", String::from_utf8_lossy(&output.stderr));
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(all["machine"]["cores"].as_u64().unwrap() > 0);
+    let [report] = all["scenarios"].as_array().unwrap().as_slice() else {
+        panic!("one scenario was asked for")
+    };
+    assert_eq!(report["scenario"], scenario);
+    assert!(report["error"].is_null(), "{report}");
+    report.clone()
+}
+
+/// The cases of a table, and the value of a metric in the only round of one of them.
+fn cases(table: &Value) -> Vec<&str> {
+    table["rows"].as_array().unwrap().iter().map(|row| row["case"].as_str().unwrap()).collect()
+}
+
+fn value(table: &Value, case: &str, metric: &str) -> f64 {
+    let row = table["rows"].as_array().unwrap().iter().find(|row| row["case"] == case).unwrap();
+    let figure = row["figures"].as_array().unwrap().iter().find(|figure| figure["metric"] == metric);
+    figure.unwrap_or_else(|| panic!("no {metric} in {row}"))["rounds"][0].as_f64().unwrap()
+}
+
+#[test]
+fn file_pair_compares_with_the_bare_calls() {
+    let report = quick("file-pair", &["--rounds", "2"]);
+    let table = &report["tables"][0];
+    assert_eq!(cases(table), ["open + flock + close", "clinch"]);
+    assert_eq!(table["rows"][1]["ratio"]["rounds"].as_array().unwrap().len(), 2);
+    assert!(value(table, "clinch", "p99") >= value(table, "clinch", "p50"));
+    assert!(report["targets"][0]["measured"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn run_compares_whole_processes() {
+    // Any command that takes all arguments and succeeds will do.
+    let report = quick("run", &["--clinch", "/bin/true"]);
+    assert_eq!(cases(&report["tables"][0]), ["flock -n f true", "clinch run -n x -- true", "true"]);
+}
+
+#[test]
+fn run_without_the_binary_says_how_to_build_it_and_fails() {
+    let output = bench(&["run", "--quick", "--clinch", "/nonexistent/clinch"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("cargo build --release -p clinch-cli"));
+}
+
+#[test]
+fn contention_counts_hand_offs_of_tasks_and_processes_without_violations() {
+    let report = quick("file-contention", &[]);
+    let tables = report["tables"].as_array().unwrap();
+    assert_eq!(tables.len(), 2);
+    for table in tables {
+        assert_eq!(cases(table), ["flock", "clinch", "flock, asking again at once"]);
+        for case in ["flock", "clinch"] {
+            assert!(value(table, case, "hand-offs to another waiter") > 0.0);
+            assert_eq!(value(table, case, "violations"), 0.0);
+        }
+    }
+}
+
+#[test]
+fn kill_measures_the_grant_after_it() {
+    let report = quick("kill", &[]);
+    let table = &report["tables"][0];
+    assert_eq!(cases(table), ["flock", "clinch"]);
+    assert!(value(table, "clinch", "kill to grant") > 0.0);
+}
+
+#[test]
+fn held_loses_nothing_on_any_store() {
+    let report = quick("held", &[]);
+    let table = &report["tables"][0];
+    for case in ["file://", "memory://, TTL 9 s"] {
+        assert_eq!(value(table, case, "leases"), 100.0);
+        assert_eq!(value(table, case, "lost"), 0.0);
+        assert!(value(table, case, "keeper CPU") >= 0.0);
+    }
+}
+
+#[test]
+fn help_lists_the_scenarios_and_a_wrong_argument_fails() {
+    let help = bench(&["--help"]);
+    assert!(help.status.success());
+    for scenario in ["file-pair", "run", "file-contention", "kill", "held"] {
+        assert!(String::from_utf8_lossy(&help.stdout).contains(scenario));
+    }
+    assert_eq!(bench(&["--fast"]).status.code(), Some(1));
+}

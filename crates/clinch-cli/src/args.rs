@@ -1,0 +1,336 @@
+//! What can be asked on the command line.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+use crate::duration;
+
+/// Run jobs under a lock, on one host or a fleet.
+#[derive(Debug, Parser)]
+#[command(name = "clinch", version, max_term_width = 100, after_help = CODES)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) store: Store,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// Where the locks are.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Store {
+    /// The store of the locks: file:// (this host, no server needed), file:///DIR, memory://
+    #[arg(
+        short,
+        long,
+        global = true,
+        env = "CLINCH_URL",
+        hide_env_values = true,
+        hide_default_value = true,
+        default_value = "file://",
+        value_name = "URL"
+    )]
+    pub(crate) url: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    Run(Box<Run>),
+    Ls(Ls),
+    Show(Show),
+    Acquire(Acquire),
+    Renew(Renew),
+    Release(Release),
+    Break(Break),
+    Completions(Completions),
+    Man(Man),
+    #[command(hide = true)]
+    Hold(Hold),
+}
+
+/// Run a command while holding a lock
+///
+/// Waits for the lock NAME, runs COMMAND, and releases the lock when the command has ended. Nobody overtakes in the queue.
+/// If the lock is lost, the command is stopped before anybody else can be given it.
+#[derive(Args, Debug)]
+#[command(override_usage = "clinch run [OPTIONS] NAME [--] COMMAND...", after_help = RUN_EXAMPLES, after_long_help = RUN_LONG)]
+pub(crate) struct Run {
+    /// The lock
+    pub(crate) name: String,
+    /// The command and its arguments
+    #[arg(trailing_var_arg = true, required_unless_present = "shell_command", value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+    /// Run this line by /bin/sh instead of a command
+    #[arg(short = 'c', long = "command", conflicts_with = "command", value_name = "SHELL-COMMAND")]
+    pub(crate) shell_command: Option<OsString>,
+    #[command(flatten)]
+    pub(crate) patience: Patience,
+    #[command(flatten)]
+    pub(crate) share: Share,
+    #[command(flatten)]
+    pub(crate) lease: LeaseArgs,
+    /// Lose the lock, and stop the command, when it was held this long
+    #[arg(long, value_parser = duration::parse, value_name = "DUR")]
+    pub(crate) max_hold: Option<Duration>,
+    /// How long before the lease ends the command is told to stop [default: a sixth of the lease, at most 5s]
+    #[arg(long, value_parser = duration::parse, value_name = "DUR")]
+    pub(crate) grace: Option<Duration>,
+    /// What to do to the command when the lock is about to be lost
+    #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
+    pub(crate) on_lost: OnLost,
+    /// Exit with N instead of 75 when the lock was not acquired
+    #[arg(short = 'E', long, default_value_t = crate::exit::CONFLICT, hide_default_value = true, value_name = "N")]
+    pub(crate) conflict_exit_code: u8,
+    /// Keep the lock closed until this long after it was acquired, also when the command ends sooner
+    #[arg(long, value_parser = duration::parse, value_name = "DUR")]
+    pub(crate) min_hold: Option<Duration>,
+    /// Do not run again within this time after a run began, however that run ended
+    #[arg(long, value_parser = duration::parse, value_name = "DUR")]
+    pub(crate) once_per: Option<Duration>,
+    /// What to do about processes that the command leaves behind
+    #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
+    pub(crate) orphans: Orphans,
+    /// Write what happens as JSON lines to a file, or to an open descriptor with fd:N
+    #[arg(long, value_name = "FILE|fd:N")]
+    pub(crate) events: Option<OsString>,
+    /// Say on stderr what happens to the lock
+    #[arg(short, long, conflicts_with = "quiet")]
+    pub(crate) verbose: bool,
+    /// Say nothing on stderr when the lock was not acquired or was lost
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+/// How long to wait.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Patience {
+    /// Do not wait when the lock is taken
+    #[arg(short = 'n', long, visible_alias = "nonblock", conflicts_with = "wait")]
+    pub(crate) no_wait: bool,
+    /// Wait at most this long [default: for ever]
+    #[arg(short, long, visible_alias = "timeout", value_parser = duration::parse, value_name = "DUR")]
+    pub(crate) wait: Option<Duration>,
+}
+
+impl Patience {
+    /// The longest wait; `None`: for as long as it takes.
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        if self.no_wait { Some(Duration::ZERO) } else { self.wait }
+    }
+}
+
+/// How much of the lock to take.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Share {
+    /// Share the lock with others that share it
+    #[arg(short, long, overrides_with = "exclusive", conflicts_with = "permits")]
+    pub(crate) shared: bool,
+    /// Take the lock alone (the default)
+    #[arg(short = 'x', short_alias = 'e', long, overrides_with = "shared", conflicts_with = "permits")]
+    pub(crate) exclusive: bool,
+    /// Take N permits of a lock that has CAP of them
+    #[arg(long, requires = "of", value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
+    pub(crate) permits: Option<u32>,
+    /// How many permits there are; everybody must say the same
+    #[arg(long, requires = "permits", value_parser = clap::value_parser!(u32).range(1..), value_name = "CAP")]
+    pub(crate) of: Option<u32>,
+}
+
+/// What the lease is like.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct LeaseArgs {
+    /// How long the store keeps the lock for a holder that is cut off [default: the URL's ttl=, else 30s]
+    #[arg(long, value_parser = duration::parse, value_name = "DUR")]
+    pub(crate) ttl: Option<Duration>,
+    /// What `clinch ls` shows as the purpose [default: the first words of the command]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnLost {
+    /// TERM, and KILL before the lease ends
+    #[default]
+    Term,
+    /// KILL at once
+    Kill,
+    /// Only report it
+    Ignore,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Orphans {
+    /// Release the lock when the command itself has ended
+    #[default]
+    Leave,
+    /// Hold the lock until they have ended too
+    Wait,
+}
+
+/// List locks that are held, waited for or kept closed
+#[derive(Args, Debug)]
+pub(crate) struct Ls {
+    /// Only names that start with this
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) prefix: String,
+    /// Print one JSON array
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Show one lock; exits with 1 when nobody holds it
+#[derive(Args, Debug)]
+pub(crate) struct Show {
+    /// The lock
+    pub(crate) name: String,
+    /// Print a JSON object, or null
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Take a lock that outlives this command, for a shell script
+///
+/// Prints `name=... claim=... token=...`, quoted for the shell. The lock stays taken until `clinch release`, until its TTL
+/// has run out without `clinch renew`, or, on file://, until the process that called this command has ended.
+#[derive(Args, Debug)]
+#[command(after_help = ACQUIRE_EXAMPLES)]
+pub(crate) struct Acquire {
+    /// The lock
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) patience: Patience,
+    #[command(flatten)]
+    pub(crate) share: Share,
+    #[command(flatten)]
+    pub(crate) lease: LeaseArgs,
+    /// The process whose end frees the lock on file:// [default: the calling shell]
+    #[arg(long, value_parser = clap::value_parser!(i32).range(1..), value_name = "PID")]
+    pub(crate) for_pid: Option<i32>,
+    /// Exit with N instead of 75 when the lock was not acquired
+    #[arg(short = 'E', long, default_value_t = crate::exit::CONFLICT, hide_default_value = true, value_name = "N")]
+    pub(crate) conflict_exit_code: u8,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Renew a lock that `clinch acquire` took
+#[derive(Args, Debug)]
+pub(crate) struct Renew {
+    /// The lock
+    pub(crate) name: String,
+    /// The claim that `clinch acquire` printed
+    pub(crate) claim: String,
+    /// Keep it this long from now [default: the URL's ttl=, else 30s]
+    #[arg(long, value_parser = duration::parse, value_name = "DUR")]
+    pub(crate) ttl: Option<Duration>,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Release a lock that `clinch acquire` took; exits with 79 when it was lost before
+#[derive(Args, Debug)]
+pub(crate) struct Release {
+    /// The lock
+    pub(crate) name: String,
+    /// The claim that `clinch acquire` printed
+    pub(crate) claim: String,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Take a lock away from its holder
+///
+/// The holder is told, and its job is stopped, where it can be reached. The next holder's token is larger, so stores that
+/// check tokens refuse what the old holder still writes.
+#[derive(Args, Debug)]
+pub(crate) struct Break {
+    /// The lock
+    pub(crate) name: String,
+    /// Only this claim, held or waiting [default: all that are held]
+    #[arg(long)]
+    pub(crate) claim: Option<String>,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// Print a JSON array of the claims
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Print a shell's completion script
+#[derive(Args, Debug)]
+pub(crate) struct Completions {
+    /// The shell
+    pub(crate) shell: Shell,
+}
+
+/// Print the manual page, of all or of one verb
+#[derive(Args, Debug)]
+pub(crate) struct Man {
+    /// The verb
+    pub(crate) verb: Option<String>,
+}
+
+/// Hold a lock for `clinch acquire`.
+#[derive(Args, Debug)]
+pub(crate) struct Hold {
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) patience: Patience,
+    #[command(flatten)]
+    pub(crate) share: Share,
+    #[command(flatten)]
+    pub(crate) lease: LeaseArgs,
+    /// Whose end frees the lock.
+    #[arg(long)]
+    pub(crate) for_pid: i32,
+    /// Who waits for the report.
+    #[arg(long)]
+    pub(crate) asker: i32,
+}
+
+const CODES: &str = "\
+Durations are like 500ms, 5s, 1h; plain numbers are seconds.
+Exit codes: the command's own (128+N when signal N ended it); 75 not acquired; 79 lock lost; 69 store unreachable;
+77 store refused access; 64 wrong usage; 126 and 127 as a shell's.";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  clinch run nightly -- ./backup.sh --all          one at a time, others wait their turn
+  clinch run -n nightly -- ./backup.sh             exit with 75 when it already runs
+  clinch run -w 30s nightly -c 'make && deploy'    wait at most 30 seconds; a shell line
+  clinch run --permits 1 --of 4 gpu -- ./train     four at a time
+  clinch run --once-per 1h -E 0 report -- ./mail   cron on many hosts: once an hour in all";
+
+const RUN_LONG: &str = "\
+Examples:
+  clinch run nightly -- ./backup.sh --all          one at a time, others wait their turn
+  clinch run -n nightly -- ./backup.sh             exit with 75 when it already runs
+  clinch run -w 30s nightly -c 'make && deploy'    wait at most 30 seconds; a shell line
+  clinch run --permits 1 --of 4 gpu -- ./train     four at a time
+  clinch run --once-per 1h -E 0 report -- ./mail   cron on many hosts: once an hour in all
+
+The command runs in a process group of its own, which has the terminal if clinch had it. INT, TERM, HUP, QUIT, USR1, USR2,
+WINCH, TSTP and CONT reach it once. Its environment has CLINCH_NAME, CLINCH_TOKEN (larger than that of every earlier
+holder: give it to the store that you write to), CLINCH_CLAIM and CLINCH_HELD. A CLINCH_URL with a password is removed.
+
+A job that holds NAME may run `clinch run NAME` on the same store again: the inner one runs its command at once.
+
+If the lock is about to be lost, the command's group gets TERM, and KILL before anybody else can be given the lock; clinch
+then exits with 79. If clinch itself is killed, the command keeps the lock on file:// until it ends, and is killed on other
+stores. A process that is stopped for longer than its lease cannot be saved by any of this: check tokens at the store.
+
+--once-per counts every run that began, whatever its exit code. It uses a second lock, NAME/once-per.
+
+Events (--events) are JSON lines: waiting, acquired, reentered, jeopardy, held, lost, stopping, exited, released, refused.";
+
+const ACQUIRE_EXAMPLES: &str = "\
+Example:
+  lock=$(clinch acquire nightly --ttl 10m) || exit; eval \"$lock\"
+  ./step-one && clinch renew \"$name\" \"$claim\" --ttl 10m && ./step-two
+  clinch release \"$name\" \"$claim\"";

@@ -1,0 +1,122 @@
+//! Connecting, and what the store's URL says to the command line itself: which store it is, its TTL, whether it holds a
+//! secret. The library parses the URL for good; this looks only.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clinch::{Env, Lane, Locks};
+use percent_encoding::percent_decode_str;
+
+use crate::args::Store;
+use crate::exit::{Failure, Outcome};
+
+/// The library's TTL when nobody says another.
+const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+/// Keys of a URL whose values are secrets, besides the password before the host.
+const SECRET_KEYS: [&str; 4] = ["password", "pass", "token", "secret"];
+
+/// How long the end of a verb waits for releases that are still under way.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Runs a verb on the one thread of this process.
+pub(crate) fn block_on(verb: impl Future<Output = Outcome>) -> Outcome {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::system("cannot start", error))?.block_on(verb)
+}
+
+/// The locks of a store, renewed by the runtime that this is called in.
+pub(crate) async fn connect(store: &Store) -> Result<Locks, Failure> {
+    Ok(Locks::connect(&store.url, Env::host(Lane::here()?)).await?)
+}
+
+/// Waits, bounded, for the releases in the background.
+pub(crate) async fn close(locks: &Locks) -> Result<(), Failure> {
+    Ok(locks.close(CLOSE_PATIENCE).await?)
+}
+
+impl Store {
+    /// What tells this store from others in the environment of a job: no user, no password, no options but the prefix of
+    /// the names.
+    pub(crate) fn identity(&self) -> String {
+        let (scheme, rest) = self.url.split_once("://").unwrap_or(("", &self.url));
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+        let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
+        let scheme = scheme.to_ascii_lowercase();
+        let path = match path.trim_end_matches('/') {
+            "" if scheme == "file" && path.is_empty() => default_directory(),
+            path => path.to_owned(),
+        };
+        let hosts = if scheme == "file" && hosts == "localhost" { "" } else { hosts };
+        let prefix = query.split('&').find(|pair| pair.starts_with("prefix="));
+        let prefix = prefix.map(|prefix| format!("?{prefix}")).unwrap_or_default();
+        format!("{scheme}://{}{path}{prefix}", hosts.to_ascii_lowercase())
+    }
+
+    /// The TTL that the URL asks for, or the library's. A wrong one is the library's to refuse.
+    pub(crate) fn ttl(&self) -> Duration {
+        let ttl = self.queries().find(|(key, _)| *key == "ttl").map(|(_, value)| value);
+        let ttl = ttl.and_then(|text| percent_decode_str(text).decode_utf8().ok());
+        ttl.and_then(|text| humantime::parse_duration(&text).ok()).unwrap_or(DEFAULT_TTL)
+    }
+
+    fn queries(&self) -> impl Iterator<Item = (&str, &str)> {
+        let query = self.url.split_once('?').map_or("", |(_, query)| query);
+        query.split('&').filter_map(|pair| pair.split_once('='))
+    }
+}
+
+/// Whether a URL has something that a job must not see.
+pub(crate) fn holds_secret(url: &str) -> bool {
+    let (rest, query) = url.split_once('?').unwrap_or((url, ""));
+    let rest = rest.split_once("://").map_or(rest, |(_, rest)| rest);
+    let user = rest.rsplit_once('@').map(|(user, _)| user);
+    let keys = query.split('&').filter_map(|pair| pair.split_once('='));
+    user.is_some_and(|user| user.contains(':')) || keys.into_iter().any(|(key, _)| SECRET_KEYS.contains(&key))
+}
+
+/// Where `file://` is, as the library has it.
+fn default_directory() -> String {
+    if rustix::process::geteuid().is_root() {
+        return "/var/lib/clinch".to_owned();
+    }
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+    state.map(|state| state.join("clinch").to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store(url: &str) -> Store {
+        Store { url: url.to_owned() }
+    }
+
+    #[test]
+    fn an_identity_has_no_secret_and_no_spelling() {
+        let identity = |url| store(url).identity();
+        assert_eq!(identity("redis://me:hunter2@H1,h2/3?ttl=5s&prefix=a:"), "redis://h1,h2/3?prefix=a:");
+        assert_eq!(identity("FILE:///tmp/x/?ttl=1s"), identity("file://localhost/tmp/x"));
+        assert_ne!(identity("file:///tmp/x"), identity("file:///tmp/X"));
+        assert_eq!(identity("file://"), format!("file://{}", default_directory()));
+    }
+
+    #[test]
+    fn the_ttl_of_the_url_is_seen() {
+        assert_eq!(store("memory://?require=fifo&ttl=2s").ttl(), Duration::from_secs(2));
+        assert_eq!(store("memory://").ttl(), DEFAULT_TTL);
+    }
+
+    #[test]
+    fn urls_with_secrets_are_known() {
+        for secret in ["redis://u:p@h", "redis://:p@h/0?ttl=1s", "etcd://h?password=x"] {
+            assert!(holds_secret(secret), "{secret}");
+        }
+        for open in ["file://", "redis://u@h", "redis://h:6379/0", "file:///a:b"] {
+            assert!(!holds_secret(open), "{open}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Durations as people type them: `500ms`, `5s`, `1h 30m`; plain numbers are seconds, as for `flock -w`.
+
+use std::time::Duration;
+
+/// Parses a duration, rounding up: what is shorter than a nanosecond is one, and never zero, which would mean something
+/// else.
+pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    if let Some(seconds) = plain_seconds(text) {
+        return seconds;
+    }
+    humantime::parse_duration(text)
+        .map_err(|_| "a duration is a number of seconds, or one like 500ms, 5s, 2m or 1h".to_owned())
+}
+
+/// `None`: not a plain number.
+fn plain_seconds(text: &str) -> Option<Result<Duration, String>> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    if (whole.is_empty() && fraction.is_empty()) || !digits(whole) || !digits(fraction) {
+        return None;
+    }
+    let too_long = || format!("{text} seconds are too many");
+    let seconds = if whole.is_empty() { Ok(0) } else { whole.parse::<u64>() };
+    let Ok(seconds) = seconds else { return Some(Err(too_long())) };
+    let nanos: String = fraction.chars().chain(std::iter::repeat('0')).take(9).collect();
+    let nanos = nanos.parse::<u64>().unwrap_or(0);
+    let rest = fraction.chars().skip(9).any(|digit| digit != '0');
+    let fraction = Duration::from_nanos(nanos + u64::from(rest));
+    Some(Duration::from_secs(seconds).checked_add(fraction).ok_or_else(too_long))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_numbers_are_seconds_and_nothing_positive_becomes_zero() {
+        for (text, nanos) in [
+            ("0", 0),
+            ("5", 5_000_000_000),
+            ("0.25", 250_000_000),
+            (".5", 500_000_000),
+            ("1.", 1_000_000_000),
+            ("0.0000000001", 1),
+            ("500ms", 500_000_000),
+            ("1h 30m", 5_400_000_000_000),
+        ] {
+            assert_eq!(parse(text).unwrap().as_nanos(), nanos, "{text}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for bad in ["", ".", "-1", "1e3", "soon", "5 parsecs", "99999999999999999999", "inf"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Exit codes, and the failures that end in one.
+//!
+//! | code | meaning |
+//! | --- | --- |
+//! | 0 to 255 | of `run`: the child's own |
+//! | 128 + n | the child, or the wrapper while it waited, was ended by signal n |
+//! | 1 | of `show`: nobody holds the lock |
+//! | 64 | usage: wrong arguments, or something that this store cannot do |
+//! | 69 | the store could not be reached or has no room |
+//! | 75 | not acquired; `--conflict-exit-code` sets another |
+//! | 77 | the store refused access |
+//! | 79 | the lock was lost, and the child stopped |
+//! | 126, 127 | the command cannot be executed, was not found; as a shell's |
+
+use std::borrow::Cow;
+use std::error::Error as _;
+
+use clinch::ErrorKind;
+
+use crate::output::say;
+
+pub(crate) const NOBODY: u8 = 1;
+pub(crate) const USAGE: u8 = 64;
+pub(crate) const UNAVAILABLE: u8 = 69;
+pub(crate) const INTERNAL: u8 = 70;
+pub(crate) const CONFLICT: u8 = 75;
+pub(crate) const REFUSED: u8 = 77;
+pub(crate) const LOST: u8 = 79;
+pub(crate) const NOT_EXECUTABLE: u8 = 126;
+pub(crate) const NOT_FOUND: u8 = 127;
+pub(crate) const SIGNAL_BASE: u8 = 128;
+
+/// The result of a verb: its exit code, or why it failed.
+pub(crate) type Outcome = Result<u8, Failure>;
+
+/// Why a verb failed: what to say, and the code to exit with.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    pub(crate) message: Cow<'static, str>,
+}
+
+impl Failure {
+    pub(crate) fn new(code: u8, message: impl Into<Cow<'static, str>>) -> Failure {
+        Failure { code, message: message.into() }
+    }
+
+    pub(crate) fn usage(message: impl Into<Cow<'static, str>>) -> Failure {
+        Failure::new(USAGE, message)
+    }
+
+    /// Something of this host that should have worked did not.
+    pub(crate) fn system(what: &str, error: impl std::fmt::Display) -> Failure {
+        Failure::new(INTERNAL, format!("{what}: {error}"))
+    }
+
+    /// Says it on stderr and returns the code.
+    pub(crate) fn report(self) -> u8 {
+        if !self.message.is_empty() {
+            say(&self.message);
+        }
+        self.code
+    }
+}
+
+impl From<clinch::Error> for Failure {
+    fn from(error: clinch::Error) -> Failure {
+        Failure::new(code(error.kind()), chain(&error))
+    }
+}
+
+/// The exit code for an error of the library.
+pub(crate) fn code(kind: ErrorKind) -> u8 {
+    match kind {
+        ErrorKind::TimedOut => CONFLICT,
+        ErrorKind::Lost => LOST,
+        ErrorKind::Refused => REFUSED,
+        ErrorKind::Invalid | ErrorKind::Unsupported => USAGE,
+        _ => UNAVAILABLE,
+    }
+}
+
+/// An error and its causes on one line.
+fn chain(error: &clinch::Error) -> String {
+    // A lock that was asked for without waiting was not waited for.
+    let text = error.to_string();
+    let mut text = text.strip_suffix("; waited 0ns").unwrap_or(&text).to_owned();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_error_has_its_code_and_its_causes() {
+        assert_eq!(code(ErrorKind::TimedOut), 75);
+        assert_eq!(code(ErrorKind::Lost), 79);
+        assert_eq!(code(ErrorKind::Refused), 77);
+        for kind in [ErrorKind::Invalid, ErrorKind::Unsupported] {
+            assert_eq!(code(kind), 64);
+        }
+        for kind in [ErrorKind::Unavailable, ErrorKind::Unknown, ErrorKind::Exhausted, ErrorKind::Closed] {
+            assert_eq!(code(kind), 69);
+        }
+        let error = clinch::Error::new(ErrorKind::Unavailable, "no answer").with_source("cable cut");
+        assert_eq!(Failure::from(error).message, "no answer: cable cut");
+    }
+
+    #[test]
+    fn a_lock_that_was_not_waited_for_does_not_say_so() {
+        let error = clinch::Error::new(ErrorKind::TimedOut, "lock \"a\" is held by h (pid 1); waited 0ns");
+        assert_eq!(Failure::from(error).message, "lock \"a\" is held by h (pid 1)");
+    }
+}

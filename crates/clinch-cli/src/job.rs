@@ -1,0 +1,23 @@
+//! One child under a lock: what `clinch run` is made of.
+//!
+//! | file | is for |
+//! | --- | --- |
+//! | `spawn.rs` | the command, its environment, and starting it |
+//! | `signals.rs` | which signals are caught, and when |
+//! | `terminal.rs` | handing the terminal over and taking it back |
+//! | `children.rs` | reaping: the child, and orphans |
+//! | `loss.rs` | when to stop a child whose lock is about to be lost: pure |
+//! | `supervise.rs` | the loop that holds these together |
+//! | `nesting.rs` | jobs inside jobs that hold the same lock |
+//! | `events.rs` | the JSON lines of `--events` |
+//! | `sys.rs` | the few unsafe system calls |
+
+pub(crate) mod children;
+pub(crate) mod events;
+pub(crate) mod loss;
+pub(crate) mod nesting;
+pub(crate) mod signals;
+pub(crate) mod spawn;
+pub(crate) mod supervise;
+pub(crate) mod sys;
+pub(crate) mod terminal;

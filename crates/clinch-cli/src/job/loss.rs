@@ -1,0 +1,159 @@
+//! When to stop a child whose lock is about to be lost. Pure: reads no clock and sends no signal.
+//!
+//! Renewals move the deadline. Only when the moment `deadline - grace` arrives and the deadline has not moved on, the child
+//! is told to stop; shortly before the deadline itself, it is killed.
+
+use std::time::Duration;
+
+use crate::args::OnLost;
+use crate::exit::Failure;
+
+/// The longest grace that nobody asked for.
+const MAX_DEFAULT_GRACE: Duration = Duration::from_secs(5);
+
+/// How long a child gets to stop when the lock was taken away without a deadline to come: others may have it already.
+const GRACE_AFTER_LOSS: Duration = Duration::from_secs(1);
+
+/// Time that is kept between KILL and the deadline: timers are late, and dying takes a moment.
+const MAX_KILL_MARGIN: Duration = Duration::from_millis(100);
+
+/// How a child is stopped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    on_lost: OnLost,
+    grace: Duration,
+}
+
+/// How far the stopping has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// The lock is held.
+    #[default]
+    Running,
+    /// The child was sent TERM.
+    Terminated,
+    /// The child was sent KILL.
+    Killed,
+}
+
+/// What is to be done now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Look again after this time at the latest; `None`: when something happens.
+    Wait(Option<Duration>),
+    Term,
+    Kill,
+}
+
+impl Plan {
+    /// Refuses a grace that the lease has no room for.
+    ///
+    /// A lease is renewed after a third of its TTL and retried until two thirds; TERM must come after that, else the first
+    /// slow answer would end the job. `ttl` is `None` where leases do not end.
+    pub(crate) fn new(
+        on_lost: OnLost,
+        ttl: Option<Duration>,
+        max_hold: Option<Duration>,
+        grace: Option<Duration>,
+    ) -> Result<Plan, Failure> {
+        let limits = [
+            ttl.map(|ttl| (ttl / 4, "a quarter of the TTL", ttl)),
+            max_hold.map(|hold| (hold / 2, "half of --max-hold", hold)),
+        ];
+        for (limit, what, whole) in limits.into_iter().flatten() {
+            if let Some(grace) = grace.filter(|grace| *grace > limit) {
+                return Err(Failure::usage(format!(
+                    "--grace {grace:?} is more than {what} of {whole:?}: the job could not be stopped in time"
+                )));
+            }
+        }
+        let shortest = [ttl, max_hold].into_iter().flatten().min();
+        let default = shortest.map_or(MAX_DEFAULT_GRACE, |time| (time / 6).min(MAX_DEFAULT_GRACE));
+        Ok(Plan { on_lost, grace: grace.unwrap_or(default) })
+    }
+
+    /// What to do with `remaining` until the deadline (`None`: there is none), or when the lock is already `lost`. `told`
+    /// is how long ago the child was sent TERM.
+    pub(crate) fn step(
+        &self,
+        stage: Stage,
+        remaining: Option<Duration>,
+        lost: bool,
+        told: Option<Duration>,
+    ) -> Step {
+        if self.on_lost == OnLost::Ignore || stage == Stage::Killed {
+            return Step::Wait(None);
+        }
+        let remaining = if lost { Some(Duration::ZERO) } else { remaining };
+        let Some(remaining) = remaining else { return Step::Wait(None) };
+        if stage == Stage::Running {
+            return match remaining.checked_sub(self.grace) {
+                Some(left) if !left.is_zero() => Step::Wait(Some(left)),
+                _ if self.on_lost == OnLost::Kill || self.grace.is_zero() => Step::Kill,
+                _ => Step::Term,
+            };
+        }
+        let left = if lost {
+            // After a deadline that was seen coming, this is long over.
+            self.grace.min(GRACE_AFTER_LOSS).saturating_sub(told.unwrap_or_default())
+        } else {
+            remaining.saturating_sub((self.grace / 4).min(MAX_KILL_MARGIN))
+        };
+        if left.is_zero() { Step::Kill } else { Step::Wait(Some(left)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    fn plan(on_lost: OnLost) -> Plan {
+        Plan::new(on_lost, Some(MS(6000)), None, Some(MS(1000))).unwrap()
+    }
+
+    #[test]
+    fn term_comes_a_grace_before_the_deadline_and_kill_before_it() {
+        let plan = plan(OnLost::Term);
+        assert_eq!(plan.step(Stage::Running, Some(MS(5000)), false, None), Step::Wait(Some(MS(4000))));
+        assert_eq!(plan.step(Stage::Running, Some(MS(1000)), false, None), Step::Term);
+        let soon = plan.step(Stage::Terminated, Some(MS(900)), false, Some(MS(100)));
+        assert_eq!(soon, Step::Wait(Some(MS(800))));
+        assert_eq!(plan.step(Stage::Terminated, Some(MS(100)), false, Some(MS(900))), Step::Kill);
+        assert_eq!(plan.step(Stage::Killed, Some(MS(0)), true, None), Step::Wait(None));
+    }
+
+    #[test]
+    fn a_lock_taken_away_leaves_little_grace_and_none_when_it_ran_out() {
+        let plan = plan(OnLost::Term);
+        assert_eq!(plan.step(Stage::Running, None, true, None), Step::Term);
+        assert_eq!(plan.step(Stage::Terminated, None, true, Some(MS(400))), Step::Wait(Some(MS(600))));
+        assert_eq!(plan.step(Stage::Terminated, Some(MS(0)), true, Some(MS(1000))), Step::Kill);
+    }
+
+    #[test]
+    fn what_was_asked_for_is_done() {
+        assert_eq!(plan(OnLost::Kill).step(Stage::Running, Some(MS(900)), false, None), Step::Kill);
+        assert_eq!(plan(OnLost::Ignore).step(Stage::Running, Some(MS(0)), true, None), Step::Wait(None));
+        assert_eq!(plan(OnLost::Term).step(Stage::Running, None, false, None), Step::Wait(None));
+    }
+
+    #[test]
+    fn a_grace_without_room_is_refused_with_both_figures() {
+        let error = Plan::new(OnLost::Term, Some(MS(10_000)), None, Some(MS(3000))).unwrap_err();
+        assert!(error.message.contains("3s") && error.message.contains("10s"), "{}", error.message);
+        assert!(Plan::new(OnLost::Term, None, Some(MS(1000)), Some(MS(600))).is_err());
+        assert!(Plan::new(OnLost::Term, None, None, Some(MS(60_000))).is_ok());
+    }
+
+    #[test]
+    fn defaults_fit_their_lease() {
+        let cases =
+            [(Some(600), None, 100), (Some(60_000), None, 5000), (None, Some(1200), 200), (None, None, 5000)];
+        for (ttl, hold, grace) in cases {
+            let plan = Plan::new(OnLost::Term, ttl.map(MS), hold.map(MS), None).unwrap();
+            assert_eq!(plan.grace, MS(grace));
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The command of a job: its words, its environment, and starting it.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use clinch::{Guard, Owner};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::Pid;
+
+use super::children::Child;
+use super::nesting;
+use super::sys;
+use super::terminal::Terminal;
+use crate::args::Run;
+use crate::connect::holds_secret;
+use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND};
+
+/// What the label takes from a command line: enough to know the job again.
+const LABEL_BYTES: usize = 64;
+
+/// The command that was asked for, with nothing said to it yet.
+pub(crate) fn command(run: &Run) -> Result<Command, Failure> {
+    let mut command = match (&run.shell_command, run.command.split_first()) {
+        (Some(line), _) => {
+            let mut command = Command::new("/bin/sh");
+            command.arg("-c").arg(line);
+            command
+        }
+        (None, Some((program, arguments))) => {
+            let mut command = Command::new(program);
+            command.args(arguments);
+            command
+        }
+        (None, None) => return Err(Failure::usage("no command was given")),
+    };
+    if std::env::var_os("CLINCH_URL").is_some_and(|url| holds_secret(&url.to_string_lossy())) {
+        command.env_remove("CLINCH_URL");
+    }
+    Ok(command)
+}
+
+/// Tells the job what it holds.
+pub(crate) fn tell(command: &mut Command, guard: &Guard, store: &str) {
+    let held = std::env::var(nesting::HELD).unwrap_or_default();
+    let (name, claim) = (guard.name().as_str(), guard.claim_id());
+    command.env("CLINCH_NAME", name);
+    command.env("CLINCH_TOKEN", guard.token().to_string());
+    command.env("CLINCH_CLAIM", claim.to_string());
+    command.env(nesting::HELD, nesting::with(&held, store, name, claim));
+}
+
+/// Starts the job in a process group of its own, in the foreground if we are.
+///
+/// Where the kernel frees a lock with its last descriptor, the job inherits one, so that killing us does not free the lock
+/// under a running job. Elsewhere the job is killed with us.
+pub(crate) fn start(
+    mut command: Command,
+    guard: &Guard,
+    terminal: Option<&Terminal>,
+) -> Result<Child, Failure> {
+    command.process_group(0);
+    if terminal.is_some_and(Terminal::is_ours) {
+        sys::take_foreground(&mut command);
+    }
+    let inherited = guard.descriptor();
+    match &inherited {
+        // There is no other thread that could start another process meanwhile.
+        Some(descriptor) => fcntl_setfd(descriptor.as_fd(), FdFlags::empty())
+            .map_err(|error| Failure::system("cannot pass the lock on", error))?,
+        None => sys::die_with_parent(&mut command),
+    }
+    let spawned = command.spawn();
+    drop(inherited);
+    let child = spawned.map_err(|error| not_started(command.get_program(), &error))?;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    pid.map(Child::new).ok_or_else(|| Failure::system("cannot start the command", "it has no process id"))
+}
+
+/// Why a command did not start, with a shell's exit code for it.
+pub(crate) fn not_started(program: &OsStr, error: &io::Error) -> Failure {
+    let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
+    Failure::new(code, format!("cannot run {}: {error}", program.to_string_lossy()))
+}
+
+/// What `clinch ls` shows when nobody gave a label: how the command line begins.
+pub(crate) fn default_label(run: &Run) -> String {
+    let words: Vec<&OsString> = run.shell_command.iter().chain(&run.command).collect();
+    let words = words.iter().map(|word| word.to_string_lossy()).map(|word| {
+        // A URL with a password is no label.
+        if word.contains("://") && holds_secret(&word) { "***".to_owned() } else { word.into_owned() }
+    });
+    let line = words.collect::<Vec<_>>().join(" ");
+    let mut label = String::new();
+    for c in line.chars().map(|c| if c.is_control() { ' ' } else { c }) {
+        if label.len() + c.len_utf8() > LABEL_BYTES.min(Owner::MAX_LABEL) {
+            break;
+        }
+        label.push(c);
+    }
+    label
+}

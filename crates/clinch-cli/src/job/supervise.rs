@@ -1,0 +1,209 @@
+//! The loop around a running job: passes signals on, follows its stops, renews nothing (the keeper does) but stops the job
+//! when its lock is about to be lost, and returns when it has ended and was reaped.
+
+use clinch::{Env, Guard, Instant, Loss, Standing};
+use rustix::process::Signal;
+use serde_json::json;
+use tokio::signal::unix;
+
+use super::children::{Change, Child, Exit, signal_orphans};
+use super::events::Events;
+use super::loss::{Plan, Stage, Step};
+use super::signals::Signals;
+use super::terminal::Terminal;
+use crate::args::{OnLost, Orphans, Run};
+use crate::output::say;
+
+/// A running job and the lock that it runs under.
+pub(crate) struct Supervisor<'a> {
+    pub(crate) env: &'a Env,
+    pub(crate) guard: &'a Guard,
+    pub(crate) child: Child,
+    pub(crate) terminal: Option<Terminal>,
+    pub(crate) plan: Plan,
+    pub(crate) run: &'a Run,
+    pub(crate) events: &'a mut Events,
+    /// Whether children of others fall to us.
+    pub(crate) adopts: bool,
+    pub(crate) progress: Progress,
+}
+
+/// How far it has come.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    stage: Stage,
+    told: Option<Instant>,
+    exit: Option<Exit>,
+    standing: Standing,
+}
+
+impl Default for Progress {
+    fn default() -> Progress {
+        Progress { stage: Stage::Running, told: None, exit: None, standing: Standing::Held }
+    }
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    pub(crate) exit: Exit,
+    /// Whether we stopped it for the lock's sake.
+    pub(crate) stopped: bool,
+}
+
+impl Supervisor<'_> {
+    /// Returns when the job has ended. `deaths` must have been listened to since before it began.
+    pub(crate) async fn supervise(mut self, signals: &mut Signals, deaths: &mut unix::Signal) -> Ended {
+        loop {
+            if let Some(exit) = self.look() {
+                return Ended { exit, stopped: self.progress.stage != Stage::Running };
+            }
+            let again = self.hold_or_stop().map(|time| self.env.clock().now() + time);
+            tokio::select! {
+                biased;
+                _ = deaths.recv() => {}
+                signal = signals.next() => self.pass_on(signal),
+                standing = self.guard.changed(&self.progress.standing) => self.stands(standing),
+                () = sleep_until(self.env, again) => {}
+            }
+        }
+    }
+
+    /// Looks after children; tells how the job ended if it is over.
+    fn look(&mut self) -> Option<Exit> {
+        match self.child.look() {
+            Some(Change::Ended(exit)) => {
+                if self.progress.stage != Stage::Running {
+                    // Of a job that had to stop, nothing may go on without the lock.
+                    self.child.signal(Signal::KILL);
+                }
+                self.child.reap();
+                self.ended(exit);
+            }
+            Some(Change::Stopped(signal)) => self.stopped(signal),
+            None => {}
+        }
+        if !self.adopts {
+            return self.progress.exit;
+        }
+        let reaped = self.child.reap_all();
+        if let Some(exit) = reaped.ended {
+            self.ended(exit);
+        }
+        if self.progress.stage == Stage::Killed && self.progress.exit.is_some() {
+            signal_orphans(Signal::KILL);
+        }
+        let wait = self.run.orphans == Orphans::Wait && reaped.left;
+        self.progress.exit.filter(|_| !wait)
+    }
+
+    fn ended(&mut self, exit: Exit) {
+        self.progress.exit = Some(exit);
+        if let Some(terminal) = &self.terminal {
+            terminal.take_back(self.child.group());
+        }
+        self.events.emit("exited", || match exit {
+            Exit::Code(code) => json!({ "code": code }),
+            Exit::Signal(signal) => json!({ "signal": signal }),
+        });
+    }
+
+    /// The job was stopped: so are we, if there is a shell that sees it.
+    fn stopped(&mut self, signal: Signal) {
+        let Some(terminal) = &self.terminal else { return };
+        let signal = if signal == Signal::STOP { Signal::TSTP } else { signal };
+        terminal.stop_too(self.child.group(), signal);
+        // While we were stopped, nobody renewed the lock: the job may go on only if it still has it.
+        if self.guard.is_held() || self.run.on_lost == OnLost::Ignore {
+            self.child.signal(Signal::CONT);
+        } else {
+            self.kill();
+        }
+    }
+
+    fn pass_on(&mut self, signal: Signal) {
+        if signal == Signal::CONT
+            && let Some(terminal) = &self.terminal
+        {
+            terminal.give(self.child.group());
+        }
+        self.send(signal);
+    }
+
+    /// Sends to the job, or to what it left behind.
+    fn send(&self, signal: Signal) {
+        if self.progress.exit.is_none() { self.child.signal(signal) } else { signal_orphans(signal) }
+    }
+
+    /// Stops the job if it is time; says when to look again.
+    fn hold_or_stop(&mut self) -> Option<std::time::Duration> {
+        loop {
+            let Progress { stage, told, .. } = self.progress;
+            let told = told.map(|told| self.env.clock().now().since(told));
+            let lost = !self.guard.is_held();
+            match self.plan.step(stage, self.guard.remaining(), lost, told) {
+                Step::Wait(time) => return time,
+                Step::Term => self.terminate(),
+                Step::Kill => self.kill(),
+            }
+        }
+    }
+
+    fn terminate(&mut self) {
+        self.progress.stage = Stage::Terminated;
+        self.progress.told = Some(self.env.clock().now());
+        self.report_stopping("TERM");
+        self.send(Signal::TERM);
+        // A stopped job would not hear it.
+        self.send(Signal::CONT);
+    }
+
+    fn kill(&mut self) {
+        self.progress.stage = Stage::Killed;
+        self.report_stopping("KILL");
+        self.send(Signal::KILL);
+    }
+
+    fn report_stopping(&mut self, signal: &str) {
+        let left = self.guard.remaining().map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        self.events.emit("stopping", || json!({ "signal": signal, "remaining_ms": left }));
+        if !self.run.quiet {
+            let why = if self.guard.is_held() { "is about to be lost" } else { "was lost" };
+            say(format_args!("lock \"{}\" {why}: sending {signal} to the job", self.run.name));
+        }
+    }
+
+    /// Reports how the lease stands.
+    fn stands(&mut self, standing: Standing) {
+        let left = self.guard.remaining().map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        match &standing {
+            Standing::Lost(loss) => {
+                report_loss(self.events, loss);
+                if !self.run.quiet {
+                    say(format_args!("lock \"{}\" was lost: {loss}", self.run.name));
+                }
+            }
+            Standing::Jeopardy => {
+                self.events.emit("jeopardy", || json!({ "remaining_ms": left }));
+                if self.run.verbose {
+                    say(format_args!("lock \"{}\" is in jeopardy: renewals are overdue", self.run.name));
+                }
+            }
+            _ => self.events.emit("held", || json!({ "remaining_ms": left })),
+        }
+        self.progress.standing = standing;
+    }
+}
+
+/// Writes the event of a loss.
+pub(crate) fn report_loss(events: &mut Events, loss: &Loss) {
+    let kind = format!("{:?}", loss.kind);
+    events.emit("lost", || json!({ "kind": kind, "reason": loss.detail }));
+}
+
+async fn sleep_until(env: &Env, at: Option<Instant>) {
+    match at {
+        Some(at) => env.sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

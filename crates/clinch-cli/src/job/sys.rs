@@ -1,0 +1,143 @@
+//! The few system calls that the type system cannot vouch for. All unsafe code of the command line is here.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr::null_mut;
+
+use rustix::process::{Pid, Signal};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// A process that can be awaited. Must be made inside a tokio runtime.
+#[derive(Debug)]
+pub(crate) struct ProcessEnd(AsyncFd<OwnedFd>);
+
+impl ProcessEnd {
+    /// Fails when there is no such process.
+    pub(crate) fn of(pid: Pid) -> io::Result<ProcessEnd> {
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::NONBLOCK)?;
+        // SAFETY: the `OwnedFd` is open and moves into the registration's private field, which nothing takes it out of or
+        // replaces, so it stays open and the same file until the registration ends.
+        let registered = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
+        Ok(ProcessEnd(registered.map_err(io::Error::from)?))
+    }
+
+    /// Completes when the process has ended.
+    pub(crate) async fn ended(&self) {
+        // Fails only when the runtime shuts down.
+        let _ = self.0.readable().await;
+    }
+}
+
+/// Has the child make itself the foreground process group of the terminal on stdin before it runs, so that nothing it does
+/// first finds itself in the background. It must be given a process group of its own, too.
+pub(crate) fn take_foreground(command: &mut Command) {
+    let take = || {
+        let group = rustix::process::getpid();
+        // SAFETY: descriptor 0 was checked to be a terminal before the fork and is inherited.
+        let stdin = unsafe { BorrowedFd::borrow_raw(0) };
+        with_blocked(libc::SIGTTOU, || rustix::termios::tcsetpgrp(stdin, group))?;
+        Ok(())
+    };
+    // SAFETY: between fork and exec, this calls getpid, ioctl and sigprocmask only, which are async-signal-safe, and it
+    // neither allocates nor takes a lock.
+    unsafe { command.pre_exec(take) };
+}
+
+/// Has the kernel kill the child when this thread ends, however it ends.
+pub(crate) fn die_with_parent(command: &mut Command) {
+    let parent = rustix::process::getpid();
+    let tie = move || {
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        // A parent that died before the call above is not noticed by it.
+        if rustix::process::getppid() != Some(parent) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        Ok(())
+    };
+    // SAFETY: prctl and getppid are async-signal-safe, nothing allocates: an `ErrorKind` makes an error without a box.
+    unsafe { command.pre_exec(tie) };
+}
+
+/// Calls `tcsetpgrp` from a process that may be in the background, where it would be stopped for it.
+pub(crate) fn set_foreground(terminal: impl AsFd, group: Pid) -> io::Result<()> {
+    Ok(with_blocked(libc::SIGTTOU, || rustix::termios::tcsetpgrp(terminal, group))?)
+}
+
+/// Whether the signal was ignored when this process began, as `nohup` does with HUP and shells with INT and QUIT of their
+/// background jobs: such a signal stays ignored.
+pub(crate) fn is_ignored(signal: Signal) -> bool {
+    let mut old = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: with no new action, sigaction only writes the current one to the place that `old` has for it.
+    unsafe {
+        libc::sigaction(signal.as_raw(), std::ptr::null(), old.as_mut_ptr()) == 0
+            && old.assume_init().sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// Dies by a signal, as who did not catch it does. Returns where the kernel does not let it: as process 1.
+pub(crate) fn die_by(signal: Signal) {
+    // SAFETY: the default action is no function of ours, and a changed mask affects this thread only.
+    unsafe {
+        libc::signal(signal.as_raw(), libc::SIG_DFL);
+        let mut set = MaybeUninit::uninit();
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal.as_raw());
+        libc::sigprocmask(libc::SIG_UNBLOCK, set.as_ptr(), null_mut());
+        libc::raise(signal.as_raw());
+    }
+}
+
+/// Stops this process's group by a signal with its default action, as the terminal would have done, and comes back when
+/// it is continued, with the CONT consumed. `false`: the kernel ignored the stop, since no shell is there to undo it.
+pub(crate) fn stop_group(signal: Signal) -> bool {
+    with_blocked(libc::SIGCONT, || {
+        // SAFETY: all pointers are to locals that outlive the calls; the saved action is restored unchanged. A blocked
+        // CONT still continues the process and stays pending, so that `sigtimedwait` can tell whether it came.
+        unsafe {
+            let mut saved = MaybeUninit::<libc::sigaction>::uninit();
+            let mut default: libc::sigaction = std::mem::zeroed();
+            default.sa_sigaction = libc::SIG_DFL;
+            libc::sigaction(signal.as_raw(), &default, saved.as_mut_ptr());
+            libc::kill(0, signal.as_raw());
+            libc::sigaction(signal.as_raw(), saved.as_ptr(), null_mut());
+            let mut set = MaybeUninit::uninit();
+            libc::sigemptyset(set.as_mut_ptr());
+            libc::sigaddset(set.as_mut_ptr(), libc::SIGCONT);
+            let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            libc::sigtimedwait(set.as_ptr(), null_mut(), &at_once) == libc::SIGCONT
+        }
+    })
+}
+
+/// A copy of a descriptor that the caller of this process left open for it. The original is closed on exec from now on, so
+/// that the job does not keep it open.
+pub(crate) fn adopt(descriptor: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: if nothing is open there, the calls fail with EBADF; what is open stays open, since the borrow closes
+    // nothing.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let copy = borrowed.try_clone_to_owned()?;
+    rustix::io::fcntl_setfd(borrowed, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(copy)
+}
+
+/// Runs `body` with one signal blocked in this thread.
+fn with_blocked<T>(signal: libc::c_int, body: impl FnOnce() -> T) -> T {
+    let mut saved = MaybeUninit::uninit();
+    // SAFETY: the sets are initialised before they are read, and the saved mask is what this thread had.
+    unsafe {
+        let mut set = MaybeUninit::uninit();
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal);
+        libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), saved.as_mut_ptr());
+    }
+    let result = body();
+    // SAFETY: as above.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, saved.as_ptr(), null_mut()) };
+    result
+}

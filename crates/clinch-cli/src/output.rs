@@ -1,0 +1,255 @@
+//! What people and programs read: messages on stderr, tables and JSON on stdout, times.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::time::{Duration, SystemTime};
+
+use clinch::backend::{ClaimState, LockState};
+use clinch::{ClaimId, Mode, Token};
+use jiff::{Timestamp, Zoned, tz::TimeZone};
+use serde::Serialize;
+
+use crate::exit::Failure;
+
+/// Says something on stderr. A closed stderr is nobody's failure.
+pub(crate) fn say(message: impl Display) {
+    let _ = writeln!(io::stderr(), "clinch: {message}");
+}
+
+/// Prints an answer on stdout.
+pub(crate) fn answer(text: &str) -> Result<(), Failure> {
+    match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::system("cannot write the answer", error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints an answer as JSON, indented: people look at it too.
+pub(crate) fn answer_json(value: &impl Serialize) -> Result<(), Failure> {
+    let mut text = serde_json::to_string_pretty(value).map_err(|error| Failure::system("JSON", error))?;
+    text.push('\n');
+    answer(&text)
+}
+
+/// A lock in JSON.
+#[derive(Debug, Serialize)]
+pub(crate) struct LockJson {
+    name: String,
+    /// Until when it stays closed although nobody holds it.
+    closed_until: Option<String>,
+    claims: Vec<ClaimJson>,
+}
+
+/// A claim in JSON.
+#[derive(Debug, Serialize)]
+pub(crate) struct ClaimJson {
+    claim: String,
+    /// `exclusive`, `shared` or `permits`.
+    mode: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    permits: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    capacity: Option<u32>,
+    /// `held` or `waiting`.
+    state: &'static str,
+    token: Option<u64>,
+    since: String,
+    expires_in_ms: Option<u64>,
+    host: String,
+    pid: u32,
+    user: String,
+    label: String,
+}
+
+impl From<&LockState> for LockJson {
+    fn from(lock: &LockState) -> LockJson {
+        LockJson {
+            name: lock.name.as_str().to_owned(),
+            closed_until: lock.closed_until.map(rfc3339),
+            claims: lock.claims.iter().map(ClaimJson::from).collect(),
+        }
+    }
+}
+
+impl From<&ClaimState> for ClaimJson {
+    fn from(claim: &ClaimState) -> ClaimJson {
+        let (mode, permits, capacity) = match claim.mode {
+            Mode::Exclusive => ("exclusive", None, None),
+            Mode::Shared => ("shared", None, None),
+            Mode::Permits { count, capacity } => ("permits", Some(count.get()), Some(capacity.get())),
+        };
+        ClaimJson {
+            claim: claim.id.to_string(),
+            mode,
+            permits,
+            capacity,
+            state: state(claim),
+            token: claim.token.filter(|_| claim.granted).map(Token::get),
+            since: rfc3339(claim.since),
+            expires_in_ms: claim.expires_in.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+            host: claim.owner.host.clone(),
+            pid: claim.owner.pid,
+            user: claim.owner.user.clone(),
+            label: claim.owner.label.clone(),
+        }
+    }
+}
+
+fn state(claim: &ClaimState) -> &'static str {
+    if claim.granted { "held" } else { "waiting" }
+}
+
+/// A table of locks for people: one line per claim.
+pub(crate) fn table(locks: &[LockState]) -> String {
+    let mut rows =
+        vec![["NAME", "MODE", "STATE", "TOKEN", "SINCE", "EXPIRES", "OWNER", "LABEL"].map(str::to_owned)];
+    for lock in locks {
+        let name = printable(lock.name.as_str());
+        if let Some(until) = lock.closed_until {
+            let empty = String::new;
+            let until = format!("until {}", local(until));
+            rows.push([name.clone(), empty(), "closed".into(), empty(), empty(), until, empty(), empty()]);
+        }
+        rows.extend(lock.claims.iter().map(|claim| row(name.clone(), claim)));
+    }
+    align(&rows)
+}
+
+fn row(name: String, claim: &ClaimState) -> [String; 8] {
+    let owner = &claim.owner;
+    let token = claim.token.filter(|_| claim.granted);
+    [
+        name,
+        claim.mode.to_string(),
+        state(claim).to_owned(),
+        token.map(|token| token.to_string()).unwrap_or_default(),
+        local(claim.since),
+        claim.expires_in.map(|time| format!("in {}", short(time))).unwrap_or_default(),
+        printable(&format!("{} pid {} {}", owner.host, owner.pid, owner.user)),
+        printable(&owner.label),
+    ]
+}
+
+/// One claim, at length.
+pub(crate) fn describe(claim: &ClaimState) -> String {
+    let owner = &claim.owner;
+    let label =
+        if owner.label.is_empty() { String::new() } else { format!(" ({})", printable(&owner.label)) };
+    format!(
+        "{} since {} by {} on {}, pid {}{label}",
+        state(claim),
+        local(claim.since),
+        printable(&owner.user),
+        printable(&owner.host),
+        owner.pid
+    )
+}
+
+/// Columns as wide as their widest cell.
+fn align<const N: usize>(rows: &[[String; N]]) -> String {
+    let mut widths = [0; N];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let mut text = String::new();
+    for row in rows {
+        let cells: Vec<String> =
+            row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Text of others without what could steer a terminal.
+fn printable(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+/// A text that a POSIX shell reads back as one word.
+pub(crate) fn shell_word(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+=,".contains(&byte);
+    if !text.is_empty() && text.bytes().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+/// What `acquire` answers.
+#[derive(Debug, Serialize)]
+pub(crate) struct LeaseJson {
+    pub(crate) name: String,
+    pub(crate) claim: String,
+    pub(crate) token: u64,
+    pub(crate) ttl_ms: u64,
+}
+
+/// What `renew`, `release` and `break` answer.
+#[derive(Debug, Serialize)]
+pub(crate) struct ResultJson {
+    pub(crate) name: String,
+    pub(crate) claim: String,
+    pub(crate) result: &'static str,
+}
+
+impl ResultJson {
+    pub(crate) fn new(name: &str, claim: ClaimId, result: &'static str) -> ResultJson {
+        ResultJson { name: name.to_owned(), claim: claim.to_string(), result }
+    }
+}
+
+/// A duration in its two largest units.
+pub(crate) fn short(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let (h, m, s) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match (h, m, s) {
+        (0, 0, 0) => format!("{}ms", time.subsec_millis()),
+        (0, 0, s) => format!("{s}s"),
+        (0, m, s) => format!("{m}m {s}s"),
+        (h, m, _) => format!("{h}h {m}m"),
+    }
+}
+
+/// A moment for programs: RFC 3339 in UTC, with milliseconds.
+pub(crate) fn rfc3339(time: SystemTime) -> String {
+    Timestamp::try_from(time).map(|time| format!("{time:.3}")).unwrap_or_default()
+}
+
+/// A moment for people: the local time, with the date unless it is today's.
+pub(crate) fn local(time: SystemTime) -> String {
+    let zone = TimeZone::system();
+    let Ok(time) = Timestamp::try_from(time).map(|time| time.to_zoned(zone)) else { return "?".to_owned() };
+    let today = time.date() == Zoned::now().date();
+    time.strftime(if today { "%H:%M:%S" } else { "%Y-%m-%d %H:%M:%S" }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_lines_end_without_blanks() {
+        let rows = [["a", "é", ""], ["long", "x", "y"]].map(|row| row.map(str::to_owned));
+        assert_eq!(align(&rows), "a     é\nlong  x  y\n");
+    }
+
+    #[test]
+    fn shell_words_read_back() {
+        assert_eq!(shell_word("reports/daily"), "reports/daily");
+        assert_eq!(shell_word("it's $HOME"), r"'it'\''s $HOME'");
+        assert_eq!(shell_word(""), "''");
+    }
+
+    #[test]
+    fn times_and_texts_are_safe_to_show() {
+        assert_eq!(rfc3339(SystemTime::UNIX_EPOCH + Duration::from_millis(1500)), "1970-01-01T00:00:01.500Z");
+        assert_eq!(short(Duration::from_millis(3_723_004)), "1h 2m");
+        assert_eq!(short(Duration::from_millis(40)), "40ms");
+        assert_eq!(printable("a\x1b[2Jb"), r"a\u{1b}[2Jb");
+    }
+}

@@ -1,0 +1,158 @@
+//! `clinch acquire`: a lease that a shell script holds across commands.
+//!
+//! Where leases live in the store, this takes one and leaves it there. Where a lease ends with its process, it starts a
+//! holder (`hold.rs`) that is bound to the calling shell, and waits for its report.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use clinch::{Locks, Renew};
+use rustix::process::{Signal, getppid};
+
+use super::hold::Report;
+use crate::args::{Acquire, Share, Store};
+use crate::connect::{close, connect};
+use crate::exit::{CONFLICT, Failure, INTERNAL, Outcome, SIGNAL_BASE};
+use crate::job::signals::Signals;
+use crate::job::sys;
+use crate::output::{LeaseJson, answer, answer_json, shell_word};
+use crate::request::{Request, with_lease};
+
+pub(crate) async fn run(store: &Store, args: &Acquire) -> Outcome {
+    let ttl = args.lease.ttl.unwrap_or_else(|| store.ttl());
+    let locks = with_lease(connect(store).await?, &args.lease, "")?;
+    let can = locks.capabilities();
+    let lease = if can.detached {
+        take(locks, args).await
+    } else if can.crash_release && can.processes {
+        // Wrong arguments are told here, where they can be explained.
+        Request::new(&locks, &args.name, &args.share)?;
+        start_holder(store, args)
+    } else {
+        let text =
+            "on this store a lock ends with the process that took it; use `clinch run`, or another store";
+        Err(Failure::usage(text))
+    };
+    let report = lease.map_err(|failure| match failure.code {
+        CONFLICT => Failure { code: args.conflict_exit_code, ..failure },
+        _ => failure,
+    })?;
+    let Report::Granted { claim, token } = report else { return Ok(INTERNAL) };
+    let name = args.name.clone();
+    if args.json {
+        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        answer_json(&LeaseJson { name, claim, token, ttl_ms })?;
+    } else {
+        answer(&format!("name={} claim={claim} token={token}\n", shell_word(&name)))?;
+    }
+    Ok(0)
+}
+
+/// Takes a lease and leaves it in the store.
+async fn take(locks: Locks, args: &Acquire) -> Result<Report, Failure> {
+    let locks = locks.renew(Renew::Never);
+    let request = Request::new(&locks, &args.name, &args.share)?;
+    let mut signals = Signals::ending().map_err(|error| Failure::system("cannot catch signals", error))?;
+    let guard = {
+        let granted = request.acquire(args.patience.limit());
+        tokio::select! {
+            biased;
+            guard = granted => Ok(guard?),
+            signal = signals.next() => Err(signal),
+        }
+    };
+    match guard {
+        Ok(guard) => {
+            let lease = guard.detach()?;
+            Ok(Report::Granted { claim: lease.claim.to_string(), token: lease.token.get() })
+        }
+        Err(signal) => Err(withdrawn(&locks, signal).await),
+    }
+}
+
+/// Ends by the signal that ended the wait.
+async fn withdrawn(locks: &Locks, signal: Signal) -> Failure {
+    let _ = close(locks).await;
+    sys::die_by(signal);
+    Failure::new(SIGNAL_BASE.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0)), "")
+}
+
+/// Starts a process that holds the lock and waits until it does, or cannot. If we are killed meanwhile, it gives up.
+fn start_holder(store: &Store, args: &Acquire) -> Result<Report, Failure> {
+    let failed = |error| Failure::system("cannot start the holder of the lock", error);
+    let for_pid = args.for_pid.or_else(caller).ok_or_else(|| {
+        Failure::usage(
+            "the calling process cannot be told; name one with --for-pid, whose end frees the lock",
+        )
+    })?;
+    let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+    // By the environment, since everybody may read the arguments.
+    command.env("CLINCH_URL", &store.url);
+    command.args(["hold", "--for-pid", &for_pid.to_string(), "--asker", &std::process::id().to_string()]);
+    pass_on(&mut command, args);
+    command.arg("--").arg(&args.name);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut holder = command.spawn().map_err(failed)?;
+    let mut line = String::new();
+    if let Some(report) = holder.stdout.take() {
+        BufReader::new(report).read_line(&mut line).map_err(failed)?;
+    }
+    match serde_json::from_str(&line) {
+        Ok(Report::Failed { code, message }) => Err(Failure::new(code, message)),
+        Ok(granted) => Ok(granted),
+        Err(_) => Err(Failure::new(INTERNAL, "the holder of the lock ended without a word")),
+    }
+}
+
+/// The options that the holder needs.
+fn pass_on(command: &mut Command, args: &Acquire) {
+    let nanos = |time: Duration| format!("{}ns", time.as_nanos());
+    if let Some(limit) = args.patience.limit() {
+        command.args(["--wait", &nanos(limit)]);
+    }
+    if let Some(ttl) = args.lease.ttl {
+        command.args(["--ttl", &nanos(ttl)]);
+    }
+    if let Some(label) = &args.lease.label {
+        command.arg(format!("--label={label}"));
+    }
+    match args.share {
+        Share { permits: Some(permits), of: Some(capacity), .. } => {
+            command.args(["--permits", &permits.to_string(), "--of", &capacity.to_string()]);
+        }
+        Share { shared: true, .. } => {
+            command.arg("--shared");
+        }
+        _ => {}
+    }
+}
+
+/// The shell that called us: our parent, or, when that is but a subshell of it, as in `$(... | ...)`, its parent.
+fn caller() -> Option<i32> {
+    let mut caller = getppid()?.as_raw_nonzero().get();
+    let mut stat = Stat::of(caller)?;
+    // A subshell is forked without an exec, so its stack starts where its parent's does; others' are at random places.
+    while let Some(parent) =
+        Stat::of(stat.parent).filter(|parent| parent.stack != 0 && parent.stack == stat.stack)
+    {
+        (caller, stat) = (stat.parent, parent);
+    }
+    Some(caller)
+}
+
+/// What `/proc/PID/stat` says of a process.
+struct Stat {
+    parent: i32,
+    stack: u64,
+}
+
+impl Stat {
+    fn of(pid: i32) -> Option<Stat> {
+        let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The second field is in parentheses and may hold anything; the third is next.
+        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+        Some(Stat { parent: fields.get(1)?.parse().ok()?, stack: fields.get(25)?.parse().ok()? })
+    }
+}

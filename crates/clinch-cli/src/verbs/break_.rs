@@ -1,0 +1,56 @@
+//! `clinch break`: an operator takes a lock away from whoever holds it.
+
+use std::io::{self, BufRead, Write};
+
+use clinch::ClaimId;
+use clinch::backend::{ClaimState, Freed};
+
+use crate::args::{Break, Store};
+use crate::connect::connect;
+use crate::exit::{Failure, NOBODY, Outcome};
+use crate::output::{ResultJson, answer, answer_json, describe, say};
+
+pub(crate) async fn run(store: &Store, args: &Break) -> Outcome {
+    let only = args.claim.as_deref().map(str::parse::<ClaimId>).transpose()?;
+    let locks = connect(store).await?;
+    let claims = locks.state(&args.name).await?.map(|state| state.claims).unwrap_or_default();
+    let meant = |claim: &ClaimState| only.map_or(claim.granted, |only| claim.id == only);
+    let victims: Vec<ClaimState> = claims.into_iter().filter(meant).collect();
+    if victims.is_empty() {
+        let what = if only.is_some() { "has no such claim" } else { "is held by nobody" };
+        return Err(Failure::new(NOBODY, format!("lock \"{}\" {what}", args.name)));
+    }
+    if !args.yes && !confirmed(&args.name, &victims)? {
+        say("nothing was done");
+        return Ok(NOBODY);
+    }
+    let mut results = Vec::new();
+    for victim in &victims {
+        let freed = locks.evict(&args.name, victim.id).await?;
+        let result = if freed == Freed::Removed { "evicted" } else { "gone" };
+        if !args.json {
+            answer(&format!("{result}: {}\n", describe(victim)))?;
+        }
+        results.push(ResultJson::new(&args.name, victim.id, result));
+    }
+    if args.json {
+        answer_json(&results)?;
+    }
+    Ok(0)
+}
+
+/// Shows the victims and asks, where there is somebody to ask.
+fn confirmed(name: &str, victims: &[ClaimState]) -> Result<bool, Failure> {
+    if !rustix::termios::isatty(rustix::stdio::stdin()) {
+        return Err(Failure::usage("nobody is there to be asked; say --yes to break the lock"));
+    }
+    let mut text = format!("lock \"{name}\":\n");
+    for victim in victims {
+        text += &format!("  {}\n", describe(victim));
+    }
+    let failed = |error| Failure::system("cannot ask", error);
+    write!(io::stderr(), "{text}Take it away? Its job may still be running. [y/N] ").map_err(failed)?;
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line).map_err(failed)?;
+    Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+}

@@ -1,0 +1,124 @@
+//! The holder: a small process that keeps a lock for a shell script, on stores where a lease ends with its process.
+//!
+//! It lives until the process that it is bound to has ended, the TTL has run out without `clinch renew`, or the lock was
+//! taken away or released. What the store says of the claim decides, so that renewals of other processes count.
+
+use std::io::Write;
+use std::time::Duration;
+
+use clinch::{ClaimId, Env, Guard, Lane, Locks};
+use rustix::process::{Pid, getppid, setsid};
+use serde::{Deserialize, Serialize};
+
+use crate::args::{Hold, Store};
+use crate::connect::close;
+use crate::exit::{Failure, Outcome, USAGE};
+use crate::job::sys::ProcessEnd;
+use crate::request::{Request, with_lease};
+
+/// The longest time without a look at what the store says.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// What the holder tells the command that started it: one line of JSON.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Report {
+    Granted { claim: String, token: u64 },
+    Failed { code: u8, message: String },
+}
+
+pub(crate) async fn run(store: &Store, args: &Hold) -> Outcome {
+    // Away from the caller's terminal, signals and directory. Fails only for a process group leader, which we are not.
+    let _ = setsid();
+    let _ = std::env::set_current_dir("/");
+    match Holder::acquire(store, args).await {
+        Ok(Some(holder)) => holder.hold().await,
+        Ok(None) => Ok(0),
+        Err(failure) => {
+            let _ = report(&Report::Failed { code: failure.code, message: failure.message.to_string() });
+            Ok(failure.code)
+        }
+    }
+}
+
+struct Holder {
+    env: Env,
+    locks: Locks,
+    /// A second client, for which the claim is another's: it moves and reads the end that everybody sees.
+    outside: Locks,
+    guard: Guard,
+    bound_to: ProcessEnd,
+    ttl: Duration,
+}
+
+impl Holder {
+    /// Waits for the lock. `None`: the one who asked has gone.
+    async fn acquire(store: &Store, args: &Hold) -> Result<Option<Holder>, Failure> {
+        let asker = end_of(args.asker)?;
+        if getppid() != Pid::from_raw(args.asker) {
+            return Ok(None);
+        }
+        let bound_to = end_of(args.for_pid)?;
+        let env = Env::host(Lane::here()?);
+        let label = format!("acquired for pid {}", args.for_pid);
+        let locks = with_lease(Locks::connect(&store.url, env.clone()).await?, &args.lease, &label)?;
+        let outside = Locks::connect(&store.url, env.clone()).await?;
+        let request = Request::new(&locks, &args.name, &args.share)?;
+        let guard = tokio::select! {
+            biased;
+            guard = request.acquire(args.patience.limit()) => guard?,
+            () = asker.ended() => return Ok(None),
+        };
+        let ttl = args.lease.ttl.unwrap_or_else(|| store.ttl());
+        Ok(Some(Holder { env, locks, outside, guard, bound_to, ttl }))
+    }
+
+    async fn hold(self) -> Outcome {
+        let (name, claim) = (self.guard.name().as_str(), self.guard.claim_id());
+        self.outside.renew_detached(name, claim, self.ttl).await?;
+        let granted = Report::Granted { claim: claim.to_string(), token: self.guard.token().get() };
+        if report(&granted).is_ok() {
+            tokio::select! {
+                _ = self.guard.lost() => {}
+                () = self.bound_to.ended() => {}
+                () = self.run_out(name, claim) => {}
+            }
+        }
+        drop(self.guard);
+        close(&self.locks).await?;
+        Ok(0)
+    }
+
+    /// Completes when the time that the claim was last given has passed.
+    async fn run_out(&self, name: &str, claim: ClaimId) {
+        let mut end = self.env.clock().now() + self.ttl;
+        loop {
+            let now = self.env.clock().now();
+            self.env.sleep_until(end.min(now + LOOK_AGAIN)).await;
+            // If the store cannot be asked, the end that was known stands.
+            if let Ok(state) = self.outside.state(name).await {
+                let claims = state.map(|state| state.claims).unwrap_or_default();
+                let ours = claims.iter().find(|ours| ours.id == claim);
+                end = self.env.clock().now() + ours.and_then(|ours| ours.expires_in).unwrap_or_default();
+            }
+            if end <= self.env.clock().now() {
+                return;
+            }
+        }
+    }
+}
+
+fn end_of(pid: i32) -> Result<ProcessEnd, Failure> {
+    let end = Pid::from_raw(pid).map(ProcessEnd::of);
+    end.and_then(Result::ok).ok_or_else(|| Failure::new(USAGE, format!("there is no process {pid}")))
+}
+
+/// Writes the report and lets go of the pipe, so that who reads to its end is not kept waiting.
+fn report(report: &Report) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(report)?;
+    line.push(b'\n');
+    std::io::stdout().write_all(&line)?;
+    std::io::stdout().flush()?;
+    let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    Ok(rustix::stdio::dup2_stdout(null)?)
+}

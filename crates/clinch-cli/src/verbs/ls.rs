@@ -1,0 +1,16 @@
+//! `clinch ls`: locks that are held, waited for or kept closed.
+
+use crate::args::{Ls, Store};
+use crate::connect::connect;
+use crate::exit::Outcome;
+use crate::output::{LockJson, answer, answer_json, table};
+
+pub(crate) async fn run(store: &Store, ls: &Ls) -> Outcome {
+    let locks = connect(store).await?.list(&ls.prefix).await?;
+    if ls.json {
+        answer_json(&locks.iter().map(LockJson::from).collect::<Vec<_>>())?;
+    } else if !locks.is_empty() {
+        answer(&table(&locks))?;
+    }
+    Ok(0)
+}

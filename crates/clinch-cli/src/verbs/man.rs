@@ -1,0 +1,26 @@
+//! `clinch man`: the manual page, as roff.
+
+use clap::CommandFactory;
+
+use crate::args::{Cli, Man};
+use crate::exit::{Failure, Outcome};
+use crate::output::answer;
+
+pub(crate) fn run(args: &Man) -> Outcome {
+    let mut command = Cli::command();
+    command.build();
+    let command = match &args.verb {
+        None => command,
+        Some(verb) => {
+            let found = command.find_subcommand(verb).filter(|verb| !verb.is_hide_set());
+            let found = found.ok_or_else(|| Failure::usage(format!("there is no verb \"{verb}\"")))?;
+            found.clone().name(format!("clinch-{verb}"))
+        }
+    };
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command)
+        .render(&mut page)
+        .map_err(|error| Failure::system("cannot write the page", error))?;
+    answer(&String::from_utf8_lossy(&page))?;
+    Ok(0)
+}

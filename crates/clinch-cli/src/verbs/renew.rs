@@ -1,0 +1,16 @@
+//! `clinch renew`: a lease of `clinch acquire` lasts longer.
+
+use crate::args::{Renew, Store};
+use crate::connect::connect;
+use crate::exit::Outcome;
+use crate::output::{ResultJson, answer_json};
+
+pub(crate) async fn run(store: &Store, args: &Renew) -> Outcome {
+    let claim = args.claim.parse()?;
+    let ttl = args.ttl.unwrap_or_else(|| store.ttl());
+    connect(store).await?.renew_detached(&args.name, claim, ttl).await?;
+    if args.json {
+        answer_json(&ResultJson::new(&args.name, claim, "renewed"))?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,269 @@
+//! `clinch run`: a command under a lock. The order of things; the machinery is in `job`.
+
+use std::os::unix::process::CommandExt;
+use std::pin::pin;
+use std::time::Duration;
+
+use clinch::{ClaimId, Env, Guard, Instant, Lane, Locks, Released};
+use rustix::process::{Signal, getpid, set_child_subreaper};
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::{OnLost, Orphans, Run, Store};
+use crate::connect::{block_on, close};
+use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
+use crate::job::events::Events;
+use crate::job::loss::Plan;
+use crate::job::signals::Signals;
+use crate::job::spawn;
+use crate::job::supervise::{Ended, Progress, Supervisor, report_loss};
+use crate::job::terminal::Terminal;
+use crate::job::{nesting, sys};
+use crate::output::{ClaimJson, describe, local, say};
+use crate::request::{Request, with_lease};
+
+/// How long a wait lasts before it is called one: an ordinary acquire is over by then.
+const CALLED_WAITING: Duration = Duration::from_millis(20);
+
+/// The name of the lock that remembers when a `--once-per` job began.
+const ONCE_PER: &str = "/once-per";
+
+/// Runs the verb.
+pub(crate) fn run(store: &Store, run: &Run) -> Outcome {
+    let outcome = block_on(async { Session::open(store, run).await?.run().await });
+    match outcome {
+        Err(failure) if failure.code == CONFLICT => {
+            let message = if run.quiet { "".into() } else { failure.message };
+            Err(Failure { code: run.conflict_exit_code, message })
+        }
+        Err(failure) if failure.code == LOST && run.quiet => Ok(LOST),
+        outcome => outcome,
+    }
+}
+
+/// One `clinch run`.
+struct Session<'a> {
+    store: &'a Store,
+    run: &'a Run,
+    env: Env,
+    locks: Locks,
+    plan: Plan,
+    events: Events,
+}
+
+/// What became of waiting.
+enum Waited {
+    Granted(Guard),
+    Signalled(Signal),
+}
+
+impl<'a> Session<'a> {
+    async fn open(store: &'a Store, run: &'a Run) -> Result<Session<'a>, Failure> {
+        let events = Events::open(run.events.as_deref(), &run.name)?;
+        let env = Env::host(Lane::here()?);
+        let locks = Locks::connect(&store.url, env.clone()).await?;
+        let expires = locks.capabilities().expiry;
+        let ttl = expires.then(|| run.lease.ttl.unwrap_or_else(|| store.ttl()));
+        let plan = Plan::new(run.on_lost, ttl, run.max_hold, run.grace)?;
+        let mut locks = with_lease(locks, &run.lease, &spawn::default_label(run))?;
+        if let Some(time) = run.max_hold {
+            locks = locks.max_hold(time)?;
+        }
+        Ok(Session { store, run, env, locks, plan, events })
+    }
+
+    async fn run(mut self) -> Outcome {
+        let held = std::env::var(nesting::HELD).unwrap_or_default();
+        if let Some(outer) = nesting::find(&held, &self.store.identity(), &self.run.name) {
+            return self.reenter(outer).await;
+        }
+        let cannot_listen = |error| Failure::system("cannot catch signals", error);
+        let mut signals = Signals::ending().map_err(cannot_listen)?;
+        let guard = match self.acquire(&mut signals).await {
+            Ok(Waited::Granted(guard)) => guard,
+            Ok(Waited::Signalled(signal)) => return self.withdrawn(signal).await,
+            Err(failure) => {
+                self.events.emit("refused", || json!({ "reason": failure.message }));
+                return Err(failure);
+            }
+        };
+        let since = self.env.clock().now();
+        self.report_acquired(&guard);
+        let outcome = self.hold(&guard, &mut signals).await;
+        let outcome = self.finish(guard, since, outcome).await;
+        // Whatever is still being released in the background; its lease would end it otherwise.
+        let _ = close(&self.locks).await;
+        outcome
+    }
+
+    /// Waits for the lock, or until a signal asks us to end.
+    async fn acquire(&mut self, signals: &mut Signals) -> Result<Waited, Failure> {
+        let limit = self.run.patience.limit();
+        let request = Request::new(&self.locks, &self.run.name, &self.run.share)?;
+        let mut granted = pin!(request.acquire(limit));
+        let tells = limit != Some(Duration::ZERO) && (self.events.wanted() || self.run.verbose);
+        let mut waiting = pin!(tokio::time::sleep(CALLED_WAITING));
+        let mut told = !tells;
+        loop {
+            tokio::select! {
+                biased;
+                result = &mut granted => return Ok(Waited::Granted(result?)),
+                signal = signals.next() => return Ok(Waited::Signalled(signal)),
+                () = &mut waiting, if !told => {
+                    told = true;
+                    report_waiting(&self.locks, self.run, &mut self.events).await;
+                }
+            }
+        }
+    }
+
+    /// Ends by the signal that ended the wait. The claim was withdrawn when its future was dropped.
+    async fn withdrawn(&mut self, signal: Signal) -> Outcome {
+        // If the store does not answer, the place in the queue runs out by itself.
+        let _ = close(&self.locks).await;
+        self.events.emit("refused", || json!({ "reason": format!("ended by signal {}", signal.as_raw()) }));
+        sys::die_by(signal);
+        Ok(SIGNAL_BASE.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0)))
+    }
+
+    /// Runs the job to its end.
+    async fn hold(&mut self, guard: &Guard, signals: &mut Signals) -> Result<Ended, Failure> {
+        let cannot_listen = |error| Failure::system("cannot catch signals", error);
+        let turn = self.take_turn().await?;
+        let mut command = spawn::command(self.run)?;
+        spawn::tell(&mut command, guard, &self.store.identity());
+        let mut adopts = getpid().is_init();
+        if self.run.orphans == Orphans::Wait {
+            set_child_subreaper(Some(getpid()))
+                .map_err(|error| Failure::system("cannot wait for orphans", error))?;
+            adopts = true;
+        }
+        signals.pass_on().map_err(cannot_listen)?;
+        let mut deaths = signal(SignalKind::child()).map_err(cannot_listen)?;
+        let terminal = Terminal::on_stdin();
+        let child = spawn::start(command, guard, terminal.as_ref())?;
+        if let (Some(turn), Some(period)) = (turn, self.run.once_per) {
+            // Now, not at the end: the run counts even if nobody lives to see its end.
+            turn.release_closed(period).await?;
+        }
+        let supervisor = Supervisor {
+            env: &self.env,
+            guard,
+            child,
+            terminal,
+            plan: self.plan,
+            run: self.run,
+            events: &mut self.events,
+            adopts,
+            progress: Progress::default(),
+        };
+        Ok(supervisor.supervise(signals, &mut deaths).await)
+    }
+
+    /// With `--once-per`, takes the lock that stays closed until the job may run again.
+    async fn take_turn(&self) -> Result<Option<Guard>, Failure> {
+        if self.run.once_per.is_none() {
+            return Ok(None);
+        }
+        let name = format!("{}{ONCE_PER}", self.run.name);
+        if let Some(turn) = self.locks.mutex(&name)?.try_lock().await? {
+            return Ok(Some(turn));
+        }
+        let state = self.locks.state(&name).await?;
+        let again = state
+            .and_then(|state| state.closed_until)
+            .map(|until| format!("; it may run again at {}", local(until)));
+        let again = again.unwrap_or_default();
+        Err(Failure::new(CONFLICT, format!("\"{}\" ran a short time ago{again}", self.run.name)))
+    }
+
+    /// Releases the lock after the job, and finds the exit code.
+    async fn finish(&mut self, guard: Guard, since: Instant, outcome: Result<Ended, Failure>) -> Outcome {
+        let held = self.env.clock().now().since(since);
+        // A job that never began need not be kept from the others.
+        let linger = self.run.min_hold.filter(|_| outcome.is_ok()).unwrap_or_default().saturating_sub(held);
+        let deaf = self.run.on_lost == OnLost::Ignore;
+        let mut lost = outcome.as_ref().is_ok_and(|ended| ended.stopped);
+        match guard.release_closed(linger).await {
+            Ok(Released::Released) => {
+                let closed = u64::try_from(linger.as_millis()).unwrap_or(u64::MAX);
+                self.events.emit("released", || json!({ "closed_ms": closed }));
+                self.tell(|| "released".to_owned());
+            }
+            Ok(Released::AlreadyLost(loss)) => {
+                report_loss(&mut self.events, &loss);
+                if !lost && !self.run.quiet {
+                    say(format_args!("lock \"{}\" was lost before the job ended: {loss}", self.run.name));
+                }
+                lost = true;
+            }
+            // The job is done and kept the lock all the while; what the store keeps too long is no failure of the job.
+            Err(error) => say(format_args!("could not release lock \"{}\": {error}", self.run.name)),
+        }
+        let ended = outcome.inspect_err(|failure| {
+            self.events.emit("refused", || json!({ "reason": failure.message }));
+        })?;
+        Ok(if lost && !deaf { LOST } else { ended.exit.code() })
+    }
+
+    /// Runs the command in place of us, under the lock that an outer job holds.
+    async fn reenter(&mut self, outer: ClaimId) -> Outcome {
+        let Run { name, share, .. } = self.run;
+        let state = self.locks.state(name).await?;
+        let claims = state.map(|state| state.claims).unwrap_or_default();
+        let Some(claim) = claims.iter().find(|claim| claim.id == outer && claim.granted) else {
+            return Err(Failure::new(LOST, format!("the job around this one has lost lock \"{name}\"")));
+        };
+        if !nesting::covers(claim, share) {
+            let mode = claim.mode;
+            return Err(Failure::usage(format!(
+                "the job around this one holds lock \"{name}\" ({mode}), which does not include what is asked for, and \
+                 waiting for it would never end"
+            )));
+        }
+        if self.run.once_per.is_some() || self.run.min_hold.is_some() || self.run.max_hold.is_some() {
+            return Err(Failure::usage(format!(
+                "lock \"{name}\" is held by the job around this one, whose business --once-per, --min-hold and --max-hold are"
+            )));
+        }
+        self.events.emit(
+            "reentered",
+            || json!({ "claim": outer.to_string(), "token": claim.token.map(|t| t.get()) }),
+        );
+        self.tell(|| "held by the job around this one".to_owned());
+        let mut command = spawn::command(self.run)?;
+        // No process group and no supervision: signals and losses of the outer job concern this one as they are.
+        let error = command.exec();
+        Err(spawn::not_started(command.get_program(), &error))
+    }
+
+    fn report_acquired(&mut self, guard: &Guard) {
+        let (token, claim) = (guard.token().get(), guard.claim_id().to_string());
+        self.events.emit("acquired", || json!({ "token": token, "claim": claim, "pid": std::process::id() }));
+        self.tell(|| format!("acquired, token {token}"));
+    }
+
+    /// Says something about the lock if anybody wants to know.
+    fn tell(&self, what: impl FnOnce() -> String) {
+        if self.run.verbose {
+            say(format_args!("lock \"{}\": {}", self.run.name, what()));
+        }
+    }
+}
+
+/// Tells that somebody else is first, and who.
+async fn report_waiting(locks: &Locks, run: &Run, events: &mut Events) {
+    // Not knowing it is no reason not to wait.
+    let state = locks.state(&run.name).await.ok().flatten();
+    let holder = state.as_ref().and_then(|state| state.claims.iter().find(|claim| claim.granted));
+    let ahead = state.as_ref().map_or(0, |state| {
+        let us =
+            |claim: &clinch::backend::ClaimState| !claim.granted && claim.owner.pid == std::process::id();
+        state.claims.iter().position(us).unwrap_or(state.claims.len())
+    });
+    events.emit("waiting", || json!({ "ahead": ahead, "holder": holder.map(ClaimJson::from) }));
+    if run.verbose {
+        let holder = holder.map(|holder| format!(", {}", describe(holder))).unwrap_or_default();
+        say(format_args!("lock \"{}\": waiting{holder}", run.name));
+    }
+}

@@ -1,0 +1,178 @@
+//! What the tests of the command line share: a store in a temporary directory, processes that do not outlive a test, and
+//! polling under a generous deadline.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// How long anything may take that is expected to happen.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A store of its own. Processes whose ids stand in `*.pid` files of the directory are killed at the end.
+pub struct World {
+    dir: tempfile::TempDir,
+}
+
+impl World {
+    pub fn new() -> World {
+        World { dir: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn url(&self) -> String {
+        format!("file://{}", self.path("store").display())
+    }
+
+    /// `clinch` with these arguments, in the directory, on the store; as a login shell would start it.
+    pub fn clinch<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Command {
+        // Test runners may run with signals ignored, which is inherited.
+        let mut command = Command::new("env");
+        command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_clinch")).args(args);
+        command.current_dir(self.dir.path()).stdin(Stdio::null());
+        command.env("CLINCH_URL", self.url()).env("CLINCH", env!("CARGO_BIN_EXE_clinch"));
+        for held in ["CLINCH_HELD", "CLINCH_NAME", "CLINCH_TOKEN", "CLINCH_CLAIM"] {
+            command.env_remove(held);
+        }
+        command
+    }
+
+    /// Runs it to its end.
+    pub fn output<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Output {
+        self.clinch(args).output().unwrap()
+    }
+
+    /// Runs it to its end for its exit code.
+    pub fn code<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> i32 {
+        self.output(args).status.code().expect("ended by a signal")
+    }
+
+    /// Starts it.
+    pub fn start<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Running {
+        Running(self.clinch(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// `clinch ls --json`.
+    pub fn list(&self) -> Vec<Value> {
+        serde_json::from_slice(&self.output(["ls", "--json"]).stdout).unwrap()
+    }
+
+    /// The claims on a lock in this state.
+    pub fn claims(&self, name: &str, state: &str) -> Vec<Value> {
+        let locks = self.list().into_iter().filter(|lock| lock["name"] == name);
+        let claims = locks.flat_map(|lock| lock["claims"].as_array().unwrap().clone());
+        claims.filter(|claim| claim["state"] == state).collect()
+    }
+
+    pub fn held(&self, name: &str) -> bool {
+        !self.claims(name, "held").is_empty()
+    }
+
+    /// The text of a file; empty while there is none.
+    pub fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    pub fn lines(&self, name: &str) -> usize {
+        self.read(name).lines().count()
+    }
+
+    pub fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    /// The events in a file.
+    pub fn events(&self, name: &str) -> Vec<Value> {
+        self.read(name).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// Waits for a process id in a file.
+    pub fn pid(&self, name: &str) -> i32 {
+        eventually(&format!("{name} is written"), || self.read(name).ends_with('\n'));
+        self.read(name).trim().parse().unwrap()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for entry in std::fs::read_dir(self.dir.path()).into_iter().flatten().flatten() {
+            if entry.path().extension().is_some_and(|extension| extension == "pid") {
+                let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+                if let Ok(pid) = text.trim().parse() {
+                    kill(pid, Signal::KILL);
+                }
+            }
+        }
+    }
+}
+
+/// A process that does not outlive its test.
+pub struct Running(pub Child);
+
+impl Running {
+    pub fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        assert!(kill(self.pid(), signal), "the process is there");
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        eventually("the process ends", || {
+            status = self.0.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+
+    pub fn code(&mut self) -> i32 {
+        self.wait().code().expect("ended by a signal")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Sends a signal; says whether there was such a process.
+pub fn kill(pid: i32, signal: Signal) -> bool {
+    Pid::from_raw(pid).is_some_and(|pid| kill_process(pid, signal).is_ok())
+}
+
+/// The state letter of a process; `None` when there is none.
+pub fn state(pid: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+/// Whether a process runs: there, and no zombie.
+pub fn runs(pid: i32) -> bool {
+    state(pid).is_some_and(|state| state != 'Z')
+}
+
+/// Waits until something is so.
+pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < DEADLINE, "within {DEADLINE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a path is there.
+pub fn exists(path: &Path) -> bool {
+    path.exists()
+}

@@ -1,0 +1,79 @@
+//! What the exit code says.
+
+#[allow(unused_imports)]
+mod common;
+
+use common::{World, eventually};
+
+/// A caller that looks at the exit code takes one failure for another.
+#[test]
+fn every_outcome_has_its_code() {
+    let world = World::new();
+    world.write("not-executable", "");
+    world.write("busy.sh", "");
+    let cases: [(i32, &[&str]); 22] = [
+        (0, &["run", "x", "true"]),
+        (0, &["run", "x", "--", "true"]),
+        (1, &["run", "x", "false"]),
+        (75, &["run", "x", "--", "sh", "-c", "exit 75"]),
+        (255, &["run", "x", "-c", "exit 255"]),
+        (128 + 9, &["run", "x", "-c", "kill -9 $$"]),
+        (128 + 15, &["run", "x", "-c", "kill $$"]),
+        (126, &["run", "x", "./not-executable"]),
+        (126, &["run", "x", "/"]),
+        (127, &["run", "x", "no-such-command"]),
+        (64, &["run"]),
+        (64, &["run", "x"]),
+        (64, &["run", "", "true"]),
+        (64, &["run", "--no-wiat", "x", "true"]),
+        (64, &["run", "-n", "-w", "1", "x", "true"]),
+        (64, &["run", "--permits", "1", "x", "true"]),
+        (64, &["run", "-u", "nonsense", "x", "true"]),
+        (64, &["run", "-u", "fiel:///tmp", "x", "true"]),
+        (64, &["run", "--max-hold", "1s", "--grace", "2s", "x", "true"]),
+        (64, &["frobnicate"]),
+        (0, &["--help"]),
+        (0, &["--version"]),
+    ];
+    for (code, args) in cases {
+        assert_eq!(world.code(args.iter().copied()), code, "{args:?}");
+    }
+    assert!(world.list().is_empty(), "nothing stays held");
+}
+
+/// A misspelt option is found by the user, not by support.
+#[test]
+fn a_misspelt_option_names_the_nearest() {
+    let output = World::new().output(["run", "--no-wiat", "x", "true"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--no-wait"));
+}
+
+/// Who is refused cannot tell why, or waits although told not to.
+#[test]
+fn a_taken_lock_is_refused_with_the_holders_name() {
+    let world = World::new();
+    let mut holder = world.start(["run", "x", "-c", "echo $$ > job.pid; exec sleep 60"]);
+    eventually("the lock is held", || world.held("x"));
+    for args in [&["run", "-n"][..], &["run", "-w", "0"], &["run", "-w", "0.05"], &["run", "--wait", "50ms"]] {
+        let output = world.output(args.iter().copied().chain(["x", "true"]));
+        assert_eq!(output.status.code(), Some(75), "{args:?}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(message.contains(&format!("pid {}", holder.pid())), "{message}");
+    }
+    assert_eq!(world.code(["run", "-n", "-E", "9", "x", "true"]), 9);
+    assert_eq!(world.code(["run", "-n", "-E", "0", "x", "false"]), 0);
+    let quiet = world.output(["run", "-q", "-n", "x", "true"]);
+    assert_eq!((quiet.status.code(), quiet.stderr.len()), (Some(75), 0));
+    drop(world);
+    assert_eq!(holder.code(), 128 + 9);
+}
+
+/// A store that refuses access looks like one that is down, or like a lock that is taken.
+#[test]
+fn a_refused_store_has_its_own_code() {
+    use std::os::unix::fs::PermissionsExt;
+    let world = World::new();
+    std::fs::create_dir(world.path("store")).unwrap();
+    std::fs::set_permissions(world.path("store"), std::fs::Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(world.code(["run", "x", "true"]), 77);
+}

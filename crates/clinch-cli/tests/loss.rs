@@ -1,0 +1,71 @@
+//! A job whose lock is lost is dead before another can have it.
+
+mod common;
+
+use common::{World, eventually, runs};
+
+const STUBBORN: &str = "trap 'echo TERM >> log' TERM; echo $$ > job.pid; while :; do sleep 0.02; done";
+
+/// A job that ignores TERM works on beside the next holder.
+#[test]
+fn a_job_that_holds_too_long_is_dead_before_the_next_starts() {
+    let world = World::new();
+    let mut run =
+        world.start(["run", "--max-hold", "1s", "--grace", "400ms", "--events", "events", "x", "-c", STUBBORN]);
+    let job = world.pid("job.pid");
+    let next = world.output(["run", "x", "-c", &format!("! grep -q '^State:.[^Z]' /proc/{job}/status")]);
+    assert!(next.status.success(), "the job is dead when the next one starts: {next:?}");
+    assert_eq!(run.code(), 79);
+    assert!(world.read("log").starts_with("TERM"));
+    let events = world.events("events");
+    let names: Vec<&str> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
+    assert_eq!(names, ["acquired", "stopping", "stopping", "exited", "released"], "never lost: stopped in time");
+    assert_eq!((&events[1]["signal"], &events[2]["signal"]), (&"TERM".into(), &"KILL".into()));
+}
+
+/// The children of a job that has to stop go on without the lock.
+#[test]
+fn the_children_of_a_job_that_has_to_stop_die_with_it() {
+    let world = World::new();
+    let script = "(trap '' TERM; echo hi; sleep 60) > /dev/null 2>&1 & echo $! > child.pid; echo $$ > job.pid; wait";
+    let mut run = world.start(["run", "--max-hold", "500ms", "-q", "x", "-c", script]);
+    let child = world.pid("child.pid");
+    assert_eq!(run.code(), 79);
+    eventually("the child is dead", || !runs(child));
+}
+
+/// An operator takes the lock away, and the job goes on.
+#[test]
+fn a_broken_lock_stops_its_job() {
+    let world = World::new();
+    let mut run = world.start(["run", "--events", "events", "x", "-c", STUBBORN]);
+    let job = world.pid("job.pid");
+    assert_eq!(world.code(["break", "x"]), 64, "nobody is there to be asked");
+    let broken = world.output(["break", "--yes", "--json", "x"]);
+    let results: serde_json::Value = serde_json::from_slice(&broken.stdout).unwrap();
+    assert_eq!(results[0]["result"], "evicted");
+    assert_eq!(run.code(), 79);
+    assert!(!runs(job));
+    let lost = world.events("events").into_iter().find(|event| event["event"] == "lost").unwrap();
+    assert_eq!(lost["kind"], "Deleted");
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 0);
+    assert_eq!(world.code(["break", "--yes", "x"]), 1, "nobody holds it");
+}
+
+/// A job that may not be stopped is stopped, or its loss is not told.
+#[test]
+fn a_loss_can_be_ignored_but_is_told() {
+    let world = World::new();
+    let args = ["run", "--max-hold", "200ms", "--on-lost", "ignore", "--events", "events", "x", "-c"];
+    let job = "while ! grep -q lost events; do sleep 0.02; done; exit 5";
+    assert_eq!(world.code(args.into_iter().chain([job])), 5);
+}
+
+/// On a store whose leases end, the job is stopped although nothing was wrong.
+#[test]
+fn a_renewed_lease_keeps_its_job() {
+    let world = World::new();
+    let args = ["run", "-u", "memory://", "--ttl", "300ms", "--grace", "75ms", "x", "sleep", "1"];
+    assert_eq!(world.code(args), 0);
+    assert_eq!(world.code(["run", "-u", "memory://?ttl=300ms", "--grace", "80ms", "x", "true"]), 64);
+}

@@ -1,0 +1,81 @@
+//! The job's environment, and jobs inside jobs.
+
+mod common;
+
+use common::World;
+
+fn stdout(world: &World, args: &[&str]) -> String {
+    String::from_utf8(world.output(args.iter().copied()).stdout).unwrap()
+}
+
+/// A job cannot tell the store which of two jobs is the later one.
+#[test]
+fn a_job_knows_what_it_holds_and_tokens_rise() {
+    let world = World::new();
+    let tell = ["run", "a b", "-c", "echo \"$CLINCH_NAME/$CLINCH_TOKEN/$CLINCH_CLAIM\""];
+    let parse = |text: String| {
+        let parts: Vec<&str> = text.trim().split('/').collect();
+        assert_eq!((parts[0], parts[2].len()), ("a b", 32));
+        parts[1].parse::<u64>().unwrap()
+    };
+    let (first, second) = (parse(stdout(&world, &tell)), parse(stdout(&world, &tell)));
+    assert!(first < second && second <= 1 << 53);
+}
+
+/// The password of the store ends up in the environment of every job, and from there in its crash reports.
+#[test]
+fn a_password_never_reaches_the_job() {
+    let world = World::new();
+    let store = world.url();
+    let mut command = world.clinch(["run", "-u", &store, "x", "env"]);
+    let output = command.env("CLINCH_URL", "redis://me:hunter2@h/0").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("CLINCH_HELD=") && !text.contains("hunter2") && !text.contains("CLINCH_URL"));
+    let seen = stdout(&world, &["run", "x", "-c", "echo $CLINCH_URL"]);
+    assert_eq!(seen.trim(), world.url(), "what holds no secret is kept, so that nested runs find the store");
+}
+
+/// Help and errors show the password to whoever looks over a shoulder.
+#[test]
+fn a_password_is_not_shown() {
+    let world = World::new();
+    for args in [&["--help"][..], &["run", "--help"], &["run", "x", "true"], &["run", "--bad"], &["ls"]] {
+        let mut command = world.clinch(args.iter().copied());
+        let output = command.env("CLINCH_URL", "redis://me:hunter2@127.0.0.1:1/0?bad=hunter2").output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        assert!(!String::from_utf8_lossy(&text).contains("hunter2"), "{args:?}");
+    }
+}
+
+/// A job that takes the lock that it holds waits for itself.
+#[test]
+fn a_job_inside_a_job_reenters() {
+    let world = World::new();
+    let script = r#"echo $CLINCH_TOKEN; "$CLINCH" run -w 20 x -c 'echo $CLINCH_TOKEN; exit 9'"#;
+    let output = world.output(["run", "x", "-c", script]);
+    assert_eq!(output.status.code(), Some(9));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let tokens: Vec<&str> = text.lines().collect();
+    assert!(tokens.len() == 2 && tokens[0] == tokens[1], "{text}");
+    let other = r#""$CLINCH" run y -- "$CLINCH" run x -c 'exit 8'"#;
+    assert_eq!(world.code(["run", "x", "-c", other]), 8, "through another lock");
+}
+
+/// A job inside a reader becomes a writer beside other readers.
+#[test]
+fn a_writer_does_not_reenter_a_reader() {
+    let world = World::new();
+    assert_eq!(world.code(["run", "-s", "x", "-c", r#""$CLINCH" run x true"#]), 64);
+    assert_eq!(world.code(["run", "-s", "x", "-c", r#""$CLINCH" run -s x true"#]), 0);
+}
+
+/// A claim that is over is taken for one that holds.
+#[test]
+fn a_stale_or_forged_hint_is_not_believed() {
+    let world = World::new();
+    let held = stdout(&world, &["run", "x", "-c", "echo $CLINCH_HELD"]);
+    let mut command = world.clinch(["run", "x", "true"]);
+    assert_eq!(command.env("CLINCH_HELD", held.trim()).status().unwrap().code(), Some(79));
+    let mut command = world.clinch(["run", "x", "true"]);
+    assert_eq!(command.env("CLINCH_HELD", "%ff,, garbage").status().unwrap().code(), Some(0));
+}

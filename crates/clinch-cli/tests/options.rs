@@ -1,0 +1,120 @@
+//! The options of `clinch run`.
+
+mod common;
+
+use common::{World, eventually};
+
+const JOB: &str = "echo $$ > $CLINCH_CLAIM.pid; while [ ! -e stop ]; do sleep 0.02; done";
+
+/// Readers exclude each other, or let a writer in.
+#[test]
+fn shared_locks_are_shared_and_exclusive_ones_are_not() {
+    let world = World::new();
+    let mut readers = [world.start(["run", "-s", "x", "-c", JOB]), world.start(["run", "-s", "x", "-c", JOB])];
+    eventually("both read", || world.claims("x", "held").len() == 2);
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
+    assert_eq!(world.code(["run", "-n", "-s", "-x", "x", "true"]), 75, "the last of -s and -x counts");
+    assert_eq!(world.code(["run", "-n", "-x", "-s", "x", "true"]), 0);
+    world.write("stop", "");
+    for reader in &mut readers {
+        assert_eq!(reader.code(), 0);
+    }
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 0);
+}
+
+/// More run than there are permits, or a disagreement about their number goes unnoticed.
+#[test]
+fn permits_are_counted() {
+    let world = World::new();
+    let permits = |n| ["run", "-n", "--permits", n, "--of", "3", "x"];
+    let mut two = world.start(permits("2").into_iter().chain(["-c", JOB]));
+    eventually("two are held", || world.held("x"));
+    assert_eq!(world.code(permits("2").into_iter().chain(["true"])), 75);
+    assert_eq!(world.code(permits("1").into_iter().chain(["true"])), 0);
+    assert_eq!(world.code(permits("4").into_iter().chain(["true"])), 64);
+    let output = world.output(["run", "-n", "--permits", "1", "--of", "5", "x", "true"]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(64));
+    assert!(message.contains('3') && message.contains('5'), "{message}");
+    world.write("stop", "");
+    assert_eq!(two.code(), 0);
+}
+
+/// A short cron job runs twice on hosts whose clocks differ.
+#[test]
+fn min_hold_keeps_the_lock_closed_after_a_short_job() {
+    let world = World::new();
+    assert_eq!(world.code(["run", "--min-hold", "1h", "x", "false"]), 1);
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
+    assert!(world.list()[0]["closed_until"].is_string() && !world.held("x"));
+    assert_eq!(world.code(["run", "--min-hold", "1ms", "y", "sleep", "0.01"]), 0);
+    assert_eq!(world.code(["run", "-n", "y", "true"]), 0);
+    assert_eq!(world.code(["run", "--min-hold", "1h", "z", "no-such-command"]), 127);
+    assert_eq!(world.code(["run", "-n", "z", "true"]), 0, "a job that never began");
+}
+
+/// A job runs again within its period: after a failure, or because nobody lived to note that it ran.
+#[test]
+fn once_per_counts_every_run_that_began() {
+    let world = World::new();
+    assert_eq!(world.code(["run", "--once-per", "1h", "x", "no-such-command"]), 127, "this one did not begin");
+    assert_eq!(world.code(["run", "--once-per", "1h", "x", "-c", "kill -9 $PPID; exit 3"]).min(128), 128);
+    eventually("the job has ended", || !world.held("x"));
+    let again = world.output(["run", "--once-per", "1h", "x", "true"]);
+    assert_eq!(again.status.code(), Some(75));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("may run again at"));
+    assert_eq!(world.code(["run", "--once-per", "1h", "-E", "0", "x", "false"]), 0);
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 0, "the lock itself is free");
+}
+
+/// A program that reads events misses one, or cannot tell what happened.
+#[test]
+fn events_tell_what_happened() {
+    let world = World::new();
+    let mut holder = world.start(["run", "x", "-c", JOB]);
+    eventually("the lock is held", || world.held("x"));
+    let mut run = world.start(["run", "--events", "events", "x", "-c", "exit 7"]);
+    eventually("it waits", || world.lines("events") == 1);
+    world.write("stop", "");
+    assert_eq!((holder.code(), run.code()), (0, 7));
+    let events = world.events("events");
+    let names: Vec<&str> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
+    assert_eq!(names, ["waiting", "acquired", "exited", "released"]);
+    assert_eq!(events[0]["holder"]["pid"], holder.pid());
+    assert!(events[1]["token"].as_u64().is_some() && events[1]["claim"].as_str().is_some());
+    assert_eq!(events[2]["code"], 7);
+    assert!(events.iter().all(|event| event["name"] == "x" && event["time"].as_str().unwrap().ends_with('Z')));
+}
+
+/// The job keeps the pipe of events open, and its reader waits for ever.
+#[test]
+fn events_go_to_a_descriptor_that_the_job_does_not_get() {
+    let world = World::new();
+    let script = r#""$CLINCH" run --events fd:7 x -c 'ls /proc/$$/fd' 7> events"#;
+    let mut command = std::process::Command::new("sh");
+    command.arg("-c").arg(script).current_dir(world.path("."));
+    command.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env("CLINCH_URL", world.url());
+    let output = command.output().unwrap();
+    assert!(output.status.success());
+    assert!(!String::from_utf8(output.stdout).unwrap().lines().any(|fd| fd == "7"));
+    assert_eq!(world.lines("events"), 3);
+    assert_eq!(world.code(["run", "--events", "fd:77", "x", "true"]), 64);
+    assert_eq!(world.code(["run", "--events", "no/such/dir", "x", "true"]), 64);
+}
+
+/// Nobody knows what a lock is held for.
+#[test]
+fn a_label_says_what_a_lock_is_for() {
+    let world = World::new();
+    let label = |args: &[&str]| {
+        let output = world.output(args.iter().copied());
+        assert!(output.status.success(), "{output:?}");
+        let locks: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        locks[0]["claims"][0]["label"].as_str().unwrap().to_owned()
+    };
+    let clinch = env!("CARGO_BIN_EXE_clinch");
+    assert_eq!(label(&["run", "--label", "nightly report", "x", clinch, "ls", "--json"]), "nightly report");
+    assert!(label(&["run", "x", clinch, "ls", "--json"]).starts_with(&clinch[..40]));
+    let secret = format!("{clinch} ls --json # redis://u:hunter2@h");
+    assert!(!label(&["run", "x", "-c", &secret]).contains("hunter2"));
+}

@@ -1,0 +1,97 @@
+//! Signals to the wrapper.
+
+mod common;
+
+use std::os::unix::process::ExitStatusExt;
+
+use common::{World, eventually, runs};
+use rustix::process::Signal;
+
+const LOGGING_JOB: &str = r#"
+for s in INT TERM HUP QUIT USR1 USR2 WINCH TSTP CONT; do trap "echo $s >> log" $s; done
+echo $$ > job.pid
+while [ ! -e stop ]; do sleep 0.02; done
+exit 3"#;
+
+/// A job gets a signal twice, or not at all.
+#[test]
+fn each_signal_reaches_the_job_once() {
+    let world = World::new();
+    let mut run = world.start(["run", "x", "-c", LOGGING_JOB]);
+    world.pid("job.pid");
+    let signals = [
+        (Signal::INT, "INT"),
+        (Signal::TERM, "TERM"),
+        (Signal::HUP, "HUP"),
+        (Signal::QUIT, "QUIT"),
+        (Signal::USR1, "USR1"),
+        (Signal::USR2, "USR2"),
+        (Signal::WINCH, "WINCH"),
+        (Signal::TSTP, "TSTP"),
+        (Signal::CONT, "CONT"),
+        (Signal::TERM, "TERM"),
+    ];
+    for (sent, (signal, name)) in signals.into_iter().enumerate() {
+        run.signal(signal);
+        eventually(&format!("{name} reaches the job"), || world.lines("log") > sent);
+    }
+    world.write("stop", "");
+    assert_eq!(run.code(), 3);
+    let names: Vec<&str> = signals.iter().map(|(_, name)| *name).collect();
+    assert_eq!(world.read("log").lines().collect::<Vec<_>>(), names);
+}
+
+/// A signal reaches the job's first process only, and its children go on.
+#[test]
+fn the_jobs_whole_group_is_told() {
+    let world = World::new();
+    let mut run = world.start(["run", "x", "-c", "sleep 60 & echo $! > sleep.pid; echo $$ > job.pid; wait"]);
+    let (job, sleep) = (world.pid("job.pid"), world.pid("sleep.pid"));
+    run.signal(Signal::TERM);
+    assert_eq!(run.code(), 128 + 15);
+    eventually("both are gone", || !runs(job) && !runs(sleep));
+}
+
+/// A waiter that is told to end stays in the queue, or ends as if nothing had happened.
+#[test]
+fn a_waiter_that_is_told_to_end_withdraws() {
+    let world = World::new();
+    let _holder = world.start(["run", "x", "-c", "echo $$ > job.pid; exec sleep 60"]);
+    eventually("the lock is held", || world.held("x"));
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT] {
+        let mut waiter = world.start(["run", "x", "-c", "touch ran"]);
+        eventually("it waits", || world.claims("x", "waiting").len() == 1);
+        waiter.signal(signal);
+        assert_eq!(waiter.wait().signal(), Some(signal.as_raw()));
+        assert!(world.claims("x", "waiting").is_empty());
+    }
+    assert!(!world.path("ran").exists());
+}
+
+/// The job starts with signals ignored or blocked that its author counts on.
+#[test]
+fn the_job_starts_with_default_signals() {
+    let world = World::new();
+    let output = world.output(["run", "x", "grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text, "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
+}
+
+/// `nohup clinch run` dies of the hang-up, or its job does.
+#[test]
+fn what_nohup_ignores_stays_ignored() {
+    let world = World::new();
+    let mut command = world.clinch([]);
+    command.args(["run", "x", "-c", "echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.02; done; exit 5"]);
+    let program = command.get_args().nth(1).unwrap().to_owned();
+    let rest: Vec<_> = command.get_args().skip(2).map(ToOwned::to_owned).collect();
+    let mut nohup = std::process::Command::new("env");
+    nohup.arg("--ignore-signal=HUP").arg(program).args(rest).current_dir(world.path("."));
+    nohup.env("CLINCH_URL", world.url());
+    let mut run = common::Running(nohup.spawn().unwrap());
+    let job = world.pid("job.pid");
+    run.signal(Signal::HUP);
+    common::kill(job, Signal::HUP);
+    world.write("stop", "");
+    assert_eq!(run.code(), 5);
+}
