@@ -1,6 +1,5 @@
 //! What the exit code says.
 
-#[allow(unused_imports)]
 mod common;
 
 use common::{World, eventually};
@@ -10,7 +9,6 @@ use common::{World, eventually};
 fn every_outcome_has_its_code() {
     let world = World::new();
     world.write("not-executable", "");
-    world.write("busy.sh", "");
     let cases: [(i32, &[&str]); 22] = [
         (0, &["run", "x", "true"]),
         (0, &["run", "x", "--", "true"]),
@@ -54,7 +52,8 @@ fn a_taken_lock_is_refused_with_the_holders_name() {
     let world = World::new();
     let mut holder = world.start(["run", "x", "-c", "echo $$ > job.pid; exec sleep 60"]);
     eventually("the lock is held", || world.held("x"));
-    for args in [&["run", "-n"][..], &["run", "-w", "0"], &["run", "-w", "0.05"], &["run", "--wait", "50ms"]] {
+    for args in [&["run", "-n"][..], &["run", "-w", "0"], &["run", "-w", "0.05"], &["run", "--wait", "50ms"]]
+    {
         let output = world.output(args.iter().copied().chain(["x", "true"]));
         assert_eq!(output.status.code(), Some(75), "{args:?}");
         let message = String::from_utf8_lossy(&output.stderr).into_owned();

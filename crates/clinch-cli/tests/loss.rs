@@ -10,8 +10,18 @@ const STUBBORN: &str = "trap 'echo TERM >> log' TERM; echo $$ > job.pid; while :
 #[test]
 fn a_job_that_holds_too_long_is_dead_before_the_next_starts() {
     let world = World::new();
-    let mut run =
-        world.start(["run", "--max-hold", "1s", "--grace", "400ms", "--events", "events", "x", "-c", STUBBORN]);
+    let mut run = world.start([
+        "run",
+        "--max-hold",
+        "1s",
+        "--grace",
+        "400ms",
+        "--events",
+        "events",
+        "x",
+        "-c",
+        STUBBORN,
+    ]);
     let job = world.pid("job.pid");
     let next = world.output(["run", "x", "-c", &format!("! grep -q '^State:.[^Z]' /proc/{job}/status")]);
     assert!(next.status.success(), "the job is dead when the next one starts: {next:?}");
@@ -19,7 +29,11 @@ fn a_job_that_holds_too_long_is_dead_before_the_next_starts() {
     assert!(world.read("log").starts_with("TERM"));
     let events = world.events("events");
     let names: Vec<&str> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
-    assert_eq!(names, ["acquired", "stopping", "stopping", "exited", "released"], "never lost: stopped in time");
+    assert_eq!(
+        names,
+        ["acquired", "stopping", "stopping", "exited", "released"],
+        "never lost: stopped in time"
+    );
     assert_eq!((&events[1]["signal"], &events[2]["signal"]), (&"TERM".into(), &"KILL".into()));
 }
 
@@ -27,7 +41,8 @@ fn a_job_that_holds_too_long_is_dead_before_the_next_starts() {
 #[test]
 fn the_children_of_a_job_that_has_to_stop_die_with_it() {
     let world = World::new();
-    let script = "(trap '' TERM; echo hi; sleep 60) > /dev/null 2>&1 & echo $! > child.pid; echo $$ > job.pid; wait";
+    let script =
+        "(trap '' TERM; echo hi; sleep 60) > /dev/null 2>&1 & echo $! > child.pid; echo $$ > job.pid; wait";
     let mut run = world.start(["run", "--max-hold", "500ms", "-q", "x", "-c", script]);
     let child = world.pid("child.pid");
     assert_eq!(run.code(), 79);

@@ -1,9 +1,10 @@
 //! What the tests of the command line share: a store in a temporary directory, processes that do not outlive a test, and
 //! polling under a generous deadline.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test binary uses its part")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -170,9 +171,4 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
         assert!(start.elapsed() < DEADLINE, "within {DEADLINE:?}: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// Whether a path is there.
-pub fn exists(path: &Path) -> bool {
-    path.exists()
 }

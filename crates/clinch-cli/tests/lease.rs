@@ -1,0 +1,127 @@
+//! `acquire`, `renew`, `release`: a lock held by a shell script across commands.
+
+mod common;
+
+use std::process::{Command, Stdio};
+
+use common::{Running, World, eventually, runs};
+use rustix::process::Signal;
+
+/// A shell that runs a script with `$CLINCH` and the store, in the directory.
+fn shell(world: &World, script: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("echo $$ > shell.pid\n{script}")).current_dir(world.path("."));
+    command.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env("CLINCH_URL", world.url());
+    command.env_remove("CLINCH_HELD").stdin(Stdio::null());
+    command
+}
+
+const ACQUIRE: &str =
+    r#"lock=$("$CLINCH" acquire "it's x" --ttl 60s) || exit; eval "$lock"; echo "$claim" > claim;"#;
+
+/// What `acquire` took is not held, or cannot be renewed or released.
+#[test]
+fn a_script_holds_a_lock_across_commands() {
+    let world = World::new();
+    let script = format!(
+        r#"{ACQUIRE}
+        "$CLINCH" run -n "$name" true; [ $? = 75 ] || exit 11
+        "$CLINCH" renew "$name" "$claim" --ttl 1h || exit 12
+        "$CLINCH" show --json "$name" > show
+        [ "$token" -gt 0 ] || exit 13
+        "$CLINCH" release "$name" "$claim" || exit 14
+        "$CLINCH" run -n "$name" true || exit 15"#
+    );
+    assert_eq!(shell(&world, &script).status().unwrap().code(), Some(0));
+    let show: serde_json::Value = serde_json::from_str(&world.read("show")).unwrap();
+    assert!(show["claims"][0]["expires_in_ms"].as_u64().unwrap() > 3_000_000);
+    eventually("the holder ends", || !runs(show["claims"][0]["pid"].as_i64().unwrap() as i32));
+    let claim = world.read("claim");
+    assert_eq!(world.code(["release", "it's x", claim.trim()]), 79);
+    assert_eq!(world.code(["renew", "it's x", claim.trim()]), 79);
+    assert_eq!(world.code(["renew", "x", "no-claim"]), 64);
+}
+
+/// The shell dies, and its lock stays taken until the TTL has run out, or for ever.
+#[test]
+fn a_lock_ends_with_the_shell_that_took_it() {
+    let world = World::new();
+    let script = format!("{ACQUIRE} touch acquired; while :; do sleep 0.02; done");
+    let mut script = Running(shell(&world, &script).spawn().unwrap());
+    eventually("it is acquired", || world.path("acquired").exists());
+    assert!(world.held("it's x"));
+    script.signal(Signal::KILL);
+    script.wait();
+    eventually("it is free", || !world.held("it's x"));
+}
+
+/// The lock is bound to a subshell that ends at once.
+#[test]
+fn a_lock_taken_in_a_subshell_belongs_to_the_shell() {
+    let world = World::new();
+    let script = r#"(echo start; lock=$(echo a | { read x; "$CLINCH" acquire x || exit 1; }) && echo "$lock"; :) > log
+        sleep 0.2; "$CLINCH" show x > show"#;
+    assert_eq!(shell(&world, script).status().unwrap().code(), Some(0), "{}", world.read("log"));
+}
+
+/// A script that hangs keeps its lock for ever.
+#[test]
+fn a_lock_ends_with_its_ttl_unless_renewed() {
+    let world = World::new();
+    let script =
+        r#"lock=$("$CLINCH" acquire x --ttl 300ms) || exit; touch acquired; while :; do sleep 0.02; done"#;
+    let _script = Running(shell(&world, script).spawn().unwrap());
+    eventually("it is acquired", || world.path("acquired").exists());
+    eventually("it is free", || !world.held("x"));
+}
+
+/// A renewal is not heard by the holder, who lets go in the middle.
+#[test]
+fn a_renewed_lock_outlives_its_first_ttl() {
+    let world = World::new();
+    let script = r#"lock=$("$CLINCH" acquire x --ttl 1s) || exit; eval "$lock"
+        for i in 1 2 3 4 5 6 7 8; do sleep 0.3; "$CLINCH" renew x "$claim" --ttl 1s || exit 11; done
+        "$CLINCH" show x > show || exit 12"#;
+    assert_eq!(shell(&world, script).status().unwrap().code(), Some(0));
+}
+
+/// A script that is refused goes on as if it had the lock; or a holder is left behind that takes it later.
+#[test]
+fn a_refused_or_interrupted_acquire_leaves_nothing() {
+    let world = World::new();
+    let _holder = world.start(["run", "x", "-c", "echo $$ > job.pid; exec sleep 60"]);
+    eventually("the lock is held", || world.held("x"));
+    let refused = world.output(["acquire", "-n", "x"]);
+    assert!(refused.status.code() == Some(75) && refused.stdout.is_empty());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is held by"));
+    assert_eq!(world.code(["acquire", "-w", "50ms", "-E", "9", "x"]), 9);
+    assert_eq!(world.code(["acquire", "x", "--ttl", "0"]), 64);
+    let mut waiting = world.start(["acquire", "x"]);
+    eventually("it waits", || world.claims("x", "waiting").len() == 1);
+    waiting.signal(Signal::INT);
+    waiting.wait();
+    eventually("its holder withdraws", || world.claims("x", "waiting").is_empty());
+}
+
+/// A lock of a store that ends with the process is said to be held when it is not.
+#[test]
+fn a_store_that_cannot_keep_a_lock_says_so() {
+    let world = World::new();
+    let output = world.output(["acquire", "-u", "memory://", "x"]);
+    assert!(output.status.code() == Some(64) && output.stdout.is_empty());
+}
+
+/// Programs cannot read what `acquire` answers.
+#[test]
+fn acquire_answers_programs_in_json() {
+    let world = World::new();
+    let pid = std::process::id().to_string();
+    let output =
+        world.output(["acquire", "--json", "--for-pid", &pid, "--ttl", "2m", "--label", "by hand", "x"]);
+    let lease: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&lease["name"], &lease["ttl_ms"]), (&"x".into(), &120_000.into()));
+    assert_eq!(world.claims("x", "held")[0]["label"], "by hand");
+    let released = world.output(["release", "--json", "x", lease["claim"].as_str().unwrap()]);
+    let released: serde_json::Value = serde_json::from_slice(&released.stdout).unwrap();
+    assert_eq!(released["result"], "released");
+}

@@ -1,0 +1,181 @@
+//! On a terminal, under a shell with job control.
+
+mod common;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use common::{Running, World, eventually, state};
+use rustix::fs::{Mode, OFlags};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+/// A job that says where it is, counts interrupts, and ticks while it runs.
+const JOB: &str = r#"
+trap 'echo INT >> log' INT
+echo $$ > job.pid
+while [ ! -e stop ]; do
+    read -r pid name state parent group session tty foreground rest < /proc/$$/stat
+    echo "$group $foreground" > groups
+    echo tick >> ticks
+    sleep 0.02
+done
+exit 3"#;
+
+/// An interactive shell on a terminal of its own.
+struct Terminal {
+    keys: File,
+    seen: Arc<Mutex<String>>,
+    shell: Running,
+}
+
+impl Terminal {
+    fn new(world: &World) -> Terminal {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let path = ptsname(&master, Vec::new()).unwrap();
+        let open = || {
+            rustix::fs::open(&path, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap()
+        };
+        let mut command = Command::new("env");
+        command.args(["--default-signal", "setsid", "--ctty", "bash", "--norc", "--noprofile", "-i"]);
+        command.current_dir(world.path(".")).env("CLINCH", env!("CARGO_BIN_EXE_clinch"));
+        command.env("CLINCH_URL", world.url()).env("HISTFILE", "/dev/null").env_remove("CLINCH_HELD");
+        command.stdin(Stdio::from(open())).stdout(Stdio::from(open())).stderr(Stdio::from(open()));
+        let shell = Running(command.spawn().unwrap());
+        let keys = File::from(master);
+        let seen = Arc::new(Mutex::new(String::new()));
+        let (mut screen, written) = (keys.try_clone().unwrap(), seen.clone());
+        std::thread::spawn(move || {
+            let mut bytes = [0; 1024];
+            while let Ok(len) = screen.read(&mut bytes) {
+                written.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..len]));
+            }
+        });
+        Terminal { keys, seen, shell }
+    }
+
+    fn type_in(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    fn shows(&self, text: &str) {
+        eventually(&format!("{text:?} is shown"), || self.seen.lock().unwrap().contains(text));
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the terminal showed:\n{}", self.seen.lock().unwrap());
+        }
+    }
+}
+
+fn job_script(world: &World) {
+    world.write("job.sh", JOB);
+}
+
+fn in_foreground(world: &World) -> bool {
+    let groups = world.read("groups");
+    let mut groups = groups.split_whitespace();
+    groups.next().is_some_and(|group| groups.next() == Some(group))
+}
+
+fn holder(world: &World) -> i32 {
+    world.claims("x", "held")[0]["pid"].as_i64().unwrap() as i32
+}
+
+/// Ctrl-C reaches the job twice or not at all, or the job cannot read from the terminal.
+#[test]
+fn the_job_has_the_terminal_and_ctrl_c_reaches_it_once() {
+    let world = World::new();
+    job_script(&world);
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x -- sh job.sh; echo rc=$?.\n");
+    world.pid("job.pid");
+    eventually("the job has the foreground", || in_foreground(&world));
+    terminal.type_in("\x03");
+    eventually("the job is interrupted", || world.lines("log") == 1);
+    terminal.type_in("\x03");
+    eventually("the job is interrupted again", || world.lines("log") == 2);
+    world.write("stop", "");
+    terminal.shows("rc=3.");
+    assert_eq!(world.lines("log"), 2);
+    terminal.type_in("echo back $((40 + 2))\n");
+    terminal.shows("back 42");
+}
+
+/// Ctrl-Z stops the job but not its wrapper, and the shell waits for ever; or `fg` does not bring it back.
+#[test]
+fn ctrl_z_and_fg_work_as_without_a_lock() {
+    let world = World::new();
+    job_script(&world);
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x -- sh job.sh; echo rc=$?.\n");
+    let job = world.pid("job.pid");
+    eventually("the job has the foreground", || in_foreground(&world));
+    let wrapper = holder(&world);
+    for round in 1..=2 {
+        terminal.type_in("\x1a");
+        eventually("both are stopped", || state(job) == Some('T') && state(wrapper) == Some('T'));
+        terminal.shows(&"Stopped".to_owned());
+        assert!(world.held("x"), "a stopped job keeps its lock");
+        terminal.type_in(&format!("echo shell{round}$((1 + 1))\n"));
+        terminal.shows(&format!("shell{round}2"));
+        let ticks = world.lines("ticks");
+        terminal.type_in("fg\n");
+        eventually("the job goes on in the foreground", || {
+            world.lines("ticks") > ticks && in_foreground(&world)
+        });
+    }
+    world.write("stop", "");
+    eventually("both are gone", || state(job).is_none() && !world.held("x"));
+    terminal.type_in("echo end $((40 + 2))\n");
+    terminal.shows("end 42");
+}
+
+/// In the background, the wrapper takes the terminal away from the shell.
+#[test]
+fn a_background_job_leaves_the_terminal_alone_until_fg() {
+    let world = World::new();
+    job_script(&world);
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x -- sh job.sh &\n");
+    world.pid("job.pid");
+    eventually("it runs", || world.lines("ticks") > 3);
+    assert!(!in_foreground(&world));
+    terminal.type_in("echo shell $((40 + 2))\n");
+    terminal.shows("shell 42");
+    terminal.type_in("fg\n");
+    eventually("the job has the foreground", || in_foreground(&world));
+    terminal.type_in("\x03");
+    eventually("the job is interrupted", || world.lines("log") == 1);
+    world.write("stop", "");
+    eventually("it is over", || !world.held("x"));
+    terminal.type_in("exit\n");
+    terminal.shell.wait();
+}
+
+/// Nobody is asked before a lock is taken away, or the answer is not heard.
+#[test]
+fn break_asks_on_a_terminal() {
+    let world = World::new();
+    let mut run =
+        world.start(["run", "--label", "the victim", "x", "-c", "echo $$ > job.pid; exec sleep 60"]);
+    eventually("the lock is held", || world.held("x"));
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" break x; echo rc=$?.\n");
+    terminal.shows("the victim");
+    terminal.shows("[y/N]");
+    terminal.type_in("n\n");
+    terminal.shows("rc=1.");
+    assert!(world.held("x"));
+    terminal.type_in("\"$CLINCH\" break x; echo code=$?.\n");
+    eventually("it asks again", || terminal.seen.lock().unwrap().matches("[y/N]").count() == 2);
+    terminal.type_in("y\n");
+    terminal.shows("code=0.");
+    assert_eq!(run.code(), 79);
+}
