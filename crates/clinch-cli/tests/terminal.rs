@@ -1,5 +1,7 @@
 //! On a terminal, under a shell with job control.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+
 mod common;
 
 use std::fs::File;
@@ -19,6 +21,7 @@ while [ ! -e stop ]; do
     read -r pid name state parent group session tty foreground rest < /proc/$$/stat
     echo "$group $foreground" > groups
     echo tick >> ticks
+    if [ -e ask ]; then rm ask; read -r line; echo "$line" > line; fi
     sleep 0.02
 done
 exit 3"#;
@@ -121,7 +124,7 @@ fn ctrl_z_and_fg_work_as_without_a_lock() {
     for round in 1..=2 {
         terminal.type_in("\x1a");
         eventually("both are stopped", || state(job) == Some('T') && state(wrapper) == Some('T'));
-        terminal.shows(&"Stopped".to_owned());
+        terminal.shows("Stopped");
         assert!(world.held("x"), "a stopped job keeps its lock");
         terminal.type_in(&format!("echo shell{round}$((1 + 1))\n"));
         terminal.shows(&format!("shell{round}2"));
@@ -150,9 +153,17 @@ fn a_background_job_leaves_the_terminal_alone_until_fg() {
     terminal.type_in("echo shell $((40 + 2))\n");
     terminal.shows("shell 42");
     terminal.type_in("fg\n");
-    eventually("the job has the foreground", || in_foreground(&world));
+    terminal.shows("run x -- sh job.sh\r\n");
+    let shown = || terminal.seen.lock().unwrap().matches("run x -- sh job.sh").count();
+    eventually("it is in the foreground", || shown() >= 2);
     terminal.type_in("\x03");
     eventually("the job is interrupted", || world.lines("log") == 1);
+    world.write("ask", "");
+    eventually("it reads from the terminal", || !world.path("ask").exists());
+    terminal.type_in("an answer\n");
+    eventually("the answer reaches it", || world.read("line") == "an answer\n");
+    eventually("the job has the foreground", || in_foreground(&world));
+    assert_eq!(world.lines("log"), 1);
     world.write("stop", "");
     eventually("it is over", || !world.held("x"));
     terminal.type_in("exit\n");

@@ -12,9 +12,10 @@ use crate::clock::Instant;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{Claimed, Guard};
-use crate::keeper::{Kept, Policy, Standing};
+use crate::keeper::Kept;
 use crate::lease;
 use crate::name::LockName;
+use crate::tenure::{Policy, Standing};
 
 /// How long a store that does not answer at all is tried by a wait that has no deadline of its own.
 const UNREACHABLE_FOR: Duration = Duration::from_secs(10);

@@ -29,8 +29,8 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// What this store can promise.
     fn capabilities(&self) -> Capabilities;
 
-    /// Takes one step towards a grant. A granted claim is granted again, with the same token; a queued one keeps its
-    /// place.
+    /// Takes one step towards a grant. A granted claim is granted again, with the same token and its TTL from now on; a
+    /// queued one keeps its place.
     async fn claim(&self, claim: &Claim) -> Result<Progress>;
 
     /// Waits until another step of this queued claim is worth taking. May end early, never silently late.

@@ -11,10 +11,11 @@ use crate::claim::{Claim, ClaimId, Loss};
 use crate::clock::Instant;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
-use crate::keeper::{Kept, Standing, Tenure};
+use crate::keeper::Kept;
 use crate::lease;
 use crate::name::LockName;
 use crate::release::free;
+use crate::tenure::{Standing, Tenure};
 use crate::token::Token;
 
 /// A claim that may be in the store. Dropping it frees the claim in the background.

@@ -39,8 +39,13 @@ impl Terminal {
 
     /// Stops us as the job was stopped; comes back when the shell continues us, or at once where there is none.
     pub(crate) fn stop_too(&self, group: Pid, signal: Signal) {
-        self.take_back(group);
-        sys::stop_group(signal);
+        // A shell says nothing to a running job that it brings to the foreground, so the job may want the terminal that
+        // we have and it has not.
+        let wants_what_we_have = matches!(signal, Signal::TTIN | Signal::TTOU) && self.is_ours();
+        if !wants_what_we_have {
+            self.take_back(group);
+            sys::stop_group(signal);
+        }
         self.give(group);
     }
 

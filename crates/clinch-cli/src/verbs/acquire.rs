@@ -24,7 +24,7 @@ pub(crate) async fn run(store: &Store, args: &Acquire) -> Outcome {
     let ttl = args.lease.ttl.unwrap_or_else(|| store.ttl());
     let locks = with_lease(connect(store).await?, &args.lease, "")?;
     let can = locks.capabilities();
-    let lease = if can.detached {
+    let lease = if can.detached && can.processes {
         take(locks, args).await
     } else if can.crash_release && can.processes {
         // Wrong arguments are told here, where they can be explained.

@@ -10,7 +10,9 @@
 //! | `ofd.rs` | the byte-range locks themselves |
 //! | `layout.rs` | what stands in a lock file, and where |
 //! | `lock_file.rs` | one open lock file: who is live in it, taking a ticket |
-//! | `store.rs` | the backend: the steps of claims |
+//! | `slot.rs` | a claim of this process: its steps |
+//! | `waiting.rs` | what a queued claim waits for |
+//! | `store.rs` | the backend, and claims of other processes |
 //! | `watch.rs` | inotify: waking the one waiter that an event concerns |
 
 #[cfg(target_os = "linux")]
@@ -22,7 +24,11 @@ mod lock_file;
 #[cfg(target_os = "linux")]
 mod ofd;
 #[cfg(target_os = "linux")]
+mod slot;
+#[cfg(target_os = "linux")]
 mod store;
+#[cfg(target_os = "linux")]
+mod waiting;
 #[cfg(target_os = "linux")]
 mod watch;
 

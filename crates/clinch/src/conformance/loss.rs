@@ -9,7 +9,7 @@ use crate::backend::Freed;
 use crate::claim::Mode;
 use crate::error::ErrorKind;
 use crate::guard::{Guard, Released};
-use crate::keeper::Standing;
+use crate::tenure::Standing;
 
 /// P2: when renewals hang for ever, the loss is signalled at the deadline, without any answer from the store, and before
 /// a rival is granted. Where leases have no end, a stalled keeper loses nothing.

@@ -1,0 +1,81 @@
+//! How a queued claim waits: for the one event that concerns it, and from time to time for none.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::{Duration, SystemTime};
+
+use super::dir;
+use super::lock_file::Live;
+use super::slot::Slot;
+use super::store::File;
+use crate::claim::Mode;
+use crate::error::Result;
+use crate::queue::admits;
+use crate::sync::lock;
+
+/// How often a waiter looks although nothing woke it: when an event was lost, or a wait ends by the wall clock.
+pub(super) const RECHECK: Duration = Duration::from_secs(1);
+
+/// How soon a waiter looks again after an event that did not let it in: the event comes just before the lock is free.
+const RECHECK_AFTER_EVENT: Duration = Duration::from_millis(1);
+
+/// How often a waiter looks where nothing can wake it: the kernel has no watch left, or it has no place to wait at.
+pub(super) const RECHECK_UNWATCHED: Duration = Duration::from_millis(20);
+
+/// What a waiter waits for.
+#[derive(Debug, PartialEq, Eq)]
+enum Await {
+    /// The lock is kept closed until this moment of the wall clock.
+    Opening(SystemTime),
+    /// This file's close.
+    Close(PathBuf),
+}
+
+impl File {
+    /// What a queued claim has to wait for; `None` when it can be granted.
+    fn awaited(&self, slot: &Slot) -> Result<Option<Await>> {
+        let ahead = slot.ahead()?;
+        let mut modes: Vec<Mode> = ahead.iter().map(Live::mode).collect();
+        if admits(modes.iter().copied(), slot.mode) {
+            let header = slot.file.header()?.filter(|header| header.closed_at(self.env.clock().wall()));
+            return Ok(header.map(|header| Await::Opening(header.closed_until())));
+        }
+        let (Some(before), Some(mode)) = (ahead.last(), modes.pop()) else { return Ok(None) };
+        // A holder's release closes the lock file; a waiter's end closes its bell, and so does its later release. Were
+        // all waiters to watch the lock file, each release would wake them all.
+        Ok(Some(Await::Close(if admits(modes, mode) {
+            self.dir.lock_path(&slot.file_name)
+        } else {
+            self.dir.bell_path(dir::bell(slot.hash, before.ticket))
+        })))
+    }
+
+    /// Waits for what `awaited` says, or for the next look.
+    pub(super) async fn wait_in(&self, slot: &Mutex<Slot>) -> Result<()> {
+        let Some(awaited) = self.awaited(&lock(slot))? else { return Ok(()) };
+        let now = self.env.now();
+        let path = match &awaited {
+            Await::Opening(at) => {
+                let left = at.duration_since(self.env.clock().wall()).unwrap_or_default();
+                self.env.sleep_until(now + left.min(RECHECK)).await;
+                return Ok(());
+            }
+            Await::Close(path) => path,
+        };
+        let Ok(watch) = self.watcher.watch(path, self.env.lane()) else {
+            self.env.sleep_until(now + RECHECK_UNWATCHED).await;
+            return Ok(());
+        };
+        // What happened before the watch began raised no event.
+        if self.awaited(&lock(slot))? != Some(awaited) {
+            return Ok(());
+        }
+        let recheck = lock(slot).recheck;
+        let recheck = tokio::select! {
+            () = watch.closed() => RECHECK_AFTER_EVENT,
+            () = self.env.sleep_until(now + recheck) => (recheck * 2).min(RECHECK),
+        };
+        lock(slot).recheck = recheck;
+        Ok(())
+    }
+}

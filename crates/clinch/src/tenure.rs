@@ -1,0 +1,237 @@
+//! A claim's tenure: its time in the store as far as it is known here, and how it ends.
+//!
+//! State and judgement only: what the keeper and the guard ask and tell. Reads no clock, calls no store.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::backend::Renewal;
+use crate::claim::{Claim, Loss, LossKind};
+use crate::clock::Instant;
+use crate::error::{Error, Result};
+use crate::lease;
+use crate::sync::lock;
+use crate::token::Token;
+
+/// How often a lease that never expires is looked at, in case somebody deleted it by hand.
+pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(2);
+
+/// A claim's time in the store, queued or held, as far as it is known here.
+#[derive(Debug)]
+pub(crate) struct Tenure {
+    pub(crate) id: u64,
+    pub(crate) claim: Arc<Claim>,
+    pub(crate) token: Option<Token>,
+    pub(crate) policy: Policy,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+/// How long a lease may be kept.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Policy {
+    /// Never renewed unless asked.
+    pub(crate) manual: bool,
+    /// Lost at this moment whatever the store says.
+    pub(crate) hold_until: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// When the last confirmed renewal, or the claim, was sent.
+    confirmed: Instant,
+    /// How long it lives from then on; `None`: until it is released.
+    ttl: Option<Duration>,
+    /// The TTL to ask for.
+    ask: Duration,
+    renew_at: Option<Instant>,
+    standing: Standing,
+}
+
+/// How a lease stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Standing {
+    /// Held, and renewed in time.
+    Held,
+    /// Held until the deadline, but renewals are overdue.
+    Jeopardy,
+    /// Lost. This never changes again.
+    Lost(Loss),
+}
+
+impl Tenure {
+    pub(crate) fn new(
+        id: u64,
+        claim: Arc<Claim>,
+        token: Option<Token>,
+        confirmed: Instant,
+        ttl: Option<Duration>,
+        policy: Policy,
+    ) -> Tenure {
+        let ask = claim.ttl;
+        let state = State { confirmed, ttl, ask, renew_at: None, standing: Standing::Held };
+        Tenure { id, claim, token, policy, state: Mutex::new(state), changed: Notify::new() }
+    }
+
+    /// Sets the first renewal; says when to look first, if ever.
+    pub(crate) fn begin(&self, jitter: f64) -> Option<Instant> {
+        let mut state = lock(&self.state);
+        state.renew_at = self.next_renewal(&state, jitter);
+        let deadline = self.deadline_of(&state);
+        state.renew_at.into_iter().chain(deadline).min()
+    }
+
+    /// Notes that a request with another TTL goes out at `sent`. If that one is shorter, the deadline is from now on what
+    /// it would be with it: the answer may get lost.
+    pub(crate) fn ask(&self, sent: Instant, ttl: Duration) {
+        let mut state = lock(&self.state);
+        state.ask = ttl;
+        if state.ttl.is_some_and(|old| lease::deadline(sent, ttl) < lease::deadline(state.confirmed, old)) {
+            (state.confirmed, state.ttl) = (sent, Some(ttl));
+        }
+    }
+
+    /// When the holder must stop claiming to hold; `None`: never.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let state = lock(&self.state);
+        self.deadline_of(&state)
+    }
+
+    fn deadline_of(&self, state: &State) -> Option<Instant> {
+        let lease = state.ttl.map(|ttl| lease::deadline(state.confirmed, ttl));
+        match (lease, self.policy.hold_until) {
+            (Some(lease), Some(cap)) => Some(lease.min(cap)),
+            (lease, cap) => lease.or(cap),
+        }
+    }
+
+    /// How the lease stands at `now`. A passed deadline is a loss, whether or not the keeper came to say so.
+    pub(crate) fn standing(&self, now: Instant) -> Standing {
+        let mut state = lock(&self.state);
+        self.expire(&mut state, now);
+        state.standing.clone()
+    }
+
+    /// Waits until the lease stands otherwise than `than`.
+    pub(crate) async fn changed(&self, than: impl Fn(&Standing) -> bool) -> Standing {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let standing = lock(&self.state).standing.clone();
+            if !than(&standing) {
+                return standing;
+            }
+            changed.await;
+        }
+    }
+
+    /// Turns a passed deadline into a loss.
+    fn expire(&self, state: &mut State, now: Instant) {
+        if matches!(state.standing, Standing::Lost(_)) || self.token.is_none() {
+            return;
+        }
+        if self.policy.hold_until.is_some_and(|cap| cap <= now) {
+            self.lose(state, Loss::new(LossKind::Expired, "held for as long as it may be"));
+        } else if self.deadline_of(state).is_some_and(|deadline| deadline <= now) {
+            self.lose(state, Loss::new(LossKind::Expired, "no renewal was confirmed in time"));
+        }
+    }
+
+    fn lose(&self, state: &mut State, loss: Loss) {
+        state.standing = Standing::Lost(loss);
+        state.renew_at = None;
+        self.changed.notify_waiters();
+    }
+
+    /// Takes the answer to a renewal that was sent at `sent`; says whether the claim is still there.
+    pub(crate) fn answer(&self, renewal: Renewal, sent: Instant, now: Instant, jitter: f64) -> Result<()> {
+        let mut state = lock(&self.state);
+        self.expire(&mut state, now);
+        if let Standing::Lost(loss) = &state.standing {
+            return Err(Error::lost(&self.claim.name, loss.clone()));
+        }
+        match renewal {
+            Renewal::Renewed(ttl) => {
+                // Answers may overtake each other; only the latest request counts.
+                if sent >= state.confirmed {
+                    state.confirmed = sent;
+                    state.ttl = ttl.or(self.policy.manual.then_some(state.ask));
+                }
+                state.renew_at = self.next_renewal(&state, jitter);
+                if state.standing == Standing::Jeopardy {
+                    state.standing = Standing::Held;
+                    self.changed.notify_waiters();
+                }
+                Ok(())
+            }
+            // A place in the queue that is gone is taken again by the waiter's own next step.
+            Renewal::Lost(_) if self.token.is_none() => {
+                state.renew_at = self.next_renewal(&state, jitter);
+                Ok(())
+            }
+            Renewal::Lost(loss) => {
+                self.lose(&mut state, loss.clone());
+                Err(Error::lost(&self.claim.name, loss))
+            }
+            Renewal::Failed(error) => {
+                let pause = lease::attempt(state.ttl.unwrap_or(CHECK_EVERY)).mul_f64(0.25 + 0.25 * jitter);
+                state.renew_at = (!self.policy.manual).then_some(now + pause);
+                Err(error)
+            }
+        }
+    }
+
+    /// The claim as it is to be renewed.
+    pub(crate) fn asking(&self) -> Arc<Claim> {
+        let ttl = lock(&self.state).ask;
+        if ttl == self.claim.ttl {
+            self.claim.clone()
+        } else {
+            Arc::new(Claim { ttl, ..(*self.claim).clone() })
+        }
+    }
+
+    fn next_renewal(&self, state: &State, jitter: f64) -> Option<Instant> {
+        match state.ttl {
+            _ if self.policy.manual => None,
+            Some(ttl) => Some(lease::renewal(state.confirmed, ttl, jitter)),
+            None => Some(state.confirmed + CHECK_EVERY),
+        }
+    }
+
+    /// What the keeper has to do about this claim at `now`, and when to look again; `None`: it is over.
+    pub(crate) fn review(&self, now: Instant) -> Option<Review> {
+        let mut state = lock(&self.state);
+        self.expire(&mut state, now);
+        if matches!(state.standing, Standing::Lost(_)) {
+            return None;
+        }
+        let ttl = state.ttl.unwrap_or(CHECK_EVERY);
+        let renew = state.renew_at.is_some_and(|at| at <= now + lease::coalesce(ttl));
+        if renew {
+            // Not due again before this attempt has failed or timed out.
+            state.renew_at = Some(now + lease::attempt(ttl).mul_f64(1.5));
+        }
+        let renewing = !self.policy.manual && self.token.is_some();
+        let worry = state.ttl.filter(|_| renewing).map(|ttl| lease::jeopardy(state.confirmed, ttl));
+        if worry.is_some_and(|at| at <= now) && state.standing == Standing::Held {
+            state.standing = Standing::Jeopardy;
+            self.changed.notify_waiters();
+        }
+        let deadline = self.deadline_of(&state).filter(|_| self.token.is_some());
+        let worry = worry.filter(|at| *at > now);
+        let next = [state.renew_at, worry, deadline].into_iter().flatten().min();
+        Some(Review { renew, next: next.unwrap_or(now + CHECK_EVERY) })
+    }
+}
+
+/// What a look at a tenure found.
+pub(crate) struct Review {
+    /// Whether a renewal is due.
+    pub(crate) renew: bool,
+    /// When to look again.
+    pub(crate) next: Instant,
+}
