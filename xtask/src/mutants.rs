@@ -15,6 +15,9 @@ use std::process::Command;
 
 use crate::shell::{Result, line, root, run as sh};
 
+/// How long one build or test may take.
+const TEST_SECONDS: &str = "300";
+
 struct Mutant {
     name: String,
     patch: PathBuf,
@@ -37,9 +40,9 @@ pub(crate) fn run(only: &[String]) -> Result {
     }
     let mut caught = 0;
     for mutant in &chosen {
-        catch(mutant, &tree)?;
+        let words = catch(mutant, &tree)?;
         caught += 1;
-        eprintln!("mutant {}: caught", mutant.name);
+        println!("mutant {}: caught: {words}", mutant.name);
     }
     println!("mutants: {caught} planted, {caught} caught");
     Ok(())
@@ -101,8 +104,8 @@ fn copy(tree: &Path) -> Result {
     Ok(())
 }
 
-/// Plants one mutant, checks that its test fails, and takes it out again.
-fn catch(mutant: &Mutant, tree: &Path) -> Result {
+/// Plants one mutant, checks that its test fails, and takes it out again. Returns the test's own words.
+fn catch(mutant: &Mutant, tree: &Path) -> Result<String> {
     let sound = test(mutant, tree, false)?;
     if !sound.status.success() || !String::from_utf8_lossy(&sound.stdout).contains("1 passed") {
         return Err(format!("mutant {}: its test must be one test that passes without it", mutant.name));
@@ -124,7 +127,9 @@ fn catch(mutant: &Mutant, tree: &Path) -> Result {
             mutant.name, mutant.with
         ));
     }
-    Ok(())
+    // The words follow the line that says where the panic was.
+    let words = output.lines().skip_while(|line| !line.contains("panicked at")).nth(1);
+    Ok(words.unwrap_or_default().trim().to_owned())
 }
 
 fn apply(mutant: &Mutant, tree: &Path, reverse: bool) -> Result {
@@ -138,7 +143,11 @@ fn apply(mutant: &Mutant, tree: &Path, reverse: bool) -> Result {
 }
 
 fn test(mutant: &Mutant, tree: &Path, build_only: bool) -> Result<std::process::Output> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // A mutant may well make its test spin.
+    let mut cargo = Command::new("timeout");
+    cargo
+        .args(["--kill-after=5", TEST_SECONDS])
+        .arg(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(tree).env("CARGO_TARGET_DIR", root().join("target/mutants/target"));
     cargo.args(["test", "--quiet", "--all-features"]);
     if build_only {

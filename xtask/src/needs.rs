@@ -6,13 +6,14 @@ use std::process::Command;
 use crate::shell::{Result, run};
 
 /// Commands that tests call, and the Debian packages that bring them.
-const NEEDS: [(&str, &str); 7] = [
+const NEEDS: [(&str, &str); 8] = [
     ("cc", "gcc"),
     ("flock", "util-linux"),
     ("git", "git"),
     ("mount", "mount"),
     ("python3", "python3"),
     ("strace", "strace"),
+    ("timeout", "coreutils"),
     ("unshare", "util-linux"),
 ];
 
