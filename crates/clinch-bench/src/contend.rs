@@ -17,20 +17,24 @@ pub(crate) const NAME: &str = "contest";
 /// Who competes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    Clinch,
     /// Blocking flock, by waiters that rest for half a hold after each release, so that another gets the lock.
     Flock,
-    /// Blocking flock, by waiters that ask again at once, and mostly win against those that wait.
+    /// Ours, by waiters that ask again at once.
+    Clinch,
+    /// Ours, by waiters that rest like those of the floor.
+    Resting,
+    /// Blocking flock, by waiters that ask again at once, and often win against those that wait.
     Greedy,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 3] = [Kind::Flock, Kind::Clinch, Kind::Greedy];
+    pub(crate) const ALL: [Kind; 4] = [Kind::Flock, Kind::Clinch, Kind::Resting, Kind::Greedy];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Kind::Clinch => "clinch",
             Kind::Flock => "flock",
+            Kind::Clinch => "clinch",
+            Kind::Resting => "clinch, resting too",
             Kind::Greedy => "flock, asking again at once",
         }
     }
@@ -38,9 +42,18 @@ impl Kind {
     /// How a worker process is told.
     pub(crate) const fn word(self) -> &'static str {
         match self {
-            Kind::Clinch => "clinch",
             Kind::Flock => "flock",
+            Kind::Clinch => "clinch",
+            Kind::Resting => "resting",
             Kind::Greedy => "greedy",
+        }
+    }
+
+    /// How long a waiter rests after a release.
+    pub(crate) fn rest(self, hold: Duration) -> Duration {
+        match self {
+            Kind::Flock | Kind::Resting => hold / 2,
+            Kind::Clinch | Kind::Greedy => Duration::ZERO,
         }
     }
 
@@ -59,7 +72,7 @@ pub(crate) struct Plan {
 }
 
 /// Competes with a mutex until the contest ends.
-pub(crate) async fn by_mutex(mutex: Mutex, plan: Plan) -> Result<Vec<Hold>> {
+pub(crate) async fn by_mutex(mutex: Mutex, plan: Plan, rest: Duration) -> Result<Vec<Hold>> {
     let mut holds = Vec::new();
     loop {
         let want = now();
@@ -73,6 +86,7 @@ pub(crate) async fn by_mutex(mutex: Mutex, plan: Plan) -> Result<Vec<Hold>> {
         let release = now();
         guard.release().await?;
         holds.push(Hold { want, got, release });
+        pause(rest);
     }
 }
 
@@ -91,13 +105,15 @@ pub(crate) fn by_flock(path: &Path, plan: Plan, rest: Duration) -> Result<Vec<Ho
         let release = now();
         rustix::fs::flock(&file, FlockOperation::Unlock)?;
         holds.push(Hold { want, got, release });
-        std::thread::sleep(rest);
+        pause(rest);
     }
 }
 
-/// How long the waiters of this kind rest after a release.
-pub(crate) fn rest(kind: Kind, hold: Duration) -> Duration {
-    if kind == Kind::Flock { hold / 2 } else { Duration::ZERO }
+/// Sleeps, if at all: also a sleep of nothing is a system call.
+fn pause(time: Duration) {
+    if !time.is_zero() {
+        std::thread::sleep(time);
+    }
 }
 
 /// Opens the file that flock is called on, as `flock(1)` does.

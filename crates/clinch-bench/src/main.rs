@@ -23,11 +23,12 @@
 //!
 //! # What a hand-off is
 //!
-//! A program that releases a lock and asks again at once usually wins it again, with `flock(2)` 19 times of 20, so
-//! acquisitions per second say little about how long *others* wait. `file-contention` therefore counts hand-offs to another
-//! waiter. Its floor is what `flock` can do when the releaser does not compete: every waiter blocks in the system
+//! A program that releases a lock made of `flock(2)` and asks again at once often wins it against those that wait, so
+//! acquisitions per second say little about how long *others* wait. `file-contention` therefore counts hand-offs to
+//! another waiter. Its floor is what `flock` can do when the releaser does not compete: every waiter blocks in the system
 //! call, and whoever has released rests for half a hold before it asks again, by when the kernel has given the lock to a
-//! waiter that was blocked. Ours does not rest: it asks again at once and has to queue.
+//! waiter that was blocked. Ours does not rest: it asks again at once and has to queue, and that work, on the CPU that
+//! the next holder is woken on, is part of the figure. A further row has ours rest too.
 
 mod args;
 mod contend;

@@ -160,7 +160,7 @@ impl Target {
             Limit::AtLeast(least) => ("at least", least),
             Limit::AtMost(most) => ("at most", most),
         };
-        let measured = self.measured.map_or_else(|| "nothing".to_owned(), number);
+        let measured = self.measured.map_or_else(|| "nothing".to_owned(), precise);
         let verdict = if self.met() { "met" } else { "MISSED" };
         writeln!(out, "- {verdict}: {}: {measured} (target: {word} {})", self.what, number(limit))
     }
@@ -231,6 +231,11 @@ fn cell(values: &[f64]) -> String {
 
 fn summary(values: &[f64]) -> Value {
     spread(values).map_or(Value::Null, |all| json!({ "median": all.median, "min": all.min, "max": all.max }))
+}
+
+/// With enough digits to see on which side of a limit it lies.
+fn precise(value: f64) -> String {
+    if value.fract() == 0.0 { number(value) } else { format!("{value:.4}") }
 }
 
 /// Three significant digits for small numbers, none after the point for large ones; fairness needs a fourth.

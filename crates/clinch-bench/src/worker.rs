@@ -121,19 +121,19 @@ pub(crate) fn parse_contender(text: &str) -> Result<(Vec<Hold>, u64)> {
 
 fn contend(kind: Kind, dir: &Path) -> Result<()> {
     match kind {
-        Kind::Clinch => runtime()?.block_on(async {
+        Kind::Clinch | Kind::Resting => runtime()?.block_on(async {
             // As `clinch run` does it: one thread for everything.
             let locks = Locks::connect(&url(dir), Env::host(Lane::here()?)).await?;
             let mutex = locks.mutex(NAME)?;
             let plan = start_of_plan()?;
             let used = machine::cpu_time();
-            let holds = contend::by_mutex(mutex, plan).await?;
+            let holds = contend::by_mutex(mutex, plan, kind.rest(plan.hold)).await?;
             say(&holds, machine::cpu_time() - used)
         }),
         Kind::Flock | Kind::Greedy => {
             let plan = start_of_plan()?;
             let used = machine::cpu_time();
-            let holds = contend::by_flock(&dir.join(NAME), plan, contend::rest(kind, plan.hold))?;
+            let holds = contend::by_flock(&dir.join(NAME), plan, kind.rest(plan.hold))?;
             say(&holds, machine::cpu_time() - used)
         }
     }
@@ -159,7 +159,7 @@ fn say(holds: &[Hold], cpu: u64) -> Result<()> {
 /// Holds the lock until somebody kills this process, or stdin ends.
 fn hold(kind: Kind, dir: &Path) -> Result<()> {
     match kind {
-        Kind::Clinch => runtime()?.block_on(async {
+        Kind::Clinch | Kind::Resting => runtime()?.block_on(async {
             let locks = Locks::connect(&url(dir), Env::host(Lane::here()?)).await?;
             let guard = locks.mutex(NAME)?.lock().await?;
             wait_for_end();

@@ -14,10 +14,8 @@ mod verbs;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
-    let cli = match args::Cli::try_parse() {
+    let cli = match args::Cli::of_process() {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are answers, on stdout; the rest is a usage error. A closed stdout changes neither.

@@ -81,6 +81,30 @@ async fn a_loss_is_told_before_the_store_grants_to_the_next() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_died_does_not_block_the_queue() {
+    let env = world(3);
+    let store = Memory::new(env.clone());
+    let locks = Locks::new(Arc::new(store.client(env.clone())), env.clone()).ttl(TTL).unwrap();
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let faulty = Faulty::new(Arc::new(store), env.clock());
+    let dying = Locks::new(faulty.clone() as Arc<dyn Backend>, env.clone()).ttl(TTL).unwrap();
+    let waiter = tokio::spawn(async move { dying.mutex("job").unwrap().lock().await.map(drop) });
+    while locks.state("job").await.unwrap().unwrap().claims.len() < 2 {
+        tokio::task::yield_now().await;
+    }
+    // From here on nothing of the waiter reaches the store: no renewal, no withdrawal.
+    faulty.sever();
+    let mutex = locks.mutex("job").unwrap();
+    let next = mutex.lock().timeout(10 * TTL);
+    guard.release().await.unwrap();
+    let start = env.clock().now();
+    let next = next.await.expect("a dead waiter blocks the queue");
+    assert!(env.clock().now().since(start) <= TTL, "its place lived longer than its lease");
+    drop(next);
+    waiter.abort();
+}
+
 /// What happens in a small contended run, with its simulated times.
 async fn trace(seed: u64) -> Vec<String> {
     let env = world(seed);

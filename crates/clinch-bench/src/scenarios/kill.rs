@@ -70,7 +70,7 @@ fn measure(kind: Kind, dir: &Path) -> Result<Sample> {
 /// Waits for the lock and says when it was granted.
 fn wait(kind: Kind, dir: &Path, asked: Sender<()>) -> Result<u64> {
     match kind {
-        Kind::Clinch => runtime()?.block_on(async {
+        Kind::Clinch | Kind::Resting => runtime()?.block_on(async {
             let locks = clinch::connect(&url(dir)).await?;
             let mutex = locks.mutex(NAME)?;
             asked.send(())?;
