@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo build --release -p clinch-cli -p clinch-bench
-//! target/release/clinch-bench                        # everything, some eight minutes
+//! target/release/clinch-bench                        # everything, some six minutes
 //! target/release/clinch-bench file-pair --rounds 9   # one scenario
 //! target/release/clinch-bench --json > figures.json  # with the value of every round
 //! ```

@@ -1,19 +1,14 @@
-//! Connecting, and what the store's URL says to the command line itself: which store it is, its TTL, whether it holds a
-//! secret. The library parses the URL for good; this looks only.
+//! Connecting, and what the store's URL says to the command line itself: which store it is, whether it holds a secret. The
+//! library parses the URL for good; this looks only.
 
 use std::future::Future;
 use std::mem::ManuallyDrop;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clinch::{Env, Lane, Locks};
-use percent_encoding::percent_decode_str;
 
 use crate::args::Store;
 use crate::exit::{Failure, Outcome};
-
-/// The library's TTL when nobody says another.
-const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
 /// Keys of a URL whose values are secrets, besides the password before the host.
 const SECRET_KEYS: [&str; 4] = ["password", "pass", "token", "secret"];
@@ -57,18 +52,6 @@ impl Store {
         let prefix = prefix.map(|prefix| format!("?{prefix}")).unwrap_or_default();
         format!("{scheme}://{}{path}{prefix}", hosts.to_ascii_lowercase())
     }
-
-    /// The TTL that the URL asks for, or the library's. A wrong one is the library's to refuse.
-    pub(crate) fn ttl(&self) -> Duration {
-        let ttl = self.queries().find(|(key, _)| *key == "ttl").map(|(_, value)| value);
-        let ttl = ttl.and_then(|text| percent_decode_str(text).decode_utf8().ok());
-        ttl.and_then(|text| humantime::parse_duration(&text).ok()).unwrap_or(DEFAULT_TTL)
-    }
-
-    fn queries(&self) -> impl Iterator<Item = (&str, &str)> {
-        let query = self.url.split_once('?').map_or("", |(_, query)| query);
-        query.split('&').filter_map(|pair| pair.split_once('='))
-    }
 }
 
 /// Whether a URL has something that a job must not see.
@@ -80,14 +63,10 @@ pub(crate) fn holds_secret(url: &str) -> bool {
     user.is_some_and(|user| user.contains(':')) || keys.into_iter().any(|(key, _)| SECRET_KEYS.contains(&key))
 }
 
-/// Where `file://` is, as the library has it.
+/// Where `file://` is.
 fn default_directory() -> String {
-    if rustix::process::geteuid().is_root() {
-        return "/var/lib/clinch".to_owned();
-    }
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
-    state.map(|state| state.join("clinch").to_string_lossy().into_owned()).unwrap_or_default()
+    // A directory that cannot be told is not connected to either.
+    clinch::backends::file::default_dir().map(|dir| dir.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -105,12 +84,6 @@ mod tests {
         assert_eq!(identity("FILE:///tmp/x/?ttl=1s"), identity("file://localhost/tmp/x"));
         assert_ne!(identity("file:///tmp/x"), identity("file:///tmp/X"));
         assert_eq!(identity("file://"), format!("file://{}", default_directory()));
-    }
-
-    #[test]
-    fn the_ttl_of_the_url_is_seen() {
-        assert_eq!(store("memory://?require=fifo&ttl=2s").ttl(), Duration::from_secs(2));
-        assert_eq!(store("memory://").ttl(), DEFAULT_TTL);
     }
 
     #[test]

@@ -124,7 +124,7 @@ fn a_label_says_what_a_lock_is_for() {
     };
     let clinch = env!("CARGO_BIN_EXE_clinch");
     assert_eq!(label(&["run", "--label", "nightly report", "x", clinch, "ls", "--json"]), "nightly report");
-    assert!(label(&["run", "x", clinch, "ls", "--json"]).starts_with(&clinch[..20]));
-    let secret = format!("{clinch} ls --json # redis://u:hunter2@h");
-    assert!(!label(&["run", "x", "-c", &secret]).contains("hunter2"));
+    // Arguments may be secrets.
+    assert_eq!(label(&["run", "x", clinch, "ls", "--json"]), "clinch");
+    assert_eq!(label(&["run", "x", "-c", &format!("{clinch} ls --json # hunter2")]), "sh");
 }

@@ -1,9 +1,10 @@
 //! The command of a job: its words, its environment, and starting it.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use clinch::{Guard, Owner};
@@ -17,9 +18,6 @@ use super::terminal::Terminal;
 use crate::args::Run;
 use crate::connect::holds_secret;
 use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND};
-
-/// What the label takes from a command line: enough to know the job again.
-const LABEL_BYTES: usize = 64;
 
 /// The command that was asked for, with nothing said to it yet.
 pub(crate) fn command(run: &Run) -> Result<Command, Failure> {
@@ -85,20 +83,14 @@ pub(crate) fn not_started(program: &OsStr, error: &io::Error) -> Failure {
     Failure::new(code, format!("cannot run {}: {error}", program.to_string_lossy()))
 }
 
-/// What `clinch ls` shows when nobody gave a label: how the command line begins.
+/// What `clinch ls` shows when nobody gave a label: the program. Its arguments may hold secrets, and the store may be
+/// read by more people than this host's `ps`.
 pub(crate) fn default_label(run: &Run) -> String {
-    let words: Vec<&OsString> = run.shell_command.iter().chain(&run.command).collect();
-    let words = words.iter().map(|word| word.to_string_lossy()).map(|word| {
-        // A URL with a password is no label.
-        if word.contains("://") && holds_secret(&word) { "***".to_owned() } else { word.into_owned() }
-    });
-    let line = words.collect::<Vec<_>>().join(" ");
-    let mut label = String::new();
-    for c in line.chars().map(|c| if c.is_control() { ' ' } else { c }) {
-        if label.len() + c.len_utf8() > LABEL_BYTES.min(Owner::MAX_LABEL) {
-            break;
+    let program = match (&run.shell_command, run.command.first()) {
+        (None, Some(program)) => {
+            Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned()
         }
-        label.push(c);
-    }
-    label
+        _ => "sh".to_owned(),
+    };
+    program.chars().filter(|c| !c.is_control()).take(Owner::MAX_LABEL / 4).collect()
 }

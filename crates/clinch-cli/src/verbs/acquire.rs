@@ -21,8 +21,8 @@ use crate::output::{LeaseJson, answer, answer_json, shell_word};
 use crate::request::{Request, with_lease};
 
 pub(crate) async fn run(store: &Store, args: &Acquire) -> Outcome {
-    let ttl = args.lease.ttl.unwrap_or_else(|| store.ttl());
     let locks = with_lease(connect(store).await?, &args.lease, "")?;
+    let ttl = locks.lease_ttl();
     let can = locks.capabilities();
     let lease = if can.detached && can.processes {
         take(locks, args).await

@@ -69,7 +69,7 @@ impl Holder {
             guard = request.acquire(args.patience.limit()) => guard?,
             () = asker.ended() => return Ok(None),
         };
-        let ttl = args.lease.ttl.unwrap_or_else(|| store.ttl());
+        let ttl = locks.lease_ttl();
         Ok(Some(Holder { env, locks, outside, guard, bound_to, ttl }))
     }
 

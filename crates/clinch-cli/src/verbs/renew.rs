@@ -7,8 +7,9 @@ use crate::output::{ResultJson, answer_json};
 
 pub(crate) async fn run(store: &Store, args: &Renew) -> Outcome {
     let claim = args.claim.parse()?;
-    let ttl = args.ttl.unwrap_or_else(|| store.ttl());
-    connect(store).await?.renew_detached(&args.name, claim, ttl).await?;
+    let locks = connect(store).await?;
+    let ttl = args.ttl.unwrap_or(locks.lease_ttl());
+    locks.renew_detached(&args.name, claim, ttl).await?;
     if args.json {
         answer_json(&ResultJson::new(&args.name, claim, "renewed"))?;
     }

@@ -63,7 +63,7 @@ impl<'a> Session<'a> {
         let env = Env::host(Lane::here()?);
         let locks = Locks::connect(&store.url, env.clone()).await?;
         let expires = locks.capabilities().expiry;
-        let ttl = expires.then(|| run.lease.ttl.unwrap_or_else(|| store.ttl()));
+        let ttl = expires.then(|| run.lease.ttl.unwrap_or_else(|| locks.lease_ttl()));
         let plan = Plan::new(run.on_lost, ttl, run.max_hold, run.grace)?;
         let mut locks = with_lease(locks, &run.lease, &spawn::default_label(run))?;
         if let Some(time) = run.max_hold {

@@ -53,6 +53,17 @@ pub fn open(dir: &Path, env: Env) -> Result<Arc<dyn Backend>> {
     open_on(dir, env, false)
 }
 
+/// The directory that `file://` alone means: `$XDG_STATE_HOME/clinch`, else `~/.local/state/clinch`, and
+/// `/var/lib/clinch` for root.
+///
+/// # Errors
+///
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when neither variable is set.
+#[cfg(target_os = "linux")]
+pub fn default_dir() -> Result<std::path::PathBuf> {
+    dir::default_path()
+}
+
 /// Opens the store of a URL: `file:///dir[?network-fs=allow]`, or `file://` for the user's default directory.
 pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
     let network_allowed = match url.take("network-fs")?.as_deref() {

@@ -229,7 +229,8 @@ pub(super) fn bell(name_hash: u128, ticket: u64) -> u64 {
     (name_hash as u64).wrapping_add(ticket) % BELLS
 }
 
-fn default_path() -> Result<PathBuf> {
+/// The default directory of this user.
+pub(super) fn default_path() -> Result<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Ok(PathBuf::from("/var/lib/clinch"));
     }

@@ -365,11 +365,12 @@ impl Held<'_> {
         self.write_header()
     }
 
-    /// Finds the live claim of this id and changes its record.
+    /// Finds the claim of this id, if it counts, and changes its record.
     pub(super) fn change(&self, id: ClaimId, change: impl FnOnce(&mut Record)) -> Result<Option<Record>> {
         for live in self.file.live(META - 1)? {
             if let Some(mut record) = live.record
                 && record.is(id)
+                && !record.revoked
             {
                 change(&mut record);
                 self.file.rewrite(&record)?;
