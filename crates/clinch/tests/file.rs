@@ -340,6 +340,46 @@ fn an_uncontended_pair_costs_seven_system_calls() {
     assert!(total < (4 + fcntl) * 500 + 50, "{many:?}: no call but these, save one fsync in 1024 claims");
 }
 
+/// Set for [`descriptors`] when it is to use up its own.
+const DESCRIPTORS: &str = "CLINCH_TEST_DESCRIPTORS";
+
+/// Holds locks until no descriptor is left; nothing by itself, since the limit is the whole process's.
+#[test]
+fn descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    if std::env::var_os(DESCRIPTORS).is_none() {
+        return;
+    }
+    const SOFT: u64 = 40;
+    const HARD: u64 = 90;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(SOFT), maximum: Some(HARD) }).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+        let locks = connect(dir.path()).await;
+        let mut guards = Vec::new();
+        let error = loop {
+            match locks.mutex(&guards.len().to_string()).unwrap().lock().await {
+                Ok(guard) => guards.push(guard),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(getrlimit(Resource::Nofile).current, Some(HARD), "the soft limit was raised");
+        assert!(guards.len() as u64 > SOFT, "and used: {}", guards.len());
+        assert_eq!(error.kind(), ErrorKind::Exhausted);
+        assert!(error.to_string().contains("90") && error.to_string().contains("ulimit"), "{error}");
+        assert!(guards.iter().all(Guard::is_held));
+        drop(guards.pop());
+        drop(lock(&locks, "again").await);
+    });
+}
+
+#[test]
+fn running_out_of_descriptors_is_said_clearly_and_loses_nothing() {
+    let mut test = Command::new(std::env::current_exe().unwrap());
+    let output = test.args(["--exact", "descriptors"]).env(DESCRIPTORS, "1").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
 /// One client of a directory, in any world.
 struct InFiles(tempfile::TempDir);
 
