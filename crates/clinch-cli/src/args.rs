@@ -171,7 +171,7 @@ pub(crate) struct LeaseArgs {
     /// How long the store keeps the lock for a holder that is cut off [default: the URL's ttl=, else 30s]
     #[arg(long, value_parser = duration::parse, value_name = "DUR")]
     pub(crate) ttl: Option<Duration>,
-    /// What `clinch ls` shows as the purpose [default: the first words of the command]
+    /// What `clinch ls` shows as the purpose [default: the program]
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
 }
