@@ -76,7 +76,7 @@ pub enum Progress {
 /// Why a claim was not granted.
 #[derive(Clone, Debug, Default)]
 pub struct Busy {
-    /// Live claims ahead; at least 1 unless the lock lingers closed.
+    /// Live claims ahead, or fewer where counting them all would cost too much; 0 only when the lock lingers closed.
     pub ahead: u32,
     /// Whoever stands first, if the store tells.
     pub holder: Option<ClaimState>,

@@ -174,8 +174,9 @@ impl Shared {
     fn look_again(&self, tenure: &Arc<Tenure>, now: Instant) {
         let mut schedule = lock(&self.schedule);
         if schedule.take(tenure.id).is_some() {
-            schedule.put(now, tenure.clone());
-            self.arm(&mut schedule, now);
+            let next = tenure.next_look(now).unwrap_or(now);
+            schedule.put(next, tenure.clone());
+            self.arm(&mut schedule, next);
         }
     }
 

@@ -16,7 +16,7 @@ use crate::sync::lock;
 use crate::token::Token;
 
 /// How often a lease that never expires is looked at, in case somebody deleted it by hand.
-pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(2);
+pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(3);
 
 /// A claim's time in the store, queued or held, as far as it is known here.
 #[derive(Debug)]
@@ -215,16 +215,32 @@ impl Tenure {
             // Not due again before this attempt has failed or timed out.
             state.renew_at = Some(now + lease::attempt(ttl).mul_f64(1.5));
         }
-        let renewing = !self.policy.manual && self.token.is_some();
-        let worry = state.ttl.filter(|_| renewing).map(|ttl| lease::jeopardy(state.confirmed, ttl));
-        if worry.is_some_and(|at| at <= now) && state.standing == Standing::Held {
+        if self.worry_at(&state).is_some_and(|at| at <= now) && state.standing == Standing::Held {
             state.standing = Standing::Jeopardy;
             self.changed.notify_waiters();
         }
-        let deadline = self.deadline_of(&state).filter(|_| self.token.is_some());
-        let worry = worry.filter(|at| *at > now);
-        let next = [state.renew_at, worry, deadline].into_iter().flatten().min();
-        Some(Review { renew, next: next.unwrap_or(now + CHECK_EVERY) })
+        Some(Review { renew, next: self.next_of(&state, now).unwrap_or(now + CHECK_EVERY) })
+    }
+
+    /// When there will be something to do about this claim; `None`: now, since it is over.
+    pub(crate) fn next_look(&self, now: Instant) -> Option<Instant> {
+        let state = lock(&self.state);
+        match state.standing {
+            Standing::Lost(_) => None,
+            Standing::Held | Standing::Jeopardy => self.next_of(&state, now),
+        }
+    }
+
+    fn next_of(&self, state: &State, now: Instant) -> Option<Instant> {
+        let worry = self.worry_at(state).filter(|at| *at > now);
+        let deadline = self.deadline_of(state).filter(|_| self.token.is_some());
+        [state.renew_at, worry, deadline].into_iter().flatten().min()
+    }
+
+    /// From when on a held lease is in jeopardy if it is not renewed.
+    fn worry_at(&self, state: &State) -> Option<Instant> {
+        let renewed = !self.policy.manual && self.token.is_some();
+        state.ttl.filter(|_| renewed).map(|ttl| lease::jeopardy(state.confirmed, ttl))
     }
 }
 

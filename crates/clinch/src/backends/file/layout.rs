@@ -189,6 +189,11 @@ impl Record {
         self.mode
     }
 
+    /// Whether its owner has not seen it granted yet.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waiting
+    }
+
     pub(super) fn set_mode(&mut self, mode: Mode) {
         self.mode = mode;
     }

@@ -168,6 +168,46 @@ impl LockFile {
 
     /// The claims with tickets up to `last` whose bytes are locked, in order. One's own is not among them.
     pub(super) fn live(&self, last: u64) -> Result<Vec<Live>> {
+        let tickets = self.tickets(last)?;
+        if tickets.is_empty() {
+            return Ok(Vec::new());
+        }
+        let first = self.record_at(HEADER_LEN as u64)?;
+        let with_record = |ticket| {
+            let record = match &first {
+                Some(first) if first.ticket == ticket => Some(first.clone()),
+                _ => self.record(ticket)?,
+            };
+            Ok(Live { ticket, record })
+        };
+        tickets.into_iter().map(with_record).collect()
+    }
+
+    /// The claim with the lowest ticket, if its byte is not one's own.
+    pub(super) fn first_live(&self) -> Result<Option<Live>> {
+        let mut first = None;
+        // The kernel finds some lock, not the lowest; what lies below it is a part of a queue, so this is soon over.
+        while let Some(range) = below(first)
+            && let Some(found) = ofd::find(&self.file, range).map_err(failed)?
+        {
+            first = Some(found);
+        }
+        match first.filter(|found| found.last < META) {
+            Some(found) => Ok(Some(Live { ticket: found.last, record: self.record(found.last)? })),
+            None => Ok(None),
+        }
+    }
+
+    /// The claim with this ticket, if its byte is locked.
+    pub(super) fn live_at(&self, ticket: u64) -> Result<Option<Live>> {
+        match ofd::find(&self.file, Range { first: ticket, last: ticket }).map_err(failed)? {
+            Some(found) if found.last == ticket => Ok(Some(Live { ticket, record: self.record(ticket)? })),
+            _ => Ok(None),
+        }
+    }
+
+    /// Tickets whose bytes are locked, in order.
+    fn tickets(&self, last: u64) -> Result<Vec<u64>> {
         let mut tickets = Vec::new();
         let mut todo = vec![Range { first: ALL.first, last }];
         while let Some(range) = todo.pop() {
@@ -187,13 +227,13 @@ impl LockFile {
             }
         }
         tickets.sort_unstable();
-        tickets.into_iter().map(|ticket| Ok(Live { ticket, record: self.record(ticket)? })).collect()
+        Ok(tickets)
     }
 
     /// The record of a live ticket.
     pub(super) fn record(&self, ticket: u64) -> Result<Option<Record>> {
         for _ in 0..READ_TRIES {
-            for at in [HEADER_LEN as u64, layout::record_at(ticket)] {
+            for at in [layout::record_at(ticket), HEADER_LEN as u64] {
                 if let Some(record) = self.record_at(at)?
                     && record.ticket == ticket
                 {
@@ -391,6 +431,15 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         // Cannot fail for a valid range of an open file; if it did, closing the file frees the bytes.
         let _ = ofd::unlock(self.file, self.range);
+    }
+}
+
+/// The tickets below a range that was found; all of them at first.
+fn below(found: Option<Range>) -> Option<Range> {
+    match found {
+        None => Some(Range { first: ALL.first, last: META - 1 }),
+        Some(found) if found.first > ALL.first => Some(Range { first: ALL.first, last: found.first - 1 }),
+        Some(_) => None,
     }
 }
 

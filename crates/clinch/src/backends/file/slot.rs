@@ -9,6 +9,7 @@ use super::layout::{self, META, Record};
 use super::lock_file::{Live, LockFile, World, failed};
 use super::store::File;
 use super::waiting::RECHECK;
+use super::watch::Watch;
 use crate::backend::{Busy, Freed, Grant, Progress, Renewal};
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
 use crate::clock::Instant;
@@ -21,8 +22,8 @@ use crate::token::Token;
 /// How old a file's last change must be to tell it from a later one: time stamps may be as coarse as 10 ms.
 const STAMP_GRAIN: Duration = Duration::from_secs(1);
 
-/// How long a live holder has to hear that an operator takes its claim away: its keeper looks every 2 s.
-pub(super) const NOTICE: Duration = Duration::from_secs(3);
+/// How long a live holder has to hear that an operator takes its claim away: its keeper looks every 3 s.
+pub(super) const NOTICE: Duration = Duration::from_secs(4);
 
 /// Times that a claim starts anew because somebody removed the lock file under it.
 const RESTARTS: u32 = 16;
@@ -46,6 +47,8 @@ pub(super) struct Slot {
     pub(super) recheck: Duration,
     /// The file's last change when the claim was last found to be in order.
     checked: Option<Duration>,
+    /// The last watch of the wait. Ending one costs more than a hand-over, so it is left to the release.
+    pub(super) watch: Option<Watch>,
 }
 
 impl Slot {
@@ -73,6 +76,7 @@ impl Slot {
             bell,
             recheck: RECHECK,
             checked: None,
+            watch: None,
         }
     }
 
@@ -131,7 +135,7 @@ impl File {
         if !self.dir.leads_to(&world.file, file.descriptor()).map_err(failed)? {
             return Ok(None);
         }
-        let locked = file.live(META - 1)?;
+        let locked = in_the_way(claim, file, held.header.last)?;
         let counted = || locked.iter().filter(|live| live.counts());
         agree_on_capacity(counted().map(Live::mode), claim.mode)?;
         let grants = !held.header.closed_at(world.wall) && admits(counted().map(Live::mode), claim.mode);
@@ -238,6 +242,19 @@ impl File {
         let holder = live.filter_map(|live| live.record.as_ref()).next();
         Busy { ahead, holder: holder.map(|record| record.state(self.env.now())), place_ttl: None }
     }
+}
+
+/// The claims that a newcomer has to know of: all, but for an exclusive one, to which the first is one too many.
+fn in_the_way(claim: &Claim, file: &LockFile, last_ticket: u64) -> Result<Vec<Live>> {
+    if claim.mode == Mode::Exclusive
+        && let Some(first) = file.first_live()?
+        && first.counts()
+        && last_ticket - first.ticket.min(last_ticket) < layout::RECORDS - 1
+    {
+        // Nobody is so old that the newcomer's record would take its place.
+        return Ok(vec![first]);
+    }
+    file.live(META - 1)
 }
 
 /// The first step where nobody else is and nothing keeps the lock closed.

@@ -34,6 +34,13 @@ enum Await {
 impl File {
     /// What a queued claim has to wait for; `None` when it can be granted.
     fn awaited(&self, slot: &Slot) -> Result<Option<Await>> {
+        // An exclusive claim waits for whoever is right before it, and need not know more.
+        if slot.mode == Mode::Exclusive
+            && let Some(before) = slot.file.live_at(slot.ticket - 1)?
+            && let Some(record) = before.record.as_ref().filter(|record| !record.revoked)
+        {
+            return Ok(Some(self.close_of(slot, before.ticket, record.is_waiting())));
+        }
         let ahead = slot.ahead()?;
         let mut modes: Vec<Mode> = ahead.iter().map(Live::mode).collect();
         if admits(modes.iter().copied(), slot.mode) {
@@ -41,13 +48,18 @@ impl File {
             return Ok(header.map(|header| Await::Opening(header.closed_until())));
         }
         let (Some(before), Some(mode)) = (ahead.last(), modes.pop()) else { return Ok(None) };
-        // A holder's release closes the lock file; a waiter's end closes its bell, and so does its later release. Were
-        // all waiters to watch the lock file, each release would wake them all.
-        Ok(Some(Await::Close(if admits(modes, mode) {
-            self.dir.lock_path(&slot.file_name)
+        Ok(Some(self.close_of(slot, before.ticket, !admits(modes, mode))))
+    }
+
+    /// The file whose close tells of the end of the claim before this one. A holder's release closes the lock file; a
+    /// waiter's end closes its bell, and so does its later release. Were all waiters to watch the lock file, each release
+    /// would wake them all.
+    fn close_of(&self, slot: &Slot, before: u64, is_waiting: bool) -> Await {
+        Await::Close(if is_waiting {
+            self.dir.bell_path(dir::bell(slot.hash, before))
         } else {
-            self.dir.bell_path(dir::bell(slot.hash, before.ticket))
-        })))
+            self.dir.lock_path(&slot.file_name)
+        })
     }
 
     /// Waits for what `awaited` says, or for the next look.
@@ -75,7 +87,9 @@ impl File {
             () = watch.closed() => RECHECK_AFTER_EVENT,
             () = self.env.sleep_until(now + recheck) => (recheck * 2).min(RECHECK),
         };
-        lock(slot).recheck = recheck;
+        let mut slot = lock(slot);
+        slot.recheck = recheck;
+        slot.watch = Some(watch);
         Ok(())
     }
 }
