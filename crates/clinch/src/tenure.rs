@@ -16,7 +16,7 @@ use crate::sync::lock;
 use crate::token::Token;
 
 /// How often a lease that never expires is looked at, in case somebody deleted it by hand.
-pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(3);
+pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(4);
 
 /// A claim's time in the store, queued or held, as far as it is known here.
 #[derive(Debug)]

@@ -22,8 +22,8 @@ use crate::token::Token;
 /// How old a file's last change must be to tell it from a later one: time stamps may be as coarse as 10 ms.
 const STAMP_GRAIN: Duration = Duration::from_secs(1);
 
-/// How long a live holder has to hear that an operator takes its claim away: its keeper looks every 3 s.
-pub(super) const NOTICE: Duration = Duration::from_secs(4);
+/// How long a live holder has to hear that an operator takes its claim away: its keeper looks every 4 s.
+pub(super) const NOTICE: Duration = Duration::from_secs(5);
 
 /// Times that a claim starts anew because somebody removed the lock file under it.
 const RESTARTS: u32 = 16;
