@@ -291,6 +291,19 @@ async fn hosts_and_unknown_keys_in_the_url_are_refused() {
     }
 }
 
+#[tokio::test]
+async fn a_planted_or_damaged_file_does_not_hide_the_other_locks() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    let guard = lock(&locks, "job").await;
+    std::os::unix::fs::symlink("/etc/passwd", dir.path().join("a.lock")).unwrap();
+    std::fs::write(dir.path().join("b.lock"), "not a lock").unwrap();
+    std::fs::create_dir(dir.path().join("c.lock")).unwrap();
+    let states = locks.list("").await.unwrap();
+    assert_eq!(states.iter().map(|state| state.name.as_str()).collect::<Vec<_>>(), ["job"]);
+    drop(guard);
+}
+
 /// Set for [`pairs`] to what it shall do.
 const PAIRS: &str = "CLINCH_TEST_PAIRS";
 

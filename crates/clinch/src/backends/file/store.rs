@@ -16,7 +16,7 @@ use super::watch::Watcher;
 use crate::backend::{Backend, Capabilities, Freed, LockState, Progress, Renewal, Wake};
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
 use crate::env::Env;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 use crate::queue::admits;
 use crate::sync::lock;
@@ -177,7 +177,12 @@ impl Backend for File {
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
         let mut states = Vec::new();
         for file in self.dir.lock_files()? {
-            states.extend(self.state(&file, prefix)?);
+            match self.state(&file, prefix) {
+                Ok(state) => states.extend(state),
+                // Others' files in a shared directory, and damaged ones, are no locks of ours; nor may they hide these.
+                Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Unsupported) => {}
+                Err(error) => return Err(error),
+            }
         }
         states.sort_by(|one: &LockState, other| one.name.cmp(&other.name));
         Ok(states)
