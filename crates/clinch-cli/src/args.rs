@@ -326,22 +326,23 @@ Durations are like 500ms, 5s, 1h; plain numbers are seconds.
 Exit codes: the command's own (128+N when signal N ended it); 75 not acquired; 79 lock lost; 69 store unreachable;
 77 store refused access; 64 wrong usage; 126 and 127 as a shell's.";
 
-const RUN_EXAMPLES: &str = "\
+macro_rules! run_examples {
+    () => {
+        "\
 Examples:
   clinch run nightly -- ./backup.sh --all          one at a time, others wait their turn
   clinch run -n nightly -- ./backup.sh             exit with 75 when it already runs
   clinch run -w 30s nightly -c 'make && deploy'    wait at most 30 seconds; a shell line
   clinch run --permits 1 --of 4 gpu -- ./train     four at a time
-  clinch run --once-per 1h -E 0 report -- ./mail   cron on many hosts: once an hour in all";
+  clinch run --once-per 1h -E 0 report -- ./mail   cron on many hosts: once an hour in all"
+    };
+}
 
-const RUN_LONG: &str = "\
-Examples:
-  clinch run nightly -- ./backup.sh --all          one at a time, others wait their turn
-  clinch run -n nightly -- ./backup.sh             exit with 75 when it already runs
-  clinch run -w 30s nightly -c 'make && deploy'    wait at most 30 seconds; a shell line
-  clinch run --permits 1 --of 4 gpu -- ./train     four at a time
-  clinch run --once-per 1h -E 0 report -- ./mail   cron on many hosts: once an hour in all
+const RUN_EXAMPLES: &str = run_examples!();
 
+const RUN_LONG: &str = concat!(
+    run_examples!(),
+    "\n\n\
 The command runs in a process group of its own, which has the terminal if clinch had it. INT, TERM, HUP, QUIT, USR1, USR2,
 WINCH, TSTP and CONT reach it once. Its environment has CLINCH_NAME, CLINCH_TOKEN (larger than that of every earlier
 holder: give it to the store that you write to), CLINCH_CLAIM and CLINCH_HELD. A CLINCH_URL with a password is removed.
@@ -354,7 +355,8 @@ stores. A process that is stopped for longer than its lease cannot be saved by a
 
 --once-per counts every run that began, whatever its exit code. It uses a second lock, NAME/once-per.
 
-Events (--events) are JSON lines: waiting, acquired, reentered, jeopardy, held, lost, stopping, exited, released, refused.";
+Events (--events) are JSON lines: waiting, acquired, reentered, jeopardy, held, lost, stopping, exited, released, refused."
+);
 
 const ACQUIRE_EXAMPLES: &str = "\
 Example:

@@ -64,6 +64,12 @@ pub fn default_dir() -> Result<std::path::PathBuf> {
     dir::default_path()
 }
 
+/// Refuses, as everything of `file://` does elsewhere.
+#[cfg(not(target_os = "linux"))]
+pub fn default_dir() -> Result<std::path::PathBuf> {
+    Err(unsupported())
+}
+
 /// Opens the store of a URL: `file:///dir[?network-fs=allow]`, or `file://` for the user's default directory.
 pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
     let network_allowed = match url.take("network-fs")?.as_deref() {
@@ -91,8 +97,13 @@ fn open_on(dir: &Path, env: Env, network_allowed: bool) -> Result<Arc<dyn Backen
 
 #[cfg(not(target_os = "linux"))]
 fn open_on(_dir: &Path, _env: Env, _network_allowed: bool) -> Result<Arc<dyn Backend>> {
-    Err(crate::Error::new(
+    Err(unsupported())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn unsupported() -> crate::Error {
+    crate::Error::new(
         crate::ErrorKind::Unsupported,
         "file:// is not supported yet on this system; it needs Linux",
-    ))
+    )
 }
