@@ -69,6 +69,28 @@ fn a_read_only_store_is_refused_with_its_reason() {
     assert!(words.contains("Read-only file system"), "{words}");
 }
 
+#[test]
+fn waiters_without_a_kernel_watch_still_get_their_turn() {
+    let world = World::new();
+    // The limit is one of the user namespace, so it is nobody else's.
+    let script = r#"
+        echo 0 > /proc/sys/user/max_inotify_instances || exit 99
+        mkfifo go held
+        "$CLINCH" run a -c 'echo > held; read -r _ < go' & holder=$!
+        read -r _ < held
+        "$CLINCH" run -w 30 a -- echo granted & first=$!
+        "$CLINCH" run -w 30 a -- echo granted & second=$!
+        until test "$("$CLINCH" ls | grep -c waiting)" = 2; do :; done
+        echo > go; wait "$holder" "$first" && wait "$second"; echo "all $?"
+    "#;
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "bash", "-c", script]).current_dir(world.path(""));
+    command.env("CLINCH_URL", world.url()).env("CLINCH", env!("CARGO_BIN_EXE_clinch"));
+    let output = command.output().expect("this test needs unshare");
+    let answers = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(answers, "granted\ngranted\nall 0\n", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// How often a process gave up the processor by itself: every wake-up ends with one.
 fn sleeps(pid: i32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
