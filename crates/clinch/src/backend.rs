@@ -36,7 +36,8 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// Waits until another step of this queued claim is worth taking. May end early, never silently late.
     async fn wait(&self, claim: &Claim) -> Result<Wake>;
 
-    /// Renews held and queued claims alike, in as few trips as the store allows; one answer each, in order.
+    /// Renews held and queued claims alike, in as few trips as the store allows; one answer each, in order. Never makes a
+    /// lease shorter: an older request may arrive after one that asked for more.
     async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal>;
 
     /// Reads whether a granted claim still holds, without renewing it: the strongest read that the store has.

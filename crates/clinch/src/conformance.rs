@@ -216,6 +216,7 @@ macro_rules! __for_each_property {
                 release_applied_twice
                 release_of_a_stranger
                 release_overtakes_the_claim
+                renewal_shortens_a_lease
                 token_does_not_fit
             }
             time {

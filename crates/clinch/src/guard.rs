@@ -175,7 +175,8 @@ impl Guard {
         self.engine().keeper.confirm(self.tenure(), None).await
     }
 
-    /// Renews the lease now, so that it lasts `ttl` from this moment, and renews with that TTL from here on.
+    /// Renews the lease now, so that it lasts `ttl` from this moment, and renews with that TTL from here on. A shorter TTL
+    /// ends this guard sooner; the store may keep the lock for the time that it had promised before.
     ///
     /// `ttl` is between 100 ms and 24 h. Where a lease has no end, this checks that it is still held.
     ///

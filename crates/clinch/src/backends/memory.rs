@@ -223,7 +223,8 @@ impl Backend for Memory {
             self.at(&claim.name, |queue, _, now| match queue.position(claim.id) {
                 Some(position) => {
                     if let Some(entry) = queue.claims.get_mut(position) {
-                        entry.expires = now + claim.ttl;
+                        // An older request may arrive after one that asked for more.
+                        entry.expires = entry.expires.max(now + claim.ttl);
                     }
                     Renewal::Renewed(Some(claim.ttl))
                 }

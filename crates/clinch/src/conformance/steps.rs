@@ -4,12 +4,13 @@
 
 use std::fmt::Debug;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Fixture;
 use super::client::{Client, LONG_TTL, eventually, unique, until_past};
 use crate::backend::{Backend, Freed, Progress, Renewal};
-use crate::claim::Mode;
+use crate::claim::{Claim, Mode};
 use crate::error::{ErrorKind, Result};
 use crate::token::Token;
 
@@ -107,6 +108,26 @@ pub async fn release_overtakes_the_claim(fixture: &dyn Fixture) {
         one.faults.release(&claim, Duration::ZERO).await.unwrap();
         other.expect_unused(&name).await;
     }
+}
+
+/// A renewal never shortens a lease. Requests overtake each other: an older one with a shorter TTL that arrives after an
+/// extension would end the lease before the deadline that the extension's answer has set (P2).
+pub async fn renewal_shortens_a_lease(fixture: &dyn Fixture) {
+    let one = Client::new(fixture).await;
+    if !one.capabilities().expiry {
+        return;
+    }
+    let name = unique("shorten");
+    let extended = one.claim(&name, Mode::Exclusive, LONG_TTL, true);
+    let progress = one.faults.claim(&extended).await.unwrap();
+    assert!(matches!(progress, Progress::Granted(_)), "a free lock was not granted");
+    let overtaken = Arc::new(Claim { ttl: fixture.ttl(), ..extended.clone() });
+    let answers = one.faults.renew(&[overtaken]).await;
+    assert!(matches!(answers[..], [Renewal::Renewed(_)]), "{answers:?}");
+    let states = one.faults.list(&name).await.unwrap();
+    let left = states[0].claims[0].expires_in.expect("a lease that expires");
+    assert!(left > fixture.ttl(), "a lease of {LONG_TTL:?} was shortened to {left:?}");
+    one.faults.release(&extended, Duration::ZERO).await.unwrap();
 }
 
 /// The capability `expiry` is true: a claim that nobody renews is gone, but not before its TTL; or it never goes.

@@ -218,6 +218,10 @@ impl File {
     /// Ends a claim of this process.
     pub(super) fn free(&self, slot: &Mutex<Slot>, linger: Duration) -> Result<Freed> {
         let slot = lock(slot);
+        // A forked child's copy of a guard must not unlock what it shares with its parent.
+        if std::process::id() != self.process {
+            return Ok(Freed::Absent);
+        }
         if !linger.is_zero() {
             let world = self.world(&slot.name);
             slot.file.hold_or_fail(&world)?.close_until(world.wall + linger)?;
@@ -225,11 +229,7 @@ impl File {
         // A younger claim cannot have been taken away yet, so an ordinary release need not look.
         let old = self.env.now().since(slot.granted_at) >= NOTICE;
         let revoked = old && slot.file.record(slot.ticket)?.is_some_and(|record| record.revoked);
-        // Not left to the close, since a forked child may have a copy of the descriptor; but that child's copy of the
-        // guard must not unlock either.
-        if std::process::id() != self.process {
-            return Ok(Freed::Absent);
-        }
+        // Not left to the close, since a forked child may have a copy of the descriptor.
         slot.file.unlock_all()?;
         if slot.inherited {
             self.ring(&slot.file_name)?;
