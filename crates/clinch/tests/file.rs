@@ -210,6 +210,7 @@ async fn a_damaged_lock_file_is_an_error_and_not_a_lock() {
         std::fs::write(the_lock_file(dir.path()), damage).unwrap();
         let error = locks.mutex("job").unwrap().try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        assert!(error.to_string().contains("/job.lock: does not begin"), "{error}");
         assert_eq!(std::fs::read(the_lock_file(dir.path())).unwrap(), damage, "nothing was overwritten");
     }
     // Numbers that no arithmetic may trip over.

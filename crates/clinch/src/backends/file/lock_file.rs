@@ -109,7 +109,14 @@ impl LockFile {
 
     fn held(&self, world: &World<'_>, range: Range) -> Result<Held<'_>> {
         let mut held = Held { file: self, header: world.new_header(), range };
-        match self.header()? {
+        let header = self.header().map_err(|error| match error.kind() {
+            ErrorKind::Unsupported => {
+                let path = world.dir.lock_path(&world.file);
+                Error::new(ErrorKind::Unsupported, format!("{}: {error}", path.display()))
+            }
+            _ => error,
+        });
+        match header? {
             Some(header) if header.name_hash != world.hash => Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
@@ -141,8 +148,7 @@ impl LockFile {
             None if bytes.iter().all(|byte| *byte == 0) => Ok(None),
             None => Err(Error::new(
                 ErrorKind::Unsupported,
-                "a lock file does not begin with a clinch header: it is damaged or not ours. Move it away when nobody \
-                 holds its lock",
+                "does not begin with a clinch header: damaged, or not a lock file. Move it away when nobody holds its lock",
             )),
         }
     }
