@@ -100,6 +100,12 @@ impl Target {
         }
     }
 
+    /// Whether a pushed grant, which may be short until its first renewal, can be used as it is; else the claim is asked
+    /// for again, which grants its whole TTL.
+    fn is_enough(&self, grant: Grant) -> bool {
+        !self.options.manual || grant.ttl.is_none_or(|ttl| ttl >= self.options.ttl)
+    }
+
     /// Waits for a grant until `until`; `None`: for as long as it takes.
     async fn wait(&self, mode: Mode, until: Option<Instant>) -> Result<Guard> {
         let start = self.engine.env.now();
@@ -153,8 +159,10 @@ impl Wait<'_> {
                     }
                     self.busy = Some(busy);
                     match engine.backend.wait(&claim).await {
-                        Ok(Wake::Granted(grant)) => return self.target.guard(claimed, &claim, grant, sent),
-                        Ok(Wake::Step) => {}
+                        Ok(Wake::Granted(grant)) if self.target.is_enough(grant) => {
+                            return self.target.guard(claimed, &claim, grant, sent);
+                        }
+                        Ok(Wake::Granted(_) | Wake::Step) => {}
                         Err(error) => self.retry(error, &mut attempt, answered).await?,
                     }
                 }
@@ -201,6 +209,10 @@ impl Wait<'_> {
             let since =
                 self.target.engine.env.clock().wall().duration_since(holder.since).unwrap_or_default();
             let Owner { host, pid, .. } = &holder.owner;
+            if *pid == 0 {
+                // Not a claim of ours: nothing else is known.
+                return format!("held by {host}");
+            }
             format!("held by {host} (pid {pid}, for {})", humantime::format_duration(in_steps(since)))
         });
         let waited = match waited {

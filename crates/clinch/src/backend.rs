@@ -53,6 +53,11 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// All locks whose name starts with `prefix` and that have at least one live claim, ordered by name.
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>>;
 
+    /// One lock as [`Backend::list`] would show it; `None` when that would not.
+    async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
+        Ok(self.list(name.as_str()).await?.into_iter().find(|state| state.name == *name))
+    }
+
     /// An operator's release of somebody else's claim. A live holder is told of its loss first, if it can be reached.
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed>;
 

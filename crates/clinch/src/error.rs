@@ -75,6 +75,12 @@ impl Error {
         error
     }
 
+    /// The same words for another who waited for the same thing; the cause stays with the first.
+    #[cfg(feature = "redis")]
+    pub(crate) fn again(&self) -> Error {
+        Error::new(self.kind(), self.0.message.clone())
+    }
+
     /// Whether repeating the same step can help without anybody changing anything.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(self.kind(), ErrorKind::Unavailable | ErrorKind::Unknown)

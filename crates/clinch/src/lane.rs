@@ -63,20 +63,32 @@ impl Lane {
                 tasks.retain(|task| !task.is_finished());
                 tasks.push(task);
             }
-            Kind::Thread(thread) => {
-                let mut thread = lock(thread);
-                let running = match thread.take() {
-                    Some(running) => running,
-                    None => start().map_err(|error| {
-                        Error::new(ErrorKind::Exhausted, "could not start the background thread")
-                            .with_source(error)
-                    })?,
-                };
-                running.runtime.spawn(future);
-                *thread = Some(running);
-            }
+            Kind::Thread(_) => drop(self.handle()?.spawn(future)),
         }
         Ok(())
+    }
+
+    /// The lane's runtime, started if need be. What is spawned on it directly may outlive the lane where it is the
+    /// caller's own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lane::spawn`].
+    pub(crate) fn handle(&self) -> Result<Handle> {
+        let thread = match &*self.0 {
+            Kind::Here { runtime, .. } => return Ok(runtime.clone()),
+            Kind::Thread(thread) => thread,
+        };
+        let mut thread = lock(thread);
+        let running = match thread.take() {
+            Some(running) => running,
+            None => start().map_err(|error| {
+                Error::new(ErrorKind::Exhausted, "could not start the background thread").with_source(error)
+            })?,
+        };
+        let runtime = running.runtime.clone();
+        *thread = Some(running);
+        Ok(runtime)
     }
 }
 

@@ -60,7 +60,10 @@
 //! outside a runtime. See [`Lane`] and [`Env`] to change that.
 
 // Without any store of this crate's, for users who bring their own, what only stores use is unused.
-#![cfg_attr(not(any(feature = "memory", feature = "file")), allow(dead_code, unused_variables))]
+#![cfg_attr(
+    not(any(feature = "memory", feature = "file", feature = "redis")),
+    allow(dead_code, unused_variables)
+)]
 
 mod acquire;
 pub mod backend;

@@ -31,6 +31,7 @@ const DEFAULT_TTL: Duration = Duration::from_secs(30);
 /// | --- | --- |
 /// | `file:///dir` | files of this host; `file://` alone is the user's default directory |
 /// | `memory://` | this process, a fresh store; `memory://NAME` is one store per name |
+/// | `redis://host`, `redis+sentinel://`, `redis+cluster://`, ... | Redis or Valkey; see [`backends::redis`](crate::backends::redis) |
 ///
 /// Every URL takes `ttl=` (100 ms to 24 h, default 30 s) and `require=` (a comma-separated list of
 /// [`Capabilities`] that the store must have). Unknown keys are errors.
@@ -195,8 +196,7 @@ impl Locks {
     ///
     /// As [`Locks::list`], and [`ErrorKind::Invalid`] for a name that is none.
     pub async fn state(&self, name: &str) -> Result<Option<LockState>> {
-        let name = LockName::new(name)?;
-        Ok(self.list(name.as_str()).await?.into_iter().find(|state| state.name == name))
+        self.engine.backend.state(&LockName::new(name)?).await
     }
 
     /// Takes a claim away from whoever made it: an operator's last resort. The next holder's token is larger, so a
@@ -278,6 +278,8 @@ async fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
         "memory" => crate::backends::memory::open_url(url, env),
         #[cfg(feature = "file")]
         "file" => crate::backends::file::open_url(url, env),
+        #[cfg(feature = "redis")]
+        scheme if scheme.starts_with("redis") => crate::backends::redis::open_url(url, env).await,
         other => {
             Err(Error::new(ErrorKind::Unsupported, format!("this build has no store for \"{other}://\"")))
         }

@@ -20,6 +20,18 @@ pub trait Connector: Debug + Send + Sync + 'static {
     ///
     /// Dropping the future closes what was opened.
     async fn connect(&self, host: &str, port: u16) -> io::Result<Box<dyn Stream>>;
+
+    /// Connects to a Unix socket. A network that has none refuses.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes what was opened.
+    async fn connect_unix(&self, path: &str) -> io::Result<Box<dyn Stream>> {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!("this network has no Unix sockets, so no {path}"),
+        ))
+    }
 }
 
 /// The host's own TCP, without Nagle's delay: a lock's messages are small and wait for each other.
@@ -32,6 +44,11 @@ impl Connector for Tcp {
         let stream = tokio::net::TcpStream::connect((host, port)).await?;
         stream.set_nodelay(true)?;
         Ok(Box::new(stream))
+    }
+
+    #[cfg(unix)]
+    async fn connect_unix(&self, path: &str) -> io::Result<Box<dyn Stream>> {
+        Ok(Box::new(tokio::net::UnixStream::connect(path).await?))
     }
 }
 

@@ -12,9 +12,10 @@ use crate::error::{Error, Result};
 /// A parsed store URL. A backend takes the keys it knows; what is left at [`StoreUrl::finish`] is refused.
 pub(crate) struct StoreUrl {
     pub(crate) scheme: String,
-    /// Everything between `://` and the path, user and password included. Only `file://` and `memory://` are here yet,
-    /// and both allow a host name at most.
+    /// The hosts: what stands between `://`, or the `@` after user and password, and the path. Percent-decoded.
     pub(crate) authority: String,
+    /// User and password, percent-decoded.
+    credentials: Option<(String, Option<String>)>,
     /// Percent-decoded.
     pub(crate) path: String,
     params: Vec<(String, String)>,
@@ -33,6 +34,15 @@ impl StoreUrl {
             Some(at) => rest.split_at(at),
             None => (rest, ""),
         };
+        let (credentials, authority) = match authority.rsplit_once('@') {
+            Some((credentials, hosts)) => (Some(credentials), hosts),
+            None => (None, authority),
+        };
+        let credentials = match credentials.map(|text| text.split_once(':').unwrap_or((text, ""))) {
+            Some((user, "")) => Some((decode(user)?, None)),
+            Some((user, password)) => Some((decode(user)?, Some(decode(password)?))),
+            None => None,
+        };
         let mut params = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -42,6 +52,7 @@ impl StoreUrl {
             scheme: scheme.to_ascii_lowercase(),
             authority: decode(authority)?,
             path: decode(path)?,
+            credentials,
             params,
             known: Vec::new(),
         })
@@ -72,8 +83,25 @@ impl StoreUrl {
         Ok(Some(duration))
     }
 
-    /// Refuses keys that nobody took.
-    pub(crate) fn finish(mut self) -> Result<()> {
+    /// Takes a whole number.
+    pub(crate) fn take_number(&mut self, key: &'static str) -> Result<Option<u32>> {
+        let Some(text) = self.take(key)? else { return Ok(None) };
+        let number = text.parse().map_err(|error| {
+            Error::invalid(format!("{key}= takes a whole number; \"{text}\" is none")).with_source(error)
+        })?;
+        Ok(Some(number))
+    }
+
+    /// Takes user and password.
+    pub(crate) fn take_credentials(&mut self) -> Option<(String, Option<String>)> {
+        self.credentials.take()
+    }
+
+    /// Refuses keys that nobody took, and credentials that nobody asked for.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        if self.credentials.is_some() {
+            return Err(Error::invalid(format!("{}:// takes no user and password", self.scheme)));
+        }
         let Some((unknown, _)) = self.params.first() else { return Ok(()) };
         self.known.sort_unstable();
         let nearest = self
@@ -135,5 +163,16 @@ mod tests {
         let mut url = StoreUrl::parse("redis://me:hunter2@h/0?ttl=1s&ttl=2s").unwrap();
         assert!(!format!("{url:?}").contains("hunter2"));
         assert!(url.take("ttl").is_err(), "a key that stands twice");
+        assert_eq!(url.take_credentials(), Some(("me".into(), Some("hunter2".into()))));
+        assert_eq!(url.authority, "h");
+    }
+
+    #[test]
+    fn credentials_may_hold_any_character_when_escaped() {
+        let mut url = StoreUrl::parse("redis://a%40b:p%3Aq%2F%40@h:1,[::1]:2/3").unwrap();
+        assert_eq!(url.take_credentials(), Some(("a@b".into(), Some("p:q/@".into()))));
+        assert_eq!((url.authority.as_str(), url.path.as_str()), ("h:1,[::1]:2", "/3"));
+        let error = StoreUrl::parse("file://me:secret@/d").unwrap().finish().unwrap_err().to_string();
+        assert!(error.contains("no user") && !error.contains("secret"), "{error}");
     }
 }

@@ -250,6 +250,10 @@ impl Backend for Faulty {
         self.through(Step::List, self.inner.list(prefix)).await
     }
 
+    async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
+        self.through(Step::List, self.inner.state(name)).await
+    }
+
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
         self.through(Step::Evict, self.inner.evict(name, claim)).await
     }

@@ -1,0 +1,185 @@
+//! What is found out about a server at the start: whether it can keep locks, and which of its ways are there.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use redis::Value;
+
+use super::dial::text;
+use super::keys::{in_slot, slot_of};
+use super::lean::{Compare, Lean};
+use super::reply;
+use super::script;
+use super::settings::Settings;
+use super::store::Store;
+use crate::backend::Backend;
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Result};
+
+/// A key that is nobody's lock.
+const PROBE: &str = "\0probe";
+
+/// Opens a store on a server that was found fit.
+pub(super) async fn open(settings: Settings, env: Env) -> Result<Arc<dyn Backend>> {
+    let mut store = Store::new(settings, env)?;
+    let settings = &store.dialer.settings;
+    let slot = slot_of(&settings.prefix);
+    let key = in_slot(&settings.prefix, slot, PROBE);
+    let (lean, wants_more) = (settings.lean, settings.durability.asks_for_more());
+    let server = match store.route.call_unconfirmed(slot, redis::cmd("INFO").arg("everything")).await {
+        Ok(info) => Server::read(text(&info).unwrap_or_default()),
+        // A user who may not look is believed to know.
+        Err(error) if error.kind() == ErrorKind::Refused => Server::default(),
+        Err(error) => return Err(error),
+    };
+    server.refuse_unfit(settings.eviction_allowed)?;
+    store.sharded = store.route.is_cluster() && server.major >= 7;
+
+    let mut probe = script::PROBE.on([key.as_str()]);
+    probe.arg(store.channels(slot)).arg(if store.sharded { "SPUBLISH" } else { "PUBLISH" });
+    match store.route.run(slot, &script::PROBE, &probe).await {
+        Ok(denied) => {
+            let denied: Vec<&str> = reply::list(&denied)?.iter().filter_map(text).collect();
+            // Without messages waiters ask from time to time.
+            let missing: Vec<&str> = denied.into_iter().filter(|name| !name.ends_with("PUBLISH")).collect();
+            match missing.is_empty() {
+                true if lean => Ok(Arc::new(Lean { store, compare: Compare::Script })),
+                true => Ok(Arc::new(store)),
+                false => Err(Error::new(
+                    ErrorKind::Refused,
+                    format!(
+                        "this user may not run {}; the documentation of the Redis store has an ACL line with all that \
+                         is needed",
+                        missing.join(", ")
+                    ),
+                )),
+            }
+        }
+        Err(error) if is_no_scripting(&error) => {
+            let compare = compare_without_scripts(&store, slot, &key).await?;
+            match compare {
+                Some(compare) if !wants_more => Ok(Arc::new(Lean { store, compare })),
+                _ => Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "the server runs no scripts for this user, and has neither SET with IFEQ nor a conditional delete: \
+                     allow EVALSHA and SCRIPT LOAD, or use Valkey 9.0 or Redis 8.4 or later",
+                )
+                .with_source(error)),
+            }
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn is_no_scripting(error: &Error) -> bool {
+    let text = error.to_string().to_ascii_lowercase();
+    matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Refused)
+        && (text.contains("eval") || text.contains("script"))
+}
+
+/// How a server without scripts changes a key only for its owner, if it can.
+async fn compare_without_scripts(store: &Store, slot: u16, key: &str) -> Result<Option<Compare>> {
+    let mut set = redis::cmd("SET");
+    set.arg(key).arg("").arg("IFEQ").arg("-").arg("PX").arg(1);
+    if !is_there(store.route.call_unconfirmed(slot, &set).await)? {
+        return Ok(None);
+    }
+    if is_there(store.route.call_unconfirmed(slot, redis::cmd("DELIFEQ").arg(key).arg("-")).await)? {
+        return Ok(Some(Compare::Valkey));
+    }
+    let delex = store.route.call_unconfirmed(slot, redis::cmd("DELEX").arg(key).arg("IFEQ").arg("-")).await;
+    Ok(is_there(delex)?.then_some(Compare::Redis))
+}
+
+fn is_there(answer: Result<Value>) -> Result<bool> {
+    match answer {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Refused) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// What a server says of itself.
+#[derive(Debug, Default)]
+struct Server {
+    major: u32,
+    role: String,
+    maxmemory: u64,
+    policy: String,
+}
+
+impl Server {
+    fn read(info: &str) -> Server {
+        let fields: HashMap<&str, &str> =
+            info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
+        let field = |name: &str| fields.get(name).copied().unwrap_or_default();
+        let version = field("redis_version").split('.').next().unwrap_or_default();
+        Server {
+            major: version.parse().unwrap_or(0),
+            role: field("role").to_owned(),
+            maxmemory: field("maxmemory").parse().unwrap_or(0),
+            policy: field("maxmemory_policy").to_owned(),
+        }
+    }
+
+    /// Refuses servers on which a lock is no lock.
+    fn refuse_unfit(&self, eviction_allowed: bool) -> Result<()> {
+        let unfit = |why: String| Err(Error::new(ErrorKind::Refused, why));
+        match self.role.as_str() {
+            "slave" => {
+                return unfit(
+                    "this server is a replica, which grants nothing: give the address of its master, or \
+                     redis+sentinel://"
+                        .into(),
+                );
+            }
+            "active-replica" => {
+                return unfit(
+                    "this KeyDB is an active replica: two of them grant the same lock to two holders; use a server \
+                     without active-replica"
+                        .into(),
+                );
+            }
+            _ => {}
+        }
+        // Every lock has an expiry, so both families of policies may drop one.
+        let evicts = self.policy.starts_with("allkeys") || self.policy.starts_with("volatile");
+        if evicts && self.maxmemory > 0 && !eviction_allowed {
+            return unfit(format!(
+                "with maxmemory-policy {} this server drops locks when its memory is full, and then two hold one: set \
+                 noeviction, or say eviction=allow in the URL to take the risk",
+                self.policy
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_that_lose_locks_are_refused() {
+        let info = |role: &str, maxmemory: u32, policy: &str| {
+            format!(
+                "# Server\r\nredis_version:7.0.15\r\nrole:{role}\r\nmaxmemory:{maxmemory}\r\nmaxmemory_policy:{policy}\r\n"
+            )
+        };
+        let fit = |info: &str| Server::read(info).refuse_unfit(false);
+        assert_eq!(Server::read(&info("master", 0, "")).major, 7);
+        for good in [info("master", 0, "allkeys-lru"), info("master", 100, "noeviction"), String::new()] {
+            fit(&good).unwrap();
+        }
+        for (role, policy, word) in [
+            ("slave", "noeviction", "replica"),
+            ("active-replica", "noeviction", "KeyDB"),
+            ("master", "volatile-ttl", "volatile-ttl"),
+        ] {
+            let error = fit(&info(role, 1, policy)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Refused);
+            assert!(error.to_string().contains(word), "{error}");
+        }
+        Server::read(&info("master", 1, "allkeys-lfu")).refuse_unfit(true).unwrap();
+    }
+}

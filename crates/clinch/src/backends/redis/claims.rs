@@ -1,0 +1,211 @@
+//! What this client knows of its claims that wait or are in doubt, and the messages that came for them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::claim::ClaimId;
+use crate::clock::Instant;
+use crate::sync::lock;
+use crate::token::Token;
+
+/// The claims of one client that are not plainly held or gone.
+#[derive(Default)]
+pub(super) struct Claims(Mutex<HashMap<ClaimId, Pending>>);
+
+#[derive(Default)]
+struct Pending {
+    /// A step was sent whose answer did not come, so it may still reach the server.
+    in_doubt: bool,
+    /// The inbox that listened when the last step was sent; 0: none.
+    inbox: u64,
+    asked: Option<Asked>,
+    note: Option<Note>,
+    woken: Arc<Notify>,
+}
+
+/// What the last answer to a waiting claim said.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    /// The lock's key.
+    pub(super) key: String,
+    /// When the step was sent.
+    pub(super) sent: Instant,
+    /// The server's clock when it answered, in milliseconds.
+    pub(super) server: u64,
+    /// When to take another step if no message comes.
+    pub(super) look: Instant,
+    /// Whether a foreign client holds the lock and this claim is the next in line.
+    pub(super) foreign: bool,
+    /// The inbox that listened when the step was sent.
+    pub(super) inbox: u64,
+}
+
+/// What a message said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Note {
+    /// The claim was granted at `at` of the server's clock (ms), for `lease`.
+    Granted { token: Token, at: u64, lease: Duration },
+    /// The claim is next; at `at` something began that ends by itself after `time`.
+    Next { at: u64, time: Duration },
+    /// Something changed; ask.
+    Ask,
+}
+
+impl Claims {
+    /// Notes that a step of this claim goes out that may queue it; says which inbox listens for it.
+    pub(super) fn asking(&self, id: ClaimId) -> u64 {
+        lock(&self.0).entry(id).or_default().inbox
+    }
+
+    /// Notes that a step's answer did not come.
+    pub(super) fn doubt(&self, id: ClaimId) {
+        lock(&self.0).entry(id).or_default().in_doubt = true;
+    }
+
+    /// Notes that the claim is queued. Messages that came meanwhile stay.
+    pub(super) fn queued(&self, id: ClaimId, asked: Asked) {
+        lock(&self.0).entry(id).or_default().asked = Some(asked);
+    }
+
+    /// Notes that the claim waits no more, for it is granted or was refused.
+    pub(super) fn settled(&self, id: ClaimId) {
+        let mut claims = lock(&self.0);
+        match claims.get_mut(&id) {
+            Some(pending) if pending.in_doubt => (pending.asked, pending.note) = (None, None),
+            Some(_) => drop(claims.remove(&id)),
+            None => {}
+        }
+    }
+
+    /// Notes which inbox listens from now on. False: another one than when the last step was sent, so that a message
+    /// may have been missed.
+    pub(super) fn listening(&self, id: ClaimId, inbox: u64) -> bool {
+        let mut claims = lock(&self.0);
+        let Some(pending) = claims.get_mut(&id) else { return false };
+        pending.inbox = inbox;
+        pending.asked.as_ref().is_some_and(|asked| asked.inbox == inbox)
+    }
+
+    /// What the last answer to a waiting claim said, and what wakes it.
+    pub(super) fn waiting(&self, id: ClaimId) -> Option<(Asked, Arc<Notify>)> {
+        let claims = lock(&self.0);
+        let pending = claims.get(&id)?;
+        Some((pending.asked.clone()?, pending.woken.clone()))
+    }
+
+    /// Whether the claim waits in a queue, as far as is known.
+    pub(super) fn is_waiting(&self, id: ClaimId) -> bool {
+        lock(&self.0).get(&id).is_some_and(|pending| pending.asked.is_some())
+    }
+
+    /// Whether a step of the claim may still reach the server.
+    pub(super) fn is_in_doubt(&self, id: ClaimId) -> bool {
+        lock(&self.0).get(&id).is_some_and(|pending| pending.in_doubt)
+    }
+
+    pub(super) fn take_note(&self, id: ClaimId) -> Option<Note> {
+        lock(&self.0).get_mut(&id)?.note.take()
+    }
+
+    /// Forgets a claim that was released.
+    pub(super) fn forget(&self, id: ClaimId) {
+        lock(&self.0).remove(&id);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.0).is_empty()
+    }
+
+    /// Takes in a message from an inbox channel. What is none, or for nobody, is ignored: state decides.
+    pub(super) fn message(&self, text: &str) {
+        let words: Vec<&str> = text.split(' ').collect();
+        match words[..] {
+            ["g", id, token, at, lease, ref next @ ..] => {
+                let token = token.parse().ok().and_then(Token::new);
+                let (Some(token), Ok(at), Ok(lease)) = (token, at.parse(), lease.parse()) else { return };
+                let lease = Duration::from_millis(lease);
+                self.note(id, Note::Granted { token, at, lease });
+                if let [next] = next {
+                    self.note(next, Note::Next { at, time: lease });
+                }
+            }
+            ["n", id, at, time] => {
+                let (Ok(at), Ok(time)) = (at.parse(), time.parse()) else { return };
+                self.note(id, Note::Next { at, time: Duration::from_millis(time) });
+            }
+            _ => {}
+        }
+    }
+
+    /// A key changed that a foreign client holds.
+    pub(super) fn changed(&self, key: &str) {
+        for pending in lock(&self.0).values_mut() {
+            if pending.asked.as_ref().is_some_and(|asked| asked.foreign && asked.key == key) {
+                pending.tell(Note::Ask);
+            }
+        }
+    }
+
+    fn note(&self, id: &str, note: Note) {
+        let Ok(id) = id.parse::<ClaimId>() else { return };
+        if let Some(pending) = lock(&self.0).get_mut(&id) {
+            pending.tell(note);
+        }
+    }
+}
+
+impl Pending {
+    fn tell(&mut self, note: Note) {
+        // A grant is not forgotten for a hint that came after it.
+        if !matches!(self.note, Some(Note::Granted { .. })) || matches!(note, Note::Granted { .. }) {
+            self.note = Some(note);
+        }
+        self.woken.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_reaches_its_claim_and_nonsense_nobody() {
+        let claims = Claims::default();
+        let (one, two) = (ClaimId::from_bits(1), ClaimId::from_bits(2));
+        claims.asking(one);
+        claims.asking(two);
+        for bad in [
+            "",
+            "g",
+            "g x 1 2 3",
+            "g 1 2 3",
+            "n",
+            &format!("g {one} 99999999999999999 5 6"),
+            &format!("n {one} a 1"),
+        ] {
+            claims.message(bad);
+        }
+        assert_eq!((claims.take_note(one), claims.take_note(two)), (None, None));
+        claims.message(&format!("g {one} 7 1000 3000 {two}"));
+        let lease = Duration::from_secs(3);
+        claims.message(&format!("n {one} 1000 20"));
+        let granted = Note::Granted { token: Token::new(7).unwrap(), at: 1000, lease };
+        assert_eq!(claims.take_note(one), Some(granted), "a hint must not hide a grant");
+        assert_eq!(claims.take_note(two), Some(Note::Next { at: 1000, time: lease }));
+        assert_eq!(claims.take_note(two), None);
+    }
+
+    #[test]
+    fn what_is_in_doubt_is_remembered_until_it_is_forgotten() {
+        let claims = Claims::default();
+        let id = ClaimId::from_bits(3);
+        claims.doubt(id);
+        claims.settled(id);
+        assert!(claims.is_in_doubt(id) && !claims.is_waiting(id));
+        claims.forget(id);
+        assert!(claims.is_empty());
+    }
+}

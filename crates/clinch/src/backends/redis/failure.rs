@@ -1,0 +1,114 @@
+//! What a failed command proves, in this crate's words.
+
+use redis::{RedisError, Value};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// What one server answered instead of a value.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The connection broke: the command may have been applied.
+    Cut(RedisError),
+    /// The server refused it; it was surely not applied.
+    Server { code: String, detail: String },
+}
+
+impl Failure {
+    /// Takes server errors out of answers.
+    pub(super) fn check(answer: Result<Value, RedisError>) -> Result<Value, Failure> {
+        match answer {
+            Ok(Value::ServerError(error)) => Err(Failure::Server {
+                code: error.code().to_owned(),
+                detail: error.details().unwrap_or_default().to_owned(),
+            }),
+            Ok(value) => Ok(value),
+            Err(error) => match error.code() {
+                Some(code) => Err(Failure::Server {
+                    code: code.to_owned(),
+                    detail: error.detail().unwrap_or_default().to_owned(),
+                }),
+                None => Err(Failure::Cut(error)),
+            },
+        }
+    }
+
+    pub(super) fn code(&self) -> &str {
+        match self {
+            Failure::Server { code, .. } => code,
+            Failure::Cut(_) => "",
+        }
+    }
+
+    /// Where a Cluster says that a slot is: for `MOVED` and `ASK`. An empty host means the one that answered.
+    pub(super) fn redirect(&self) -> Option<(u16, &str, u16)> {
+        let Failure::Server { code, detail } = self else { return None };
+        if code != "MOVED" && code != "ASK" {
+            return None;
+        }
+        let (slot, address) = detail.split_once(' ')?;
+        let (host, port) = address.rsplit_once(':')?;
+        Some((slot.parse().ok()?, host, port.parse().ok()?))
+    }
+
+    /// Whether this server is not, or no longer, the one to ask.
+    pub(super) fn is_wrong_server(&self) -> bool {
+        matches!(self.code(), "READONLY" | "MASTERDOWN" | "CLUSTERDOWN" | "UNBLOCKED")
+    }
+
+    pub(super) fn into_error(self, server: &str) -> Error {
+        let (code, detail) = match self {
+            Failure::Cut(error) => {
+                return Error::new(ErrorKind::Unknown, format!("the connection to {server} broke: {error}"))
+                    .with_source(error);
+            }
+            Failure::Server { code, detail } => (code, detail),
+        };
+        // A script's error ends in where it was raised, which tells a user nothing.
+        let detail = detail.split(" script: ").next().unwrap_or_default().trim();
+        let (kind, advice) = match code.as_str() {
+            "NOPERM" => (ErrorKind::Refused, "; see the ACL line in the documentation of the Redis store"),
+            "NOAUTH" | "WRONGPASS" => (ErrorKind::Refused, "; give user and password in the URL"),
+            "WRONGTYPE" => (
+                ErrorKind::Invalid,
+                "; a key under the lock's name is no lock: delete it, or use another name or prefix=",
+            ),
+            "OOM" => (ErrorKind::Exhausted, "; the server is out of memory and takes no new lock"),
+            "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY" | "NOREPLICAS"
+            | "MISCONF" | "MOVED" | "ASK" | "NOSCRIPT" | "UNKILLABLE" | "UNBLOCKED" => {
+                (ErrorKind::Unavailable, "")
+            }
+            _ => (ErrorKind::Unsupported, ""),
+        };
+        Error::new(kind, format!("{server} answered {code} {detail}{advice}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(code: &str, detail: &str) -> Failure {
+        Failure::Server { code: code.into(), detail: detail.into() }
+    }
+
+    #[test]
+    fn a_redirect_is_read() {
+        assert_eq!(server("MOVED", "3999 10.0.0.1:6381").redirect(), Some((3999, "10.0.0.1", 6381)));
+        assert_eq!(server("ASK", "7 ::1:6381").redirect(), Some((7, "::1", 6381)));
+        assert_eq!(server("MOVED", "3999 :6381").redirect(), Some((3999, "", 6381)));
+        for bad in ["", "x", "1 h", "99999 h:1", "1 h:99999"] {
+            assert_eq!(server("MOVED", bad).redirect(), None, "{bad}");
+        }
+        assert_eq!(server("ERR", "1 h:1").redirect(), None);
+    }
+
+    #[test]
+    fn each_answer_says_what_to_conclude() {
+        let kind = |code: &str| server(code, "x").into_error("h:1").kind();
+        assert_eq!(kind("LOADING"), ErrorKind::Unavailable);
+        assert_eq!(kind("WRONGPASS"), ErrorKind::Refused);
+        assert_eq!(kind("WRONGTYPE"), ErrorKind::Invalid);
+        assert_eq!(kind("OOM"), ErrorKind::Exhausted);
+        assert_eq!(kind("ERR"), ErrorKind::Unsupported);
+    }
+}

@@ -1,0 +1,94 @@
+-- Claim a lock: one idempotent step.
+--
+-- ARGV[4] claim id; [5] TTL (ms); [6] mode (x, s, p<count>/<capacity>); [7] 1 to take a place in the queue; [8] the
+-- claim's inbox, or -; [9] owner.
+-- Answers {1, token}: granted. {2, now, claims ahead, waiters ahead, ms until a look is worth taking, holder}: queued.
+-- {3, ...}: busy, and nothing left behind. {4, capacity}: others say another. {5}: released before it came.
+local id, ttl, mode, owner = ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[9]
+local records = redis.call('HMGET', CLAIMS, id, 'x' .. id)
+local record = records[1]
+if records[2] then
+  return { 5 }
+end
+
+local value = redis.call('GETRANGE', LOCK, 0, 1023)
+if string.sub(value, 1, 33) == id .. ' ' then
+  -- Already granted: the same token, and the TTL from now on.
+  if redis.call('PTTL', LOCK) < ttl then
+    redis.call('PEXPIRE', LOCK, ARGV[5])
+  end
+  return { 1, string.sub(value, 34, 49) }
+end
+if record and string.sub(record, 1, 2) == 'h ' then
+  if tonumber(redis.call('ZSCORE', HOLDERS, id) or 0) > now then
+    if tonumber(redis.call('ZSCORE', HOLDERS, id)) < now + ttl then
+      redis.call('ZADD', HOLDERS, int(now + ttl), id)
+      keep(HOLDERS, ttl)
+      mark()
+    end
+    return { 1, string.match(record, '^h %S+ (%d+)') }
+  end
+  -- Its lease ran out: it starts anew.
+  redis.call('ZREM', HOLDERS, id)
+  redis.call('HDEL', CLAIMS, id)
+  record = nil
+end
+
+local capacity = string.match(mode, '/(%d+)$')
+if capacity and not record then
+  holders()
+  local all = redis.call('HVALS', CLAIMS)
+  for i = 1, #all do
+    local other = string.match(all[i], '^[wh] p%d+/(%d+) ')
+    local _, ends = waiter(all[i])
+    if other and other ~= capacity and not (ends and ends <= now) then
+      return { 4, other }
+    end
+  end
+end
+
+local taken = value ~= '' and not is_marker(value)
+if not taken and not record and ARGV[7] ~= '1' then
+  -- A try: granted now or not at all. Waiters ahead come first, unless none can be reached.
+  settle(nil)
+  if redis.call('ZCARD', QUEUE) == 0 and admits(mode) then
+    local token = next_token()
+    grant(id, mode, token, owner, now + ttl)
+    return { 1, token }
+  end
+elseif record or ARGV[7] == '1' then
+  if record then
+    local _, ends, _, since, inbox = waiter(record)
+    inbox = ARGV[8] ~= '-' and ARGV[8] or inbox
+    record = 'w ' .. mode .. ' ' .. int(math.max(ends, now + ttl)) .. ' ' .. ARGV[5] .. ' ' .. since .. ' ' .. inbox
+  else
+    redis.call('ZADD', QUEUE, next_token(), id)
+    record = 'w ' .. mode .. ' ' .. int(now + ttl) .. ' ' .. ARGV[5] .. ' ' .. us .. ' ' .. ARGV[8]
+  end
+  redis.call('HSET', CLAIMS, id, record .. ' ' .. owner)
+  keep(QUEUE, ttl)
+  if not taken then
+    local token = settle(id)
+    if token then
+      return { 1, token }
+    end
+    value = redis.call('GETRANGE', LOCK, 0, 1023)
+  end
+end
+
+-- Not granted: how many stand ahead, who holds, and when to look again if nobody tells.
+local queued = ARGV[7] == '1' or record
+local ahead = queued and redis.call('ZRANK', QUEUE, id) or redis.call('ZCARD', QUEUE)
+local look, holder, parts = redis.call('PTTL', LOCK), value, 0
+if value == '' or is_marker(value) then
+  local first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
+  parts = redis.call('ZCARD', HOLDERS)
+  look = (closed_until() or now) - now
+  if first[1] then
+    look = math.max(look, tonumber(first[2]) - now)
+    holder = first[1] .. ' ' .. (redis.call('HGET', CLAIMS, first[1]) or '')
+  end
+elseif value ~= '' then
+  parts = 1
+end
+return { queued and 2 or 3, now, ahead + parts, ahead, look, holder, redis.call('PTTL', LOCK) }

@@ -1,0 +1,38 @@
+-- Which of the commands that the other scripts use are forbidden to this user? Runs each on a key that is nobody's
+-- (KEYS[1]) and channel ARGV[1] and answers the names of those that the server refused for lack of permission.
+local denied = {}
+local function try(name, ...)
+  local answer = redis.pcall(name, ...)
+  if type(answer) == 'table' and answer.err and
+    (string.find(answer.err, 'NOPERM') or string.find(answer.err, 'permission') or string.find(answer.err, 'ACL')) then
+    denied[#denied + 1] = name
+  end
+end
+local key = KEYS[1]
+try('TIME')
+try('EXISTS', key)
+try('SET', key, '', 'PX', '1')
+try('GETSET', key, '')
+try('GETRANGE', key, 0, 1)
+try('PTTL', key)
+try('PEXPIRE', key, 1)
+try('PEXPIREAT', key, 1)
+try('DEL', key)
+try('HGET', key, 'f')
+try('HMGET', key, 'f')
+try('HVALS', key)
+try('HGETALL', key)
+try('HDEL', key, 'f')
+try('HSET', key, 'f', '')
+try('DEL', key)
+try('ZADD', key, 1, 'm')
+try('ZCARD', key)
+try('ZRANK', key, 'm')
+try('ZSCORE', key, 'm')
+try('ZRANGE', key, 0, 0)
+try('ZREVRANGE', key, 0, 0)
+try('ZRANGEBYSCORE', key, 1, 1)
+try('ZREM', key, 'm')
+try('DEL', key)
+try(ARGV[2], ARGV[1], '')
+return denied

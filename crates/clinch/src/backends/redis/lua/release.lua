@@ -1,0 +1,69 @@
+-- Release a lock or leave its queue, and hand it to whoever is next: one idempotent step.
+--
+-- ARGV[4] claim id; [5] ms for which the lock stays closed; [6] 1 when a step of the claim may still arrive, which then
+-- finds the claim buried; [7], [8] after how many ms of being handed over the lock is left free for foreign clients,
+-- and for how many (0: never); [9] 1 when an operator does it, which also opens a closed lock.
+-- Answers 1: removed. 0: there was no such claim.
+local id, linger, run, gap = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local record = redis.call('HGET', CLAIMS, id)
+local removed, free = mine or record, false
+
+if ARGV[9] == '1' then
+  redis.call('HDEL', CLAIMS, '.closed')
+  if redis.call('GETRANGE', LOCK, 0, 31) == 'clinch closed' then
+    redis.call('DEL', LOCK)
+  end
+end
+if linger > 0 and (mine or string.sub(record or '', 1, 2) == 'h ') then
+  redis.call('HSET', CLAIMS, '.closed', int(math.max(now + linger, closed_until() or 0)))
+  keep(CLAIMS, linger)
+end
+if mine then
+  redis.call('DEL', LOCK)
+  free = linger == 0
+  if not free then
+    mark()
+  end
+elseif record then
+  leave(id)
+  if redis.call('ZREM', HOLDERS, id) == 1 then
+    mark()
+  end
+end
+if ARGV[6] == '1' then
+  -- The dead are few and do not stay: whoever buries sweeps what is over.
+  local all = redis.call('HGETALL', CLAIMS)
+  for i = 1, #all, 2 do
+    if string.sub(all[i], 1, 1) == 'x' and tonumber(all[i + 1]) <= now then
+      redis.call('HDEL', CLAIMS, all[i])
+    end
+  end
+  redis.call('HSET', CLAIMS, 'x' .. id, int(now + SPARE))
+  keep(CLAIMS, SPARE)
+end
+
+local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
+if run > 0 and free then
+  -- Foreign clients poll: a lock that is only ever handed over would never look free to them.
+  local since = tonumber(redis.call('HGET', CLAIMS, '.run') or nil)
+  if not head then
+    redis.call('HDEL', CLAIMS, '.run')
+  elseif not since then
+    redis.call('HSET', CLAIMS, '.run', int(now))
+  elseif now - since > run then
+    redis.call('HDEL', CLAIMS, '.run')
+    redis.call('HSET', CLAIMS, '.closed', int(now + gap))
+    linger, free = gap, false
+  end
+end
+if linger > 0 and head then
+  -- Who is next knows an end that no longer counts.
+  local _, _, _, _, inbox = waiter(redis.call('HGET', CLAIMS, head))
+  if inbox then
+    tell(inbox, 'n ' .. head .. ' ' .. int(now) .. ' ' .. int(linger))
+  end
+end
+if head then
+  settle(nil, free)
+end
+return removed and 1 or 0

@@ -1,0 +1,40 @@
+-- Renew claims of one lock, held and waiting alike; with a TTL of 0, only read them.
+--
+-- ARGV[4], [5], ...: claim id and TTL (ms) in turn. Answers for each how long it lives now (ms), or -1: it is gone.
+-- A lease never gets shorter: an older request may arrive after one that asked for more.
+local answers = {}
+for i = 4, #ARGV, 2 do
+  local id, ttl, left = ARGV[i], tonumber(ARGV[i + 1]), -1
+  local record = redis.call('HGET', CLAIMS, id) or ''
+  local mode, ends, old, since, inbox, owner = waiter(record)
+  if redis.call('GETRANGE', LOCK, 0, 32) == id .. ' ' then
+    left = redis.call('PTTL', LOCK)
+    if left < ttl then
+      redis.call('PEXPIRE', LOCK, int(ttl))
+      left = ttl
+    end
+  elseif mode then
+    if ends > now then
+      left = math.max(ends - now, ttl)
+      redis.call('HSET', CLAIMS, id, 'w ' .. mode .. ' ' .. int(now + left) .. ' ' .. int(old) .. ' ' .. since
+        .. ' ' .. inbox .. ' ' .. owner)
+      keep(QUEUE, left)
+    end
+  elseif string.sub(record, 1, 2) == 'h ' then
+    local ends = tonumber(redis.call('ZSCORE', HOLDERS, id) or 0)
+    if ends > now then
+      left = math.max(ends - now, ttl)
+      if now + left > ends then
+        redis.call('ZADD', HOLDERS, int(now + left), id)
+        keep(HOLDERS, left)
+        mark()
+      end
+    end
+  end
+  answers[#answers + 1] = left
+end
+-- A holder that died leaves a free lock and nobody who tells the queue: every renewal of a place looks after it.
+if redis.call('EXISTS', LOCK) == 0 then
+  settle(nil)
+end
+return answers

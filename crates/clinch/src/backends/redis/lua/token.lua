@@ -1,0 +1,15 @@
+-- The server's time, and tokens. Prepended to every script that grants or queues.
+local clock = redis.call('TIME')
+local us = clock[1] .. string.sub('000000' .. clock[2], -6)
+
+-- A token larger than all before in this slot: the server's time in µs, or the last token and one where the clock went
+-- back. Both have 16 digits, so they compare as text. Also the ticket by which waiters queue.
+local function next_token()
+  local token = us
+  local last = redis.call('GETSET', KEYS[5], token)
+  if last and #last == 16 and last >= token then
+    token = string.format('%.0f', tonumber(last) + 1)
+    redis.call('SET', KEYS[5], token)
+  end
+  return token
+end

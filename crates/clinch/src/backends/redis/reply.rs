@@ -1,0 +1,279 @@
+//! Reading what the scripts answer. Nothing here trusts the server: an answer that makes no sense is an error.
+
+use std::time::{Duration, SystemTime};
+
+use redis::Value;
+
+use super::dial::text;
+use crate::backend::{Busy, ClaimState, Grant, LockState};
+use crate::claim::{ClaimId, Mode, Owner};
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::LockName;
+use crate::token::Token;
+
+/// What stands in the error's place of a holder who is no client of ours.
+const FOREIGN: &str = "another program";
+
+/// The answer to a claim.
+#[derive(Debug)]
+pub(super) enum Claimed {
+    Granted(Token),
+    Queued(Place),
+    Busy(Busy),
+    OtherCapacity(String),
+    Buried,
+}
+
+/// A place in the queue.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) busy: Busy,
+    /// The server's clock, in milliseconds.
+    pub(super) server: u64,
+    /// How many waiters are ahead.
+    pub(super) waiters: u32,
+    /// After what time another step is worth taking, if no message comes; `None`: the holder's lease has no end.
+    pub(super) look: Option<Duration>,
+    /// Whether the holder is a foreign client.
+    pub(super) foreign: bool,
+}
+
+fn nonsense() -> Error {
+    Error::new(ErrorKind::Unknown, "the server's answer to a lock script made no sense; is it a Redis?")
+}
+
+pub(super) fn number(value: &Value) -> Result<i64> {
+    match value {
+        Value::Int(number) => Ok(*number),
+        other => text(other).and_then(|text| text.parse().ok()).ok_or_else(nonsense),
+    }
+}
+
+fn count(value: &Value) -> Result<u32> {
+    Ok(u32::try_from(number(value)?.max(0)).unwrap_or(u32::MAX))
+}
+
+fn millis(value: &Value) -> Result<Option<Duration>> {
+    Ok(u64::try_from(number(value)?).ok().map(Duration::from_millis))
+}
+
+pub(super) fn list(value: &Value) -> Result<&[Value]> {
+    match value {
+        Value::Array(values) => Ok(values),
+        _ => Err(nonsense()),
+    }
+}
+
+fn token(value: &Value) -> Result<Token> {
+    let token = text(value).and_then(|text| text.parse().ok()).and_then(Token::new);
+    token.ok_or_else(nonsense)
+}
+
+/// Reads the answer of `acquire.lua`.
+pub(super) fn claimed(answer: &Value, place_ttl: Duration) -> Result<Claimed> {
+    match list(answer)? {
+        [Value::Int(1), granted] => Ok(Claimed::Granted(token(granted)?)),
+        [Value::Int(kind @ (2 | 3)), now, ahead, waiters, look, record, left] => {
+            let record = text(record).unwrap_or_default();
+            let left = millis(left)?;
+            let holder = holder(record, left);
+            let foreign = holder.as_ref().is_some_and(|holder| holder.owner.pid == 0);
+            let queued = *kind == 2;
+            let busy = Busy { ahead: count(ahead)?, holder, place_ttl: queued.then_some(place_ttl) };
+            if !queued {
+                return Ok(Claimed::Busy(busy));
+            }
+            let server = u64::try_from(number(now)?).map_err(|_| nonsense())?;
+            Ok(Claimed::Queued(Place {
+                busy,
+                server,
+                waiters: count(waiters)?,
+                look: millis(look)?,
+                foreign,
+            }))
+        }
+        [Value::Int(4), capacity] => {
+            Ok(Claimed::OtherCapacity(text(capacity).unwrap_or_default().to_owned()))
+        }
+        [Value::Int(5)] => Ok(Claimed::Buried),
+        _ => Err(nonsense()),
+    }
+}
+
+/// The holder that a lock key's record, or a part holder's id and record, tells of; a stranger where it is no record of
+/// ours, `None` where nobody holds.
+pub(super) fn holder(record: &str, left: Option<Duration>) -> Option<ClaimState> {
+    let (id, rest) = record.split_once(' ').unwrap_or_default();
+    let foreign = !record.is_empty() && !record.starts_with("clinch ");
+    part(id, rest, left).or_else(|| sole(record, left)).or_else(|| foreign.then(|| stranger(left)))
+}
+
+/// A record of the lock key: `<claim id> <token> <since µs> <owner>`.
+fn sole(record: &str, left: Option<Duration>) -> Option<ClaimState> {
+    let mut words = record.splitn(4, ' ');
+    let id = words.next()?.parse().ok()?;
+    let token = words.next()?.parse().ok().and_then(Token::new)?;
+    state(id, Mode::Exclusive, Some(token), words.next()?, words.next()?, left)
+}
+
+/// A record of the holder of a part: `h <mode> <token> <since µs> <owner>`.
+fn part(id: &str, record: &str, left: Option<Duration>) -> Option<ClaimState> {
+    let mut words = record.strip_prefix("h ")?.splitn(4, ' ');
+    let mode = mode(words.next()?)?;
+    let token = words.next()?.parse().ok().and_then(Token::new)?;
+    state(id.parse().ok()?, mode, Some(token), words.next()?, words.next()?, left)
+}
+
+/// A record of a waiter: `w <mode> <place ends> <ttl> <since µs> <inbox> <owner>`.
+fn waiter(id: &str, record: &str, left: Option<Duration>) -> Option<ClaimState> {
+    let mut words = record.strip_prefix("w ")?.splitn(6, ' ');
+    let mode = mode(words.next()?)?;
+    let since = words.nth(2)?;
+    state(id.parse().ok()?, mode, None, since, words.nth(1)?, left)
+}
+
+fn state(
+    id: ClaimId,
+    mode: Mode,
+    token: Option<Token>,
+    since: &str,
+    owner: &str,
+    expires_in: Option<Duration>,
+) -> Option<ClaimState> {
+    let since = SystemTime::UNIX_EPOCH + Duration::from_micros(since.parse().ok()?);
+    let owner = serde_json::from_str(owner).ok()?;
+    Some(ClaimState { id, mode, granted: token.is_some(), token, owner, since, expires_in })
+}
+
+/// A holder of whom only the end of the lease is known.
+fn stranger(left: Option<Duration>) -> ClaimState {
+    ClaimState {
+        id: ClaimId::from_bits(0),
+        mode: Mode::Exclusive,
+        granted: true,
+        token: None,
+        owner: Owner { host: FOREIGN.into(), pid: 0, user: String::new(), label: String::new() },
+        since: SystemTime::UNIX_EPOCH,
+        expires_in: left,
+    }
+}
+
+/// How a mode is written in the store.
+pub(super) fn mode_text(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => "x".into(),
+        Mode::Shared => "s".into(),
+        Mode::Permits { count, capacity } => format!("p{count}/{capacity}"),
+    }
+}
+
+fn mode(text: &str) -> Option<Mode> {
+    let permits = || {
+        let (count, capacity) = text.strip_prefix('p')?.split_once('/')?;
+        Some(Mode::Permits { count: count.parse().ok()?, capacity: capacity.parse().ok()? })
+    };
+    match text {
+        "x" => Some(Mode::Exclusive),
+        "s" => Some(Mode::Shared),
+        _ => permits(),
+    }
+}
+
+/// Reads the answer of `state.lua`; `None`: nobody holds, waits, or keeps it closed.
+pub(super) fn lock_state(name: &LockName, answer: &Value) -> Result<Option<LockState>> {
+    let [now, lock, left, closed, parts, waiting] = list(answer)? else { return Err(nonsense()) };
+    let (now, left) = (number(now)?, millis(left)?);
+    let record = text(lock).unwrap_or_default();
+    let mut claims = Vec::new();
+    claims.extend(holder(record, left));
+    for (values, read) in [(parts, part as fn(&str, &str, _) -> _), (waiting, waiter)] {
+        for entry in list(values)?.chunks_exact(3) {
+            let [id, record, ends] = entry else { continue };
+            let left = u64::try_from(number(ends)? - now).unwrap_or(0);
+            let (Some(id), Some(record)) = (text(id), text(record)) else { continue };
+            claims.extend(read(id, record, Some(Duration::from_millis(left))));
+        }
+    }
+    let closed = u64::try_from(number(closed)?).ok().filter(|until| *until > 0);
+    let closed_until = closed.map(|until| SystemTime::UNIX_EPOCH + Duration::from_millis(until));
+    let state = LockState { name: name.clone(), claims, closed_until };
+    Ok((!state.claims.is_empty() || closed_until.is_some()).then_some(state))
+}
+
+/// A grant that was the answer to a step.
+pub(super) fn answered(token: Token, ttl: Duration) -> Grant {
+    Grant { token, ttl: Some(ttl), from: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ID: &str = "000102030405060708090a0b0c0d0e0f";
+    const OWNER: &str = r#"{"host":"h","pid":7,"user":"me","label":"a b"}"#;
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    fn busy(holder: &str) -> Value {
+        let numbers = [2, 5_000, 3, 2, 700].map(Value::Int);
+        Value::Array([&numbers[..], &[bulk(holder), Value::Int(900)]].concat())
+    }
+
+    #[test]
+    fn a_refusal_names_the_holder() {
+        for (record, mode) in [
+            (format!("{ID} 1700000000000001 1700000000000000 {OWNER}"), Mode::Exclusive),
+            (format!("{ID} h s 1700000000000001 1700000000000000 {OWNER}"), Mode::Shared),
+        ] {
+            let Claimed::Queued(place) = claimed(&busy(&record), Duration::ZERO).unwrap() else {
+                panic!("not queued")
+            };
+            let holder = place.busy.holder.unwrap();
+            assert_eq!(
+                (holder.mode, holder.owner.label.as_str(), holder.id.to_string().as_str()),
+                (mode, "a b", ID)
+            );
+            assert!(!place.foreign && place.look == Some(Duration::from_millis(700)));
+        }
+        for (record, foreign) in
+            [("", false), ("clinch closed", false), ("token of redis-py", true), ("17", true)]
+        {
+            let Claimed::Queued(place) = claimed(&busy(record), Duration::ZERO).unwrap() else {
+                panic!("not queued")
+            };
+            assert_eq!(place.foreign, foreign, "{record}");
+        }
+    }
+
+    #[test]
+    fn modes_read_back() {
+        for text in ["exclusive", "shared", "2 of 5"] {
+            let wanted: Mode = text.parse().unwrap();
+            assert_eq!(mode(&mode_text(wanted)), Some(wanted));
+        }
+        assert_eq!(mode("p0/3"), None);
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Nil),
+            any::<i64>().prop_map(Value::Int),
+            "[a-f0-9 hws{}]{0,60}".prop_map(|text| bulk(&text)),
+            prop::collection::vec(any::<u8>(), 0..8).prop_map(Value::BulkString),
+            any::<bool>().prop_map(Value::Boolean),
+        ];
+        leaf.prop_recursive(2, 16, 8, |inner| prop::collection::vec(inner, 0..8).prop_map(Value::Array))
+    }
+
+    proptest! {
+        #[test]
+        fn no_answer_of_a_server_panics(answer in value()) {
+            let _ = claimed(&answer, Duration::ZERO);
+            let _ = lock_state(&LockName::new("n").unwrap(), &answer);
+        }
+    }
+}

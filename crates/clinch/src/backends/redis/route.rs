@@ -1,0 +1,454 @@
+//! Which server a command goes to: the one, the master that Sentinel names, or the one that has the slot.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use redis::{Cmd, Value};
+
+use super::claims::Claims;
+use super::dial::{Dialer, Endpoint, text};
+use super::failure::Failure;
+use super::inbox::Inbox;
+use super::link::Link;
+use super::pool::{Connection, Pool};
+use super::reply::{list, number};
+use super::script::Script;
+use super::settings::{Address, Durability, Topology};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::lock;
+
+/// How often one command is sent elsewhere before it is given back to the caller's own loop.
+const REDIRECTS: u32 = 5;
+
+/// How long a server may take to confirm that a grant is on its replicas or on disk.
+const CONFIRM_MS: u32 = 1000;
+
+/// The servers of one URL.
+pub(super) struct Route {
+    dialer: Arc<Dialer>,
+    claims: Arc<Claims>,
+    kind: Kind,
+}
+
+enum Kind {
+    One(Arc<Node>),
+    Cluster { seeds: Vec<Address>, map: Mutex<Map> },
+}
+
+/// Who has which slots, as far as is known.
+#[derive(Default)]
+struct Map {
+    nodes: HashMap<Address, Arc<Node>>,
+    /// First slot of a range -> last slot and owner.
+    slots: std::collections::BTreeMap<u16, (u16, Arc<Node>)>,
+}
+
+/// One server.
+pub(super) struct Node {
+    endpoint: Endpoint,
+    links: Pool<Link>,
+    inboxes: Pool<Inbox>,
+    /// Connections for grants that are confirmed by WAIT, which blocks the connection it is sent on.
+    idle: Mutex<Vec<(tokio::runtime::Id, Link)>>,
+}
+
+impl Node {
+    fn new(endpoint: Endpoint) -> Arc<Node> {
+        Arc::new(Node { endpoint, links: Pool::default(), inboxes: Pool::default(), idle: Mutex::default() })
+    }
+}
+
+impl Route {
+    pub(super) fn new(dialer: Arc<Dialer>, claims: Arc<Claims>) -> Route {
+        let kind = match &dialer.settings.topology {
+            Topology::Single(address) => Kind::One(Node::new(Endpoint::At(address.clone()))),
+            Topology::Sentinel(sentinel) => Kind::One(Node::new(Endpoint::Master(sentinel.clone()))),
+            Topology::Cluster(seeds) => Kind::Cluster { seeds: seeds.clone(), map: Mutex::default() },
+        };
+        Route { dialer, claims, kind }
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self.kind, Kind::Cluster { .. })
+    }
+
+    /// Runs a script's command on the server that has the slot.
+    ///
+    /// # Cancel safety
+    ///
+    /// The command may be applied or not.
+    pub(super) async fn run(&self, slot: u16, script: &Script, command: &Cmd) -> Result<Value> {
+        self.send(slot, command, Some(script), Durability::default()).await
+    }
+
+    /// As [`Route::run`], and confirms that what was written has the copies that the URL asks for.
+    pub(super) async fn run_durably(&self, slot: u16, script: &Script, command: &Cmd) -> Result<Value> {
+        self.send(slot, command, Some(script), self.dialer.settings.durability).await
+    }
+
+    /// Sends a plain command to the server that has the slot.
+    pub(super) async fn call(&self, slot: u16, command: &Cmd) -> Result<Value> {
+        self.send(slot, command, None, self.dialer.settings.durability).await
+    }
+
+    /// As [`Route::call`], for what needs no copies.
+    pub(super) async fn call_unconfirmed(&self, slot: u16, command: &Cmd) -> Result<Value> {
+        self.send(slot, command, None, Durability::default()).await
+    }
+
+    /// Sends a command and follows the server's redirections.
+    async fn send(
+        &self,
+        slot: u16,
+        command: &Cmd,
+        script: Option<&Script>,
+        copies: Durability,
+    ) -> Result<Value> {
+        let mut node = self.node(slot).await?;
+        let mut asking = false;
+        for hop in 0.. {
+            let sent = match copies.asks_for_more() {
+                true => self.send_confirmed(&node, command, script, asking, copies).await,
+                false => match self.link(&node).await {
+                    Ok(link) => {
+                        let answer = exchange(&link, command, script, asking).await;
+                        if answer.as_ref().is_err_and(Failure::is_wrong_server) {
+                            // Whoever is the master now, it is not this one: the next step asks again who is.
+                            link.life().close();
+                        }
+                        Ok(answer.map_err(|failure| (failure, link.server().to_owned())))
+                    }
+                    Err(error) => Err(error),
+                },
+            };
+            let (failure, server) = match sent {
+                Ok(Ok(value)) => return Ok(value),
+                Ok(Err(failed)) => failed,
+                Err(error) => {
+                    self.mistrust(&node).await;
+                    return Err(error);
+                }
+            };
+            let next = failure.redirect().and_then(|(slot, host, port)| {
+                let moved = failure.code() == "MOVED";
+                Some((self.redirected(slot, host, port, &node, moved)?, !moved))
+            });
+            match next {
+                Some((target, ask)) if hop < REDIRECTS => (node, asking) = (target, ask),
+                _ => {
+                    if matches!(failure, Failure::Cut(_)) || failure.is_wrong_server() {
+                        self.mistrust(&node).await;
+                    }
+                    return Err(failure.into_error(&server));
+                }
+            }
+        }
+        Err(Error::new(ErrorKind::Unavailable, "the servers of the cluster point at each other"))
+    }
+
+    /// Sends a command and WAIT on a connection of their own: WAIT speaks of what its own connection wrote.
+    async fn send_confirmed(
+        &self,
+        node: &Arc<Node>,
+        command: &Cmd,
+        script: Option<&Script>,
+        asking: bool,
+        copies: Durability,
+    ) -> Result<Result<Value, (Failure, String)>> {
+        let runtime = tokio::runtime::Handle::try_current().map(|runtime| runtime.id()).ok();
+        let idle = {
+            let mut idle = lock(&node.idle);
+            idle.retain(|(_, link)| link.is_open());
+            let at = idle.iter().position(|(owner, _)| Some(*owner) == runtime);
+            at.map(|at| idle.swap_remove(at).1)
+        };
+        let link = match idle {
+            Some(link) => link,
+            None => self.dialer.open(&node.endpoint, None).await?,
+        };
+        let server = link.server().to_owned();
+        let value = match exchange(&link, command, script, asking).await {
+            Ok(value) => value,
+            Err(failure) => return Ok(Err((failure, server))),
+        };
+        let mut wait = redis::cmd(if copies.aof.is_some() { "WAITAOF" } else { "WAIT" });
+        if let Some(local) = copies.aof {
+            wait.arg(local);
+        }
+        wait.arg(copies.replicas).arg(CONFIRM_MS);
+        let confirmed = match link.call(&wait).await {
+            Ok(confirmed) => confirmed,
+            Err(failure) => return Ok(Err((failure, server))),
+        };
+        if let Some(runtime) = runtime {
+            lock(&node.idle).push((runtime, link));
+        }
+        let (disks, replicas) = match &confirmed {
+            Value::Array(both) => match both.as_slice() {
+                [disks, replicas] => (number(disks)?, number(replicas)?),
+                _ => (0, 0),
+            },
+            one => (0, number(one)?),
+        };
+        if replicas < i64::from(copies.replicas) || disks < i64::from(copies.aof.unwrap_or(0)) {
+            return Err(Error::new(
+                ErrorKind::Unknown,
+                format!(
+                    "{server} did it, but within {CONFIRM_MS} ms only {replicas} of {} replicas and {disks} of {} disks \
+                     had confirmed it",
+                    copies.replicas,
+                    copies.aof.unwrap_or(0)
+                ),
+            ));
+        }
+        Ok(Ok(value))
+    }
+
+    /// The inbox of the server that has the slot, listening to this channel.
+    pub(super) async fn inbox(&self, slot: u16, channel: &str, sharded: bool) -> Result<Arc<Inbox>> {
+        let node = self.node(slot).await?;
+        let opened = node.inboxes.get(self.dialer.env.lane(), || {
+            Inbox::open(self.dialer.clone(), node.endpoint.clone(), self.claims.clone())
+        });
+        let inbox = match opened.await {
+            Ok(inbox) => inbox,
+            Err(error) => {
+                self.mistrust(&node).await;
+                return Err(error);
+            }
+        };
+        if let Some(attendance) = inbox.attendance(&self.dialer, &self.claims) {
+            // On the runtime that drives the inbox, as long as that one lives.
+            tokio::spawn(attendance);
+        }
+        if let Err(error) = inbox.listen(channel, sharded).await {
+            if error.kind() == ErrorKind::Unavailable {
+                // A slot that moved away, perhaps.
+                inbox.life().close();
+                self.mistrust(&node).await;
+            }
+            return Err(error);
+        }
+        Ok(inbox)
+    }
+
+    /// One connection to each server that has locks.
+    pub(super) async fn masters(&self) -> Result<Vec<Arc<Link>>> {
+        let nodes = match &self.kind {
+            Kind::One(node) => vec![node.clone()],
+            Kind::Cluster { map, .. } => {
+                self.learn().await?;
+                let mut nodes: Vec<Arc<Node>> = Vec::new();
+                for (_, node) in lock(map).slots.values() {
+                    if !nodes.iter().any(|known| Arc::ptr_eq(known, node)) {
+                        nodes.push(node.clone());
+                    }
+                }
+                nodes
+            }
+        };
+        let mut links = Vec::new();
+        for node in nodes {
+            links.push(self.link(&node).await?);
+        }
+        Ok(links)
+    }
+
+    async fn link(&self, node: &Arc<Node>) -> Result<Arc<Link>> {
+        let open = || {
+            let (dialer, endpoint) = (self.dialer.clone(), node.endpoint.clone());
+            async move { dialer.open(&endpoint, None).await }
+        };
+        node.links.get(self.dialer.env.lane(), open).await
+    }
+
+    /// The server that has a slot, as far as is known.
+    async fn node(&self, slot: u16) -> Result<Arc<Node>> {
+        let map = match &self.kind {
+            Kind::One(node) => return Ok(node.clone()),
+            Kind::Cluster { map, .. } => map,
+        };
+        if let Some(node) = lock(map).owner(slot) {
+            return Ok(node);
+        }
+        self.learn().await?;
+        lock(map).owner(slot).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unavailable,
+                format!("no server of the cluster has slot {slot} at this moment"),
+            )
+        })
+    }
+
+    /// Where a server says that a slot is.
+    fn redirected(
+        &self,
+        slot: u16,
+        host: &str,
+        port: u16,
+        from: &Arc<Node>,
+        moved: bool,
+    ) -> Option<Arc<Node>> {
+        let Kind::Cluster { map, .. } = &self.kind else { return None };
+        let host = match (&from.endpoint, host) {
+            (Endpoint::At(Address::Tcp(same, _)), "" | "?") => same.as_str(),
+            _ => host,
+        };
+        let mut map = lock(map);
+        let node = map.node(Address::Tcp(host.to_owned(), port));
+        if moved {
+            map.assign(slot, node.clone());
+        }
+        Some(node)
+    }
+
+    /// After a server did not answer: finds out who has its slots now. What others know is as good as it gets.
+    async fn mistrust(&self, node: &Arc<Node>) {
+        if let Kind::Cluster { map, .. } = &self.kind
+            && self.learn().await.is_err()
+        {
+            lock(map).slots.retain(|_, (_, owner)| !Arc::ptr_eq(owner, node));
+        }
+    }
+
+    /// Asks the servers who has which slots; the first answer counts.
+    async fn learn(&self) -> Result<()> {
+        let Kind::Cluster { seeds, map } = &self.kind else { return Ok(()) };
+        let known = {
+            let mut map = lock(map);
+            let seeds: Vec<_> = seeds.iter().map(|seed| map.node(seed.clone())).collect();
+            let others = map.nodes.values().filter(|node| !seeds.iter().any(|seed| Arc::ptr_eq(seed, node)));
+            let others: Vec<_> = others.cloned().collect();
+            [seeds, others].concat()
+        };
+        let asked = known.iter().map(|node| Box::pin(self.ask_for_slots(node)));
+        let (slots, _) = futures_util::future::select_ok(asked).await?;
+        let mut map = lock(map);
+        map.slots.clear();
+        for (first, last, address) in slots {
+            let node = map.node(address);
+            map.slots.insert(first, (last, node));
+        }
+        Ok(())
+    }
+
+    async fn ask_for_slots(&self, node: &Arc<Node>) -> Result<Vec<(u16, u16, Address)>> {
+        let link = self.link(node).await?;
+        let mut command = redis::cmd("CLUSTER");
+        command.arg("SLOTS");
+        let answer = link.call(&command).await.map_err(|failure| failure.into_error(link.server()))?;
+        let mut slots = Vec::new();
+        for range in list(&answer)? {
+            let [first, last, master, ..] = list(range)? else { continue };
+            let [host, port, ..] = list(master)? else { continue };
+            let host = match (text(host), &node.endpoint) {
+                (Some(host), _) if !host.is_empty() && host != "?" => host,
+                (_, Endpoint::At(Address::Tcp(same, _))) => same,
+                _ => continue,
+            };
+            let range =
+                (u16::try_from(number(first)?), u16::try_from(number(last)?), u16::try_from(number(port)?));
+            if let (Ok(first), Ok(last), Ok(port)) = range {
+                slots.push((first, last, Address::Tcp(host.to_owned(), port)));
+            }
+        }
+        match slots.is_empty() {
+            true => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("{} knows no slots; is the cluster complete?", link.server()),
+            )),
+            false => Ok(slots),
+        }
+    }
+}
+
+impl Map {
+    fn owner(&self, slot: u16) -> Option<Arc<Node>> {
+        let (_, (last, node)) = self.slots.range(..=slot).next_back()?;
+        (slot <= *last).then(|| node.clone())
+    }
+
+    fn node(&mut self, address: Address) -> Arc<Node> {
+        let new = || Node::new(Endpoint::At(address.clone()));
+        self.nodes.entry(address.clone()).or_insert_with(new).clone()
+    }
+
+    /// Takes one slot out of its range.
+    fn assign(&mut self, slot: u16, node: Arc<Node>) {
+        let range =
+            self.slots.range(..=slot).next_back().map(|(first, (last, old))| (*first, *last, old.clone()));
+        if let Some((first, last, old)) = range.filter(|(_, last, _)| slot <= *last) {
+            self.slots.remove(&first);
+            if first < slot {
+                self.slots.insert(first, (slot - 1, old.clone()));
+            }
+            if slot < last {
+                self.slots.insert(slot + 1, (last, old));
+            }
+        }
+        self.slots.insert(slot, (slot, node));
+    }
+}
+
+/// One command and its answer; a script that the server does not know is loaded on the way, in one trip more.
+async fn exchange(
+    link: &Link,
+    command: &Cmd,
+    script: Option<&Script>,
+    asking: bool,
+) -> Result<Value, Failure> {
+    let answer = match asking {
+        false => link.call(command).await,
+        true => {
+            let mut commands = redis::pipe();
+            commands.cmd("ASKING").add_command(command.clone());
+            only(link.call_together(&commands, 1).await?)
+        }
+    };
+    match (answer, script) {
+        (Err(failure), Some(script)) if failure.code() == "NOSCRIPT" => {
+            let mut commands = redis::pipe();
+            commands.add_command(script.load());
+            if asking {
+                commands.cmd("ASKING");
+            }
+            commands.add_command(command.clone());
+            let mut answers = link.call_together(&commands, commands.len()).await?;
+            let last = answers.pop();
+            for answer in answers {
+                Failure::check(Ok(answer))?;
+            }
+            only(last.into_iter().collect())
+        }
+        (answer, _) => answer,
+    }
+}
+
+fn only(mut answers: Vec<Value>) -> Result<Value, Failure> {
+    Failure::check(Ok(answers.pop().unwrap_or(Value::Nil)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_slot_moves_and_the_others_stay() {
+        let mut map = Map::default();
+        let node = |map: &mut Map, port| map.node(Address::Tcp("h".into(), port));
+        let (one, two) = (node(&mut map, 1), node(&mut map, 2));
+        map.slots.insert(10, (20, one.clone()));
+        for slot in [15, 10, 20, 30] {
+            map.assign(slot, two.clone());
+        }
+        for slot in 0..=40 {
+            let wanted = match slot {
+                10 | 15 | 20 | 30 => Some(&two),
+                11..=19 => Some(&one),
+                _ => None,
+            };
+            let owner = map.owner(slot);
+            assert_eq!(owner.as_ref().map(Arc::as_ptr), wanted.map(Arc::as_ptr), "slot {slot}");
+        }
+    }
+}

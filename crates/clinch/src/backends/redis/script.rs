@@ -1,0 +1,61 @@
+//! The scripts, and how one becomes a command.
+
+use std::sync::LazyLock;
+
+use redis::Cmd;
+
+/// A Lua script and the name under which the server keeps it.
+pub(super) struct Script {
+    text: &'static str,
+    sha1: String,
+}
+
+macro_rules! scripts {
+    ($($(#[$doc:meta])* $name:ident = $($part:literal)+;)*) => {
+        $($(#[$doc])* pub(super) static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(concat!($(include_str!(concat!("lua/", $part, ".lua"))),+)));)*
+    };
+}
+
+scripts! {
+    /// Claim a lock.
+    ACQUIRE = "token" "acquire_fast" "queue" "acquire";
+    /// Turn an exclusive hold into a shared one.
+    DOWNGRADE = "token" "queue" "downgrade";
+    /// Find out which commands are forbidden.
+    PROBE = "probe";
+    /// Release a lock or leave its queue.
+    RELEASE = "release_fast" "token" "queue" "release";
+    /// Release a lock that has no queue.
+    RELEASE_LEAN = "release_lean";
+    /// Renew claims of one lock.
+    RENEW = "token" "queue" "renew";
+    /// Renew exclusive locks.
+    RENEW_HELD = "renew_held";
+    /// Read one lock.
+    STATE = "token" "queue" "state";
+}
+
+impl Script {
+    fn new(text: &'static str) -> Script {
+        Script { text, sha1: redis::Script::new(text).get_hash().to_owned() }
+    }
+
+    /// The command that runs it on these keys; arguments follow.
+    pub(super) fn on<'a>(&self, keys: impl IntoIterator<Item = &'a str, IntoIter: ExactSizeIterator>) -> Cmd {
+        let keys = keys.into_iter();
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&self.sha1).arg(keys.len());
+        for key in keys {
+            command.arg(key);
+        }
+        command
+    }
+
+    /// The command that has the server keep it.
+    pub(super) fn load(&self) -> Cmd {
+        let mut command = redis::cmd("SCRIPT");
+        command.arg("LOAD").arg(self.text);
+        command
+    }
+}

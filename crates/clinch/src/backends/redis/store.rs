@@ -1,0 +1,533 @@
+//! The backend: each step is one script on the server that has the lock's slot.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use redis::{Cmd, Value};
+
+use super::claims::{Asked, Claims, Note};
+use super::dial::{Dialer, text};
+use super::keys::{Keys, in_slot, lock_key, name_in_claims_key, slot_of};
+use super::link::Link;
+use super::reply::{self, Claimed, Place};
+use super::route::Route;
+use super::script;
+use super::settings::Settings;
+use crate::backend::{Backend, Busy, Capabilities, Freed, Grant, LockState, Progress, Renewal, Wake};
+use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode, Owner};
+use crate::clock::Instant;
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::LockName;
+use crate::sync::lock;
+
+/// How long a pushed grant lives unless it is renewed; as in `queue.lua`.
+const WINDOW: Duration = Duration::from_secs(3);
+
+/// How long a waiter trusts that messages come before it takes a step on its own.
+const GUARD: Duration = Duration::from_secs(30);
+
+/// How often the next in line looks at a lock whose holder tells nobody when it leaves: a foreign client, on a server
+/// that cannot tell either. Also how often anybody looks where messages are not allowed.
+const POLL: Duration = Duration::from_millis(100);
+
+/// Added to the end of a lease: the server counts whole milliseconds.
+const ROUNDING: Duration = Duration::from_millis(2);
+
+/// Our clock and the server's may run apart by one part in so many.
+const DRIFT_DIVISOR: u32 = 100;
+
+/// A store on Redis or Valkey, with a queue and tokens.
+pub(super) struct Store {
+    pub(super) dialer: Arc<Dialer>,
+    pub(super) route: Route,
+    claims: Arc<Claims>,
+    /// Names this client's inbox.
+    inbox: String,
+    /// Whether channels belong to slots.
+    pub(super) sharded: bool,
+    owner: OwnerText,
+}
+
+impl Store {
+    pub(super) fn new(settings: Settings, env: Env) -> Result<Store> {
+        let claims = Arc::new(Claims::default());
+        let inbox = format!("{:016x}", env.random().claim_id()?.bits() as u64);
+        let dialer = Arc::new(Dialer { env, settings });
+        let route = Route::new(dialer.clone(), claims.clone());
+        Ok(Store { dialer, route, claims, inbox, sharded: false, owner: OwnerText::default() })
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.dialer.settings
+    }
+
+    fn env(&self) -> &Env {
+        &self.dialer.env
+    }
+
+    fn keys(&self, name: &LockName) -> Keys {
+        Keys::of(&self.settings().prefix, name)
+    }
+
+    /// What channels of a slot begin with.
+    pub(super) fn channels(&self, slot: u16) -> String {
+        match self.sharded {
+            true => in_slot(&self.settings().prefix, slot, "inbox:"),
+            false => format!("{}inbox:", self.settings().prefix),
+        }
+    }
+
+    /// A script's command on all keys of a lock, with the arguments that all of them share.
+    fn command(&self, script: &script::Script, keys: &Keys) -> Cmd {
+        let mut command = script.on(keys.all());
+        // On a cluster of before version 7, PUBLISH tells only of the receivers on one server.
+        let counts = self.sharded || !self.route.is_cluster();
+        command
+            .arg(self.channels(keys.slot))
+            .arg(if self.sharded { "SPUBLISH" } else { "PUBLISH" })
+            .arg(u8::from(counts));
+        command
+    }
+
+    /// Takes a claim's step and notes what is known of it meanwhile.
+    async fn ask(&self, claim: &Claim, keys: &Keys) -> Result<(Instant, u64, Claimed)> {
+        let inbox = if claim.enqueue { self.claims.asking(claim.id) } else { 0 };
+        let mut command = self.command(&script::ACQUIRE, keys);
+        command
+            .arg(claim.id.to_string())
+            .arg(millis(claim.ttl))
+            .arg(reply::mode_text(claim.mode))
+            .arg(u8::from(claim.enqueue))
+            // Until somebody listens, the claim asks by itself; to the script, an inbox without a listener is a dead one.
+            .arg(if inbox == 0 { "-" } else { self.inbox.as_str() })
+            .arg(&*self.owner.of(&claim.owner)?);
+        let sent = self.env().now();
+        let doubt = Doubt { claims: &self.claims, id: claim.id };
+        let answer = self.route.run_durably(keys.slot, &script::ACQUIRE, &command).await;
+        if !matches!(&answer, Err(error) if error.kind() == ErrorKind::Unknown) {
+            std::mem::forget(doubt);
+        }
+        Ok((sent, inbox, reply::claimed(&answer?, claim.ttl)?))
+    }
+
+    /// When a queued claim should look again if nobody tells it anything.
+    fn look(&self, place: &Place, now: Instant) -> Instant {
+        let ends = place.look.map_or(GUARD, |look| look + ROUNDING);
+        now + (ends + WINDOW * place.waiters).min(GUARD)
+    }
+
+    /// Renews claims of one lock, or reads them when no TTL is given.
+    async fn renew_lock(&self, claims: &[&Claim], write: bool) -> Result<Vec<Renewal>> {
+        let Some(first) = claims.first() else { return Ok(Vec::new()) };
+        let keys = self.keys(&first.name);
+        let mut command = self.command(&script::RENEW, &keys);
+        for claim in claims {
+            command.arg(claim.id.to_string()).arg(if write { millis(claim.ttl) } else { 0 });
+        }
+        let answer = match write {
+            true => self.route.run_durably(keys.slot, &script::RENEW, &command).await?,
+            false => self.route.run(keys.slot, &script::RENEW, &command).await?,
+        };
+        let renewal = |(claim, left): (&&Claim, &Value)| {
+            Ok(match u64::try_from(reply::number(left)?) {
+                Ok(_) if write => Renewal::Renewed(Some(claim.ttl)),
+                Ok(left) => Renewal::Renewed(Some(Duration::from_millis(left))),
+                Err(_) => Renewal::Lost(deleted()),
+            })
+        };
+        claims.iter().zip(reply::list(&answer)?).map(renewal).collect()
+    }
+
+    /// Renews exclusive locks that are held, of one slot or, where there are no slots, of any. `None`: not held.
+    async fn renew_held(&self, slot: u16, claims: &[&Claim]) -> Result<Vec<Option<Renewal>>> {
+        let prefix = &self.settings().prefix;
+        let keys: Vec<String> = claims.iter().map(|claim| lock_key(prefix, &claim.name)).collect();
+        let mut command = script::RENEW_HELD.on(keys.iter().map(String::as_str));
+        for claim in claims {
+            command.arg(claim.id.to_string()).arg(millis(claim.ttl));
+        }
+        let answer = self.route.run_durably(slot, &script::RENEW_HELD, &command).await?;
+        let renewal = |(claim, held): (&&Claim, &Value)| {
+            Ok((reply::number(held)? == 1).then_some(Renewal::Renewed(Some(claim.ttl))))
+        };
+        claims.iter().zip(reply::list(&answer)?).map(renewal).collect()
+    }
+
+    /// Releases, withdraws or evicts a claim.
+    async fn free(&self, name: &LockName, id: ClaimId, linger: Duration, evict: bool) -> Result<Freed> {
+        let keys = self.keys(name);
+        let fleet = self.settings().fleet;
+        let mut command = self.command(&script::RELEASE, &keys);
+        command
+            .arg(id.to_string())
+            .arg(millis(linger))
+            .arg(u8::from(self.claims.is_in_doubt(id)))
+            .arg(millis(fleet.run))
+            .arg(millis(fleet.gap))
+            .arg(u8::from(evict));
+        let answer = self.route.run(keys.slot, &script::RELEASE, &command).await?;
+        Ok(if reply::number(&answer)? == 1 { Freed::Removed } else { Freed::Absent })
+    }
+
+    /// The names under which there is something that may be a lock, in order.
+    pub(super) async fn locks_named(&self, prefix: &str) -> Result<Vec<LockName>> {
+        let ours = &self.settings().prefix;
+        let wanted = escaped(prefix);
+        let mut names = std::collections::BTreeSet::new();
+        for link in self.route.masters().await? {
+            let locks = self.scan(&link, &format!("{}{wanted}*", escaped(ours)), "string").await?;
+            names.extend(locks.iter().filter_map(|key| key.strip_prefix(ours.as_str())).map(str::to_owned));
+            let queues = self.scan(&link, &format!("*\0claims:{wanted}*"), "hash").await?;
+            names.extend(queues.iter().filter_map(|key| name_in_claims_key(ours, key)).map(str::to_owned));
+        }
+        Ok(names.iter().filter_map(|name| LockName::new(name).ok()).collect())
+    }
+
+    /// The keys on one server that match.
+    async fn scan(&self, link: &Link, pattern: &str, kind: &str) -> Result<Vec<String>> {
+        let mut cursor = "0".to_owned();
+        let mut keys = Vec::new();
+        loop {
+            let mut command = redis::cmd("SCAN");
+            command.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000).arg("TYPE").arg(kind);
+            let answer = link.call(&command).await.map_err(|failure| failure.into_error(link.server()))?;
+            let [next, found] = reply::list(&answer)? else {
+                return Err(Error::new(ErrorKind::Unknown, "SCAN gave no answer that makes sense"));
+            };
+            keys.extend(reply::list(found)?.iter().filter_map(text).map(str::to_owned));
+            cursor = text(next).unwrap_or("0").to_owned();
+            if cursor == "0" {
+                return Ok(keys);
+            }
+        }
+    }
+}
+
+/// A step whose answer has not come. Dropped before it does, or after it failed to: the step may still reach the server.
+struct Doubt<'a> {
+    claims: &'a Claims,
+    id: ClaimId,
+}
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        self.claims.doubt(self.id);
+    }
+}
+
+#[async_trait]
+impl Backend for Store {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            fencing: true,
+            fifo: true,
+            shared: true,
+            permits: true,
+            push: true,
+            expiry: true,
+            detached: true,
+            processes: true,
+            hosts: true,
+            restart: true,
+            ..Capabilities::default()
+        }
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Progress> {
+        let keys = self.keys(&claim.name);
+        let (sent, inbox, answer) = self.ask(claim, &keys).await?;
+        let progress = match answer {
+            Claimed::Queued(place) => {
+                let asked = Asked {
+                    look: self.look(&place, self.env().now()),
+                    key: keys.lock,
+                    sent,
+                    server: place.server,
+                    foreign: place.foreign && place.waiters == 0,
+                    inbox,
+                };
+                self.claims.queued(claim.id, asked);
+                return Ok(Progress::Queued(place.busy));
+            }
+            Claimed::Granted(token) => Ok(Progress::Granted(reply::answered(token, claim.ttl))),
+            Claimed::Busy(busy) => Ok(Progress::Busy(busy)),
+            // Only a step that was given up comes after its own release.
+            Claimed::Buried => Ok(Progress::Busy(Busy::default())),
+            Claimed::OtherCapacity(theirs) => Err(Error::invalid(format!(
+                "this claim says \"{}\", but others say that the semaphore has {theirs} permits; use one capacity \
+                 everywhere",
+                claim.mode
+            ))),
+        };
+        self.claims.settled(claim.id);
+        progress
+    }
+
+    async fn wait(&self, claim: &Claim) -> Result<Wake> {
+        let Some((asked, woken)) = self.claims.waiting(claim.id) else { return Ok(Wake::Step) };
+        let slot = slot_of(&asked.key);
+        let channel = [&self.channels(slot), self.inbox.as_str()].concat();
+        let poll = || POLL.mul_f64(0.5 + self.env().random().jitter());
+        let mut look = asked.look;
+        let inbox = match self.route.inbox(slot, &channel, self.sharded).await {
+            Ok(inbox) => Some(inbox),
+            Err(error) if error.kind() == ErrorKind::Refused => None,
+            Err(error) => return Err(error),
+        };
+        if let Some(inbox) = &inbox {
+            if !self.claims.listening(claim.id, inbox.id) {
+                // Nobody listened when the place was taken; what was said since then only the state tells.
+                return Ok(Wake::Step);
+            }
+            if asked.foreign {
+                match inbox.watch(&asked.key).await? {
+                    Some(true) => {}
+                    Some(false) => return Ok(Wake::Step),
+                    None => look = look.min(self.env().now() + poll()),
+                }
+            }
+        } else {
+            look = look.min(self.env().now() + poll());
+        }
+        loop {
+            match self.claims.take_note(claim.id) {
+                Some(Note::Granted { token, at, lease }) => {
+                    let now = self.env().now();
+                    let from = not_after(asked.sent, asked.server, at, now);
+                    // What may be old already is asked for, which is as good as new.
+                    return Ok(match now.since(from) <= lease / 3 {
+                        _ if self.settings().durability.asks_for_more() => Wake::Step,
+                        true => {
+                            self.claims.settled(claim.id);
+                            Wake::Granted(Grant { token, ttl: Some(lease), from: Some(from) })
+                        }
+                        false => Wake::Step,
+                    });
+                }
+                Some(Note::Next { at, time }) => {
+                    let now = self.env().now();
+                    look = (not_after(asked.sent, asked.server, at, now) + time + ROUNDING).max(now);
+                }
+                Some(Note::Ask) => return Ok(Wake::Step),
+                None => {}
+            }
+            let gone = async {
+                match &inbox {
+                    Some(inbox) => inbox.life().gone().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = woken.notified() => {}
+                () = gone => return Ok(Wake::Step),
+                () = self.env().sleep_until(look) => return Ok(Wake::Step),
+            }
+        }
+    }
+
+    async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal> {
+        let mut held: HashMap<u16, Vec<usize>> = HashMap::new();
+        let mut others: HashMap<&LockName, Vec<usize>> = HashMap::new();
+        for (at, claim) in claims.iter().enumerate() {
+            if claim.mode == Mode::Exclusive && !self.claims.is_waiting(claim.id) {
+                let prefix = &self.settings().prefix;
+                let slot = if self.route.is_cluster() { slot_of(&lock_key(prefix, &claim.name)) } else { 0 };
+                held.entry(slot).or_default().push(at);
+            } else {
+                others.entry(&claim.name).or_default().push(at);
+            }
+        }
+        let mut answers: Vec<Option<Renewal>> = claims.iter().map(|_| None).collect();
+        let pick = |group: &[usize]| -> Vec<&Claim> {
+            group.iter().filter_map(|at| claims.get(*at)).map(|claim| &**claim).collect()
+        };
+        // Groups go out together: a server that hangs delays only its own.
+        let held = held.into_iter().map(|(slot, group)| async move {
+            let answer = self.renew_held(slot, &pick(&group)).await;
+            (group, answer)
+        });
+        for (group, answer) in join_all(held).await {
+            match answer {
+                Err(error) => fail(&mut answers, &group, &error),
+                Ok(renewals) => {
+                    for (at, renewal) in group.into_iter().zip(renewals) {
+                        match (renewal, answers.get_mut(at), claims.get(at)) {
+                            (Some(renewal), Some(answer), _) => *answer = Some(renewal),
+                            // Not the sole holder: it may hold a part, or wait.
+                            (None, _, Some(claim)) => others.entry(&claim.name).or_default().push(at),
+                            _ => {}
+                        }
+                    }
+                }
+            }
+        }
+        let others = others.into_values().map(|group| async move {
+            let answer = self.renew_lock(&pick(&group), true).await;
+            (group, answer)
+        });
+        for (group, answer) in join_all(others).await {
+            match answer {
+                Err(error) => fail(&mut answers, &group, &error),
+                Ok(renewals) => {
+                    for (at, renewal) in group.into_iter().zip(renewals) {
+                        if let Some(answer) = answers.get_mut(at) {
+                            *answer = Some(renewal);
+                        }
+                    }
+                }
+            }
+        }
+        let unanswered = || Renewal::Failed(Error::new(ErrorKind::Unknown, "the server left a renewal out"));
+        answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
+    }
+
+    async fn verify(&self, claim: &Claim) -> Result<Renewal> {
+        let renewal = self.renew_lock(&[claim], false).await?.pop();
+        renewal.ok_or_else(|| Error::new(ErrorKind::Unknown, "the server left the claim out"))
+    }
+
+    async fn downgrade(&self, claim: &Claim) -> Result<()> {
+        let keys = self.keys(&claim.name);
+        let mut command = self.command(&script::DOWNGRADE, &keys);
+        command.arg(claim.id.to_string());
+        let answer = self.route.run_durably(keys.slot, &script::DOWNGRADE, &command).await?;
+        match reply::number(&answer)? {
+            1 => Ok(()),
+            _ => Err(Error::lost(&claim.name, deleted())),
+        }
+    }
+
+    async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
+        let freed = self.free(&claim.name, claim.id, linger, false).await?;
+        self.claims.forget(claim.id);
+        Ok(freed)
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
+        let ours = &self.settings().prefix;
+        let mut states = Vec::new();
+        for name in self.locks_named(prefix).await? {
+            // Without a prefix of ours, any text in the database would look like a foreign holder.
+            let listed = |state: &LockState| {
+                !ours.is_empty() || state.claims.iter().any(|claim| claim.token.is_some())
+            };
+            states.extend(self.state(&name).await?.filter(listed));
+        }
+        Ok(states)
+    }
+
+    async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
+        let keys = self.keys(name);
+        let command = self.command(&script::STATE, &keys);
+        match self.route.run(keys.slot, &script::STATE, &command).await {
+            Ok(answer) => reply::lock_state(name, &answer),
+            // Some other data under a name that a lock could have.
+            Err(error) if error.kind() == ErrorKind::Invalid => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
+        self.free(name, claim, Duration::ZERO, true).await
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redis").field("prefix", &self.settings().prefix).finish_non_exhaustive()
+    }
+}
+
+/// The text of an owner, made once for the many claims of one.
+#[derive(Default)]
+struct OwnerText(Mutex<Option<(Arc<Owner>, Arc<str>)>>);
+
+impl OwnerText {
+    fn of(&self, owner: &Arc<Owner>) -> Result<Arc<str>> {
+        let mut last = lock(&self.0);
+        if let Some((known, text)) = &*last
+            && Arc::ptr_eq(known, owner)
+        {
+            return Ok(text.clone());
+        }
+        let text: Arc<str> = serde_json::to_string(&**owner)
+            .map_err(|error| Error::invalid("the owner cannot be written as text").with_source(error))?
+            .into();
+        *last = Some((owner.clone(), text.clone()));
+        Ok(text)
+    }
+}
+
+fn fail(answers: &mut [Option<Renewal>], group: &[usize], error: &Error) {
+    for at in group {
+        if let Some(answer) = answers.get_mut(*at) {
+            *answer = Some(Renewal::Failed(error.again()));
+        }
+    }
+}
+
+pub(super) fn deleted() -> Loss {
+    Loss::new(LossKind::Deleted, "the store no longer has the claim")
+}
+
+/// A duration in whole milliseconds, rounded up: the server must not count less than we do.
+pub(super) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// Makes a text stand for itself in a pattern.
+fn escaped(text: &str) -> String {
+    let special = |c| matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-');
+    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
+}
+
+/// A moment of our clock that surely lies before the server's clock read `at`, which was no earlier than it read
+/// `then`: a request sent at `sent` was answered with `then` on it.
+///
+/// From `then` to `at` at least `at - then` passed, less a millisecond for rounding and the drift; and `then` was read
+/// after the request was sent.
+fn not_after(sent: Instant, then: u64, at: u64, now: Instant) -> Instant {
+    let passed = Duration::from_millis(at.saturating_sub(then).saturating_sub(1));
+    (sent + passed.saturating_sub(passed / DRIFT_DIVISOR)).min(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// P2: a pushed grant is dated no later than the server made it, with any flight times and drift.
+        #[test]
+        fn a_pushed_grant_is_dated_before_it_was_made(
+            sent in 0u64..1 << 50,
+            there in 0u64..5_000_000_000,
+            later in 0u64..100_000_000_000,
+            back in 0u64..5_000_000_000,
+            offset in 0u64..1 << 40,
+            drift in -0.0099f64..0.0099,
+        ) {
+            // Server time runs by 1 + drift; all in nanoseconds of our clock.
+            let server = |ours: u64| offset + (ours as f64 * (1.0 + drift)) as u64;
+            let (answered, granted) = (sent + there, sent + there + later);
+            let origin = sent;
+            let then = server(answered - origin) / 1_000_000;
+            let at = server(granted - origin) / 1_000_000;
+            let from = not_after(Instant::from_nanos(sent), then, at, Instant::from_nanos(granted + back));
+            prop_assert!(from <= Instant::from_nanos(granted));
+        }
+    }
+
+    #[test]
+    fn milliseconds_round_up_and_patterns_stand_for_themselves() {
+        assert_eq!([1, 1_000_000, 1_000_001].map(|n| millis(Duration::from_nanos(n))), [1, 1, 2]);
+        assert_eq!(escaped("a*[b]\\"), "a\\*\\[b\\]\\\\");
+    }
+}

@@ -1,0 +1,39 @@
+//! `redis://`: the conformance suite on every form of server, and the hazards that only Redis has.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "test code"
+)]
+
+use std::sync::{Arc, LazyLock};
+
+use async_trait::async_trait;
+use clinch::Env;
+use clinch::backend::Backend;
+use clinch::conformance::Fixture;
+use clinch_testkit::Redis;
+
+/// One server for all properties of a kind.
+struct OnServer(String);
+
+#[async_trait]
+impl Fixture for OnServer {
+    async fn connect(&self, env: &Env) -> Arc<dyn Backend> {
+        clinch::backends::redis::open(&self.0, env.clone()).await.unwrap()
+    }
+
+    fn url(&self) -> Option<String> {
+        Some(self.0.clone())
+    }
+}
+
+mod standalone {
+    use super::*;
+
+    static SERVER: LazyLock<Redis> = LazyLock::new(Redis::start);
+
+    clinch::conformance!(OnServer(SERVER.url()));
+}
