@@ -7,7 +7,12 @@ use clinch::{Guard, Locks, Mutex, RwLock, Semaphore};
 use crate::args::{LeaseArgs, Share};
 
 /// One lock in one mode.
-pub(crate) enum Request {
+pub(crate) struct Request {
+    lock: Lock,
+    ttl: Duration,
+}
+
+enum Lock {
     Exclusive(Mutex),
     Shared(RwLock),
     Permits(Semaphore, u32),
@@ -15,24 +20,31 @@ pub(crate) enum Request {
 
 impl Request {
     pub(crate) fn new(locks: &Locks, name: &str, share: &Share) -> clinch::Result<Request> {
-        Ok(match (share.permits, share.of) {
-            (Some(count), Some(capacity)) => Request::Permits(locks.semaphore(name, capacity)?, count),
-            _ if share.shared => Request::Shared(locks.rwlock(name)?),
-            _ => Request::Exclusive(locks.mutex(name)?),
-        })
+        let lock = match (share.permits, share.of) {
+            (Some(count), Some(capacity)) => Lock::Permits(locks.semaphore(name, capacity)?, count),
+            _ if share.shared => Lock::Shared(locks.rwlock(name)?),
+            _ => Lock::Exclusive(locks.mutex(name)?),
+        };
+        Ok(Request { lock, ttl: locks.lease_ttl() })
     }
 
     /// Waits at most this long; `None`: for as long as it takes.
     pub(crate) async fn acquire(&self, limit: Option<Duration>) -> clinch::Result<Guard> {
-        let acquire = match self {
-            Request::Exclusive(mutex) => mutex.lock(),
-            Request::Shared(lock) => lock.read(),
-            Request::Permits(semaphore, count) => semaphore.acquire(*count)?,
+        let acquire = match &self.lock {
+            Lock::Exclusive(mutex) => mutex.lock(),
+            Lock::Shared(lock) => lock.read(),
+            Lock::Permits(semaphore, count) => semaphore.acquire(*count)?,
         };
-        match limit {
-            Some(limit) => acquire.timeout(limit).await,
-            None => acquire.await,
+        let guard = match limit {
+            Some(limit) => acquire.timeout(limit).await?,
+            None => acquire.await?,
+        };
+        // A lock that was handed over has a short lease until its first renewal; a job is to be stopped a grace before
+        // the end, so it needs all of it.
+        if guard.remaining().is_some_and(|left| left < self.ttl / 2) {
+            guard.extend(self.ttl).await?;
         }
+        Ok(guard)
     }
 }
 

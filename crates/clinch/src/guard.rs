@@ -238,19 +238,27 @@ impl Guard {
         }
     }
 
-    /// Ends the guard but not the lease: it stays in the store until it runs out, is renewed by
-    /// [`Locks::renew_detached`](crate::Locks::renew_detached) or released by [`Locks::release_detached`](crate::Locks::release_detached).
+    /// Ends the guard but not the lease: it lasts its TTL from this moment, unless it is renewed by
+    /// [`Locks::renew_detached`](crate::Locks::renew_detached) or released by
+    /// [`Locks::release_detached`](crate::Locks::release_detached).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future releases the lock in the background.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] on stores whose leases end with their process; the lock is then released.
-    pub fn detach(self) -> Result<Detached> {
+    /// [`ErrorKind::Unsupported`] on stores whose leases end with their process, and those of [`Guard::extend`]; the lock
+    /// is then released.
+    pub async fn detach(self) -> Result<Detached> {
         if !self.engine().backend.capabilities().detached {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "on this store a lease ends with the process that holds it",
             ));
         }
+        // One that was handed over may be short until its first renewal, and nobody will renew it now.
+        self.extend(self.claimed.claim.ttl).await?;
         let detached = Detached { name: self.name().clone(), claim: self.claim_id(), token: self.token };
         self.claimed.settle();
         Ok(detached)

@@ -75,6 +75,7 @@ pub mod conformance;
 mod engine;
 mod env;
 mod error;
+pub mod fence;
 mod guard;
 mod keeper;
 mod lane;
@@ -83,6 +84,7 @@ mod locks;
 mod mutex;
 mod name;
 pub mod net;
+#[cfg(any(feature = "memory", feature = "file"))]
 mod queue;
 mod random;
 #[cfg(any(target_os = "linux", target_os = "android"))]

@@ -84,6 +84,7 @@ impl StoreUrl {
     }
 
     /// Takes a whole number.
+    #[cfg(feature = "redis")]
     pub(crate) fn take_number(&mut self, key: &'static str) -> Result<Option<u32>> {
         let Some(text) = self.take(key)? else { return Ok(None) };
         let number = text.parse().map_err(|error| {
@@ -93,6 +94,7 @@ impl StoreUrl {
     }
 
     /// Takes user and password.
+    #[cfg(any(feature = "redis", test))]
     pub(crate) fn take_credentials(&mut self) -> Option<(String, Option<String>)> {
         self.credentials.take()
     }

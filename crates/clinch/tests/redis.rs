@@ -37,3 +37,41 @@ mod standalone {
 
     clinch::conformance!(OnServer(SERVER.url()));
 }
+
+mod protocol_2 {
+    use super::*;
+
+    static SERVER: LazyLock<Redis> = LazyLock::new(Redis::start);
+
+    clinch::conformance!(OnServer(format!("{}?protocol=resp2", SERVER.url())));
+}
+
+mod unix_socket {
+    use super::*;
+
+    static SERVER: LazyLock<Redis> = LazyLock::new(|| Redis::builder().unix_socket().start());
+
+    clinch::conformance!(OnServer(SERVER.url()));
+}
+
+mod encrypted {
+    use super::*;
+
+    static SERVER: LazyLock<Redis> = LazyLock::new(|| Redis::builder().tls().start());
+
+    clinch::conformance!(OnServer(SERVER.url()));
+}
+
+mod lean {
+    use super::*;
+
+    static SERVER: LazyLock<Redis> = LazyLock::new(Redis::start);
+
+    clinch::conformance!(OnServer(format!("{}?lean=on", SERVER.url())));
+}
+
+mod scratch {
+    use super::*;
+
+    clinch::conformance!(OnServer(std::env::var("SCRATCH_URL").unwrap()));
+}

@@ -65,7 +65,7 @@ async fn take(locks: Locks, args: &Acquire) -> Result<Report, Failure> {
     };
     match guard {
         Ok(guard) => {
-            let lease = guard.detach()?;
+            let lease = guard.detach().await?;
             Ok(Report::Granted { claim: lease.claim.to_string(), token: lease.token.get() })
         }
         Err(signal) => Err(withdrawn(&locks, signal).await),

@@ -137,10 +137,10 @@ pub async fn detached_lease_ends_with_its_client(fixture: &dyn Fixture) {
     let guard = one.lock(&name).await;
     let (id, token) = (guard.claim_id(), guard.token());
     if !one.capabilities().detached {
-        assert_eq!(guard.detach().unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(guard.detach().await.unwrap_err().kind(), ErrorKind::Unsupported);
         return other.expect_unused(&name).await;
     }
-    let detached = guard.detach().unwrap();
+    let detached = guard.detach().await.unwrap();
     assert_eq!((detached.claim, detached.token, detached.name.as_str()), (id, token, name.as_str()));
     one.locks.close(PATIENCE).await.unwrap();
     drop(one);

@@ -73,17 +73,17 @@ pub(super) fn slot_of(key: &str) -> u16 {
 
 /// CRC16/XMODEM, as Redis Cluster uses it.
 fn crc16(bytes: impl IntoIterator<Item = u8>) -> u16 {
-    bytes.into_iter().fold(0, |crc, byte| step(crc ^ u16::from(byte) << 8))
+    bytes.into_iter().fold(0, |crc, byte| step(crc ^ (u16::from(byte) << 8)))
 }
 
 /// Eight shifts of the register.
 fn step(crc: u16) -> u16 {
-    (0..8).fold(crc, |crc, _| if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 })
+    (0..8).fold(crc, |crc, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 })
 }
 
 /// Sixteen shifts backwards: the register that two bytes of zero turn into `crc`.
 fn two_steps_back(crc: u16) -> u16 {
-    (0..16).fold(crc, |crc, _| if crc & 1 == 0 { crc >> 1 } else { (crc ^ 0x1021) >> 1 | 0x8000 })
+    (0..16).fold(crc, |crc, _| if crc & 1 == 0 { crc >> 1 } else { ((crc ^ 0x1021) >> 1) | 0x8000 })
 }
 
 /// Three letters or digits that hash to this slot.
@@ -94,7 +94,7 @@ fn tag(slot: u16) -> [u8; 3] {
     for first in b'0'..=b'z' {
         let register = step(u16::from(first) << 8);
         for high in 0..4 {
-            let pair = (two_steps_back(slot | high * SLOTS) ^ register).to_be_bytes();
+            let pair = (two_steps_back(slot | (high * SLOTS)) ^ register).to_be_bytes();
             let tag = [first, pair[0], pair[1]];
             if tag.iter().all(u8::is_ascii_alphanumeric) {
                 return tag;
