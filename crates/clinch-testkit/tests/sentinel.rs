@@ -1,0 +1,41 @@
+//! A failover, asked for and forced.
+
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+use clinch_testkit::{Sentinel, until};
+
+#[test]
+fn fails_over_when_asked_and_when_the_master_dies() {
+    let group = Sentinel::start();
+    assert!(group.url().starts_with("redis+sentinel://127.0.0.1:"), "{}", group.url());
+    assert!(group.url().ends_with("/clinch"), "{}", group.url());
+    let first = group.master();
+    assert_eq!(group.replicas().len(), 2);
+    first.call(&["SET", "a", "1"]);
+
+    let second = group.failover();
+    assert_ne!(second.port(), first.port());
+    assert_eq!(second.call(&["GET", "a"]).int(), 1);
+    group.wait_until_ready();
+    assert_eq!(first.client().info("replication")["role"], "slave");
+
+    let old = group.kill_master();
+    assert_eq!(old, second.port());
+    let third = group.wait_for_new_master(old);
+    assert_eq!(group.master().port(), third.port());
+    group.wait_until_ready();
+    second.restart();
+    until("the old master follows the new one", || second.client().info("replication")["role"] == "slave");
+    group.wait_until_ready();
+}
+
+#[test]
+fn a_paused_master_is_replaced_and_comes_back_as_a_replica() {
+    let group = Sentinel::start();
+    let old = group.pause_master();
+    let new = group.wait_for_new_master(old.port());
+    assert_ne!(new.port(), old.port());
+    old.resume();
+    // It takes itself for the master until a sentinel tells it otherwise.
+    until("the old master follows", || old.client().info("replication")["role"] == "slave");
+}
