@@ -103,7 +103,9 @@ fn rounds(text: &str) -> Result<usize> {
 
 pub(crate) fn help() -> String {
     let mut text = "\
-Measures Clinch beside the raw system calls, in interleaved rounds.
+Measures Clinch beside floors that no library on the same store can beat, in interleaved rounds.
+
+The scenarios on Redis start a redis-server of their own.
 
 Usage: clinch-bench [SCENARIO...] [OPTIONS]
 
@@ -120,7 +122,7 @@ Options:
   --json         JSON with the values of all rounds, instead of Markdown
   --quick        as little as shows that it works; the figures mean nothing
   --gate         exit with 2 when a target was missed; without it, a missed target is only shown
-  --no-pin       do not pin file-pair to one CPU
+  --no-pin       do not pin file-pair and redis-pair to one CPU
   --clinch PATH  the clinch binary for \"run\" [default: next to this program]
   --dir DIR      where to make directories of lock files [default: that of temporary files]
   -h, --help     this

@@ -10,9 +10,13 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use crate::Result;
 use crate::history::Hold;
 use crate::machine::now;
+use crate::raw_redis::{Raw, encode};
 
 /// The name of the lock.
 pub(crate) const NAME: &str = "contest";
+
+/// The list of the floor on Redis. Whoever has its one element has the lock.
+const LIST: &str = "bench:contest";
 
 /// Who competes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,10 +29,12 @@ pub(crate) enum Kind {
     Resting,
     /// Blocking flock, by waiters that ask again at once, and often win against those that wait.
     Greedy,
+    /// A token in a list of a Redis server: BLPOP takes it, LPUSH gives it to whoever has waited longest.
+    Blpop,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 4] = [Kind::Flock, Kind::Clinch, Kind::Resting, Kind::Greedy];
+    const ALL: [Kind; 5] = [Kind::Flock, Kind::Clinch, Kind::Resting, Kind::Greedy, Kind::Blpop];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -36,6 +42,7 @@ impl Kind {
             Kind::Clinch => "clinch",
             Kind::Resting => "clinch, resting too",
             Kind::Greedy => "flock, asking again at once",
+            Kind::Blpop => "BLPOP + LPUSH",
         }
     }
 
@@ -46,15 +53,31 @@ impl Kind {
             Kind::Clinch => "clinch",
             Kind::Resting => "resting",
             Kind::Greedy => "greedy",
+            Kind::Blpop => "blpop",
         }
+    }
+
+    /// Whether it competes with the library.
+    pub(crate) fn is_ours(self) -> bool {
+        matches!(self, Kind::Clinch | Kind::Resting)
     }
 
     /// How long a waiter rests after a release.
     pub(crate) fn rest(self, hold: Duration) -> Duration {
         match self {
             Kind::Flock | Kind::Resting => hold / 2,
-            Kind::Clinch | Kind::Greedy => Duration::ZERO,
+            Kind::Clinch | Kind::Greedy | Kind::Blpop => Duration::ZERO,
         }
+    }
+
+    /// Makes a lock that nobody has, where that takes more than a name.
+    pub(crate) fn prepare(self, url: &str) -> Result<()> {
+        if self == Kind::Blpop {
+            let mut raw = Raw::connect(url)?;
+            raw.call(&["DEL", LIST])?;
+            raw.call(&["LPUSH", LIST, "t"])?;
+        }
+        Ok(())
     }
 
     pub(crate) fn from_word(word: &str) -> Result<Kind> {
@@ -82,7 +105,7 @@ pub(crate) async fn by_mutex(mutex: Mutex, plan: Plan, rest: Duration) -> Result
         let guard = mutex.lock().await?;
         let got = now();
         // Sleeps as the floor does. A timer of the runtime would be late by up to a millisecond.
-        std::thread::sleep(plan.hold);
+        pause(plan.hold);
         let release = now();
         guard.release().await?;
         holds.push(Hold { want, got, release });
@@ -90,22 +113,56 @@ pub(crate) async fn by_mutex(mutex: Mutex, plan: Plan, rest: Duration) -> Result
     }
 }
 
-/// Competes with blocking flock on a description of its own until the contest ends.
-pub(crate) fn by_flock(path: &Path, plan: Plan, rest: Duration) -> Result<Vec<Hold>> {
-    let file = open(path)?;
-    let mut holds = Vec::new();
-    loop {
-        let want = now();
-        if want >= plan.end {
-            return Ok(holds);
+/// A waiter of a floor: blocking calls on a description or connection of its own.
+#[derive(Debug)]
+pub(crate) enum Bare {
+    Flock(OwnedFd),
+    Blpop { raw: Raw, take: Vec<u8>, taken: Vec<u8>, give: Vec<u8> },
+}
+
+impl Bare {
+    pub(crate) fn new(kind: Kind, url: &str) -> Result<Bare> {
+        if kind == Kind::Blpop {
+            let raw = Raw::connect(url)?;
+            raw.wait_forever()?;
+            let (take, give) = (encode(&["BLPOP", LIST, "0"]), encode(&["LPUSH", LIST, "t"]));
+            return Ok(Bare::Blpop { raw, take, taken: encode(&[LIST, "t"]), give });
         }
-        rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-        let got = now();
-        std::thread::sleep(plan.hold);
-        let release = now();
-        rustix::fs::flock(&file, FlockOperation::Unlock)?;
-        holds.push(Hold { want, got, release });
-        pause(rest);
+        let dir = url.strip_prefix("file://").ok_or_else(|| format!("{url} is no file:// URL"))?;
+        Ok(Bare::Flock(open(&Path::new(dir).join(NAME))?))
+    }
+
+    pub(crate) fn lock(&mut self) -> Result<()> {
+        match self {
+            Bare::Flock(file) => Ok(rustix::fs::flock(file, FlockOperation::LockExclusive)?),
+            Bare::Blpop { raw, take, taken, .. } => raw.exchange(take, taken),
+        }
+    }
+
+    pub(crate) fn unlock(&mut self) -> Result<()> {
+        match self {
+            Bare::Flock(file) => Ok(rustix::fs::flock(file, FlockOperation::Unlock)?),
+            // The answer is the length of the list: 1, also when the element went on to a waiter at once.
+            Bare::Blpop { raw, give, .. } => raw.exchange(give, b":1\r\n"),
+        }
+    }
+
+    /// Competes until the contest ends.
+    pub(crate) fn compete(mut self, plan: Plan, rest: Duration) -> Result<Vec<Hold>> {
+        let mut holds = Vec::new();
+        loop {
+            let want = now();
+            if want >= plan.end {
+                return Ok(holds);
+            }
+            self.lock()?;
+            let got = now();
+            pause(plan.hold);
+            let release = now();
+            self.unlock()?;
+            holds.push(Hold { want, got, release });
+            pause(rest);
+        }
     }
 }
 

@@ -66,18 +66,23 @@ fn file_system(dir: &Path) -> String {
 
 /// Nanoseconds on the monotonic clock: the same for all processes of the host.
 pub(crate) fn now() -> u64 {
-    nanos(ClockId::Monotonic)
+    read_clock(ClockId::Monotonic)
 }
 
 /// CPU time that this process has used, in nanoseconds.
 pub(crate) fn cpu_time() -> u64 {
-    nanos(ClockId::ProcessCPUTime)
+    read_clock(ClockId::ProcessCPUTime)
 }
 
-fn nanos(clock: ClockId) -> u64 {
+fn read_clock(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+/// A time in the unit of [`now`].
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Sleeps until `at` on the clock of [`now`].

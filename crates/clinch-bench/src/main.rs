@@ -1,8 +1,9 @@
-//! Benchmarks of Clinch, each beside a floor: the raw system calls that no library on the same store can beat.
+//! Benchmarks of Clinch, each beside a floor: raw system calls, or raw commands to a server, that no library on the same
+//! store can beat.
 //!
 //! ```text
 //! cargo build --release -p clinch-cli -p clinch-bench
-//! target/release/clinch-bench                        # everything, some six minutes
+//! target/release/clinch-bench                        # everything, some twenty minutes
 //! target/release/clinch-bench file-pair --rounds 9   # one scenario
 //! target/release/clinch-bench --json > figures.json  # with the value of every round
 //! ```
@@ -17,9 +18,10 @@
 //! # How to repeat it
 //!
 //! A quiet machine, a release build, a local file system (`--dir` chooses one; the default is the directory for temporary
-//! files). `file-pair` pins itself to one CPU, which makes its ratio repeatable to some per cent; with `--no-pin`, or
-//! where processes have to meet on several CPUs, expect a third up or down. To put a whole run on one CPU, use
-//! `taskset -c 1 clinch-bench ...`. Nothing here needs root.
+//! files). `file-pair` and `redis-pair` pin themselves (and the server) to one CPU, which makes their ratios repeatable to
+//! some per cent; with `--no-pin`, or where processes have to meet on several CPUs, expect a third up or down. To put a
+//! whole run on one CPU, use `taskset -c 1 clinch-bench ...`. Nothing here needs root. The scenarios on Redis need a
+//! `redis-server` on the path; each starts one on a free port, without persistence, and stops it.
 //!
 //! # What a hand-off is
 //!
@@ -28,16 +30,26 @@
 //! another waiter. Its floor is what `flock` can do when the releaser does not compete: every waiter blocks in the system
 //! call, and whoever has released rests for half a hold before it asks again, by when the kernel has given the lock to a
 //! waiter that was blocked. Ours does not rest: it asks again at once and has to queue, and that work, on the CPU that
-//! the next holder is woken on, is part of the figure. A further row has ours rest too.
+//! the next holder is woken on, is part of the figure. A further row has ours rest too. On Redis the floor is a list with
+//! one element that BLPOP takes and LPUSH gives to whoever has waited longest: fair, and nobody rests.
+//!
+//! # Who else is measured
+//!
+//! rslock, the fastest library of those that lock on Redis from Rust, runs in the same rounds: as fast as others get, with
+//! neither queue nor token. Where it has to wait it polls, so it takes no part in contests.
 
 mod args;
 mod contend;
+mod contest;
 mod figures;
 mod harness;
 mod history;
 mod machine;
+mod raw_redis;
+mod redis_server;
 mod report;
 mod scenarios;
+mod stopwatch;
 mod worker;
 
 use std::io::Write;

@@ -63,9 +63,19 @@ impl Table {
         self.rows.iter().find(|row| row.case == case).map_or(&[], |row| row.values(metric))
     }
 
-    /// The median of the ratios of each round.
+    /// The median of the ratios to the floor of each round.
     pub(crate) fn ratio(&self, case: &str) -> Option<f64> {
-        Some(spread(&self.ratios(case)?)?.median)
+        let (floor, metric) = self.floor?;
+        self.ratio_to(floor, case, metric)
+    }
+
+    /// The median of the ratios to some case, by some metric, of each round.
+    pub(crate) fn ratio_to(&self, base: &str, case: &str, metric: &str) -> Option<f64> {
+        Some(spread(&ratios(self.values(case, metric), self.values(base, metric)))?.median)
+    }
+
+    pub(crate) fn median(&self, case: &str, metric: &str) -> Option<f64> {
+        Some(spread(self.values(case, metric))?.median)
     }
 
     /// The largest value of any round.
@@ -272,6 +282,7 @@ mod tests {
         assert!(out.contains("| ours | 8 [5–12] | 2.50 [2–3] |"), "{out}");
         assert_eq!(table().ratio("ours"), Some(2.5));
         assert_eq!(table().ratio("nobody"), None);
+        assert_eq!(table().ratio_to("ours", "floor", "p50"), Some(0.4));
         assert_eq!(table().json()["rows"][1]["ratio"]["summary"]["median"], 2.5);
     }
 

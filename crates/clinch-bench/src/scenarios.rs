@@ -4,6 +4,7 @@ mod contention;
 pub(crate) mod held;
 mod kill;
 mod pair;
+pub(crate) mod redis;
 mod run;
 
 use crate::Result;
@@ -42,5 +43,30 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         name: "held",
         about: "10,000 held leases: CPU of the keeper, memory per lease, losses",
         run: held::run,
+    },
+    Scenario {
+        name: "redis-pair",
+        about: "uncontended lock and release on Redis, beside SET NX and a script that deletes",
+        run: redis::pair::run,
+    },
+    Scenario {
+        name: "redis-throughput",
+        about: "64 tasks with a lock each on Redis, beside one pipelined connection",
+        run: redis::throughput::run,
+    },
+    Scenario {
+        name: "redis-contention",
+        about: "2 to 1000 waiters on one lock of Redis, tasks and processes, beside BLPOP and LPUSH",
+        run: redis::contention::run,
+    },
+    Scenario {
+        name: "redis-held",
+        about: "10,000 and 100,000 held leases on Redis, beside a script for 256 keys at a time",
+        run: redis::held::run,
+    },
+    Scenario {
+        name: "redis-kill",
+        about: "from the end of a killed holder's lease on Redis, or past a killed waiter, to the next grant",
+        run: redis::kill::run,
     },
 ];

@@ -9,12 +9,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use clinch::{Env, Lane, Locks};
-use rustix::fs::FlockOperation;
 
-use crate::contend::{self, Kind, NAME, Plan};
+use crate::contend::{self, Bare, Kind, NAME, Plan};
 use crate::history::Hold;
 use crate::machine::{self, now};
-use crate::scenarios::held;
+use crate::scenarios::{held, redis};
 use crate::{Error, Result};
 
 /// What a worker writes when it can begin.
@@ -50,12 +49,23 @@ impl Worker {
     }
 
     pub(crate) fn ready(&mut self) -> Result<()> {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line)?;
-        match line.trim_end() {
+        match self.line()?.as_str() {
             READY => Ok(()),
             other => Err(format!("a worker failed to start: {other}").into()),
         }
+    }
+
+    /// Between which moments the lock was taken that a worker holds.
+    pub(crate) fn taken(&mut self) -> Result<(u64, u64)> {
+        let line = self.line()?;
+        let (asked, got) = line.split_once(' ').ok_or_else(|| format!("a worker holds nothing: {line}"))?;
+        Ok((asked.parse()?, got.parse()?))
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line)?;
+        Ok(line.trim_end().to_owned())
     }
 
     /// Tells a worker to begin.
@@ -70,6 +80,12 @@ impl Worker {
         self.stdout.read_to_string(&mut text)?;
         let status = self.child.wait()?;
         if status.success() { Ok(text) } else { Err(format!("a worker failed: {status}").into()) }
+    }
+
+    /// Tells it to end, and does not wait for that.
+    pub(crate) fn end(&mut self) -> Result<()> {
+        self.stdin.take();
+        Ok(())
     }
 
     /// Kills it with SIGKILL, and says when that was asked for.
@@ -92,10 +108,19 @@ impl Drop for Worker {
 pub(crate) fn run(args: &[String]) -> Result<()> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match *args.as_slice() {
-        ["contend", kind, dir] => contend(Kind::from_word(kind)?, Path::new(dir)),
-        ["hold", kind, dir] => hold(Kind::from_word(kind)?, Path::new(dir)),
+        ["contend", kind, url] => contend(Kind::from_word(kind)?, url),
+        ["hold", kind, url] => hold(Kind::from_word(kind)?, url),
+        ["queue", kind, url] => queue(Kind::from_word(kind)?, url),
         ["held", store, dir, count, seconds] => {
             println!("{}", held::keep(store, Path::new(dir), count.parse()?, seconds.parse()?)?);
+            Ok(())
+        }
+        ["redis-held", who, url, count, seconds] => {
+            println!("{}", redis::held::keep(who, url, count.parse()?, seconds.parse()?)?);
+            Ok(())
+        }
+        ["redis-throughput", who, url, millis] => {
+            println!("{}", redis::throughput::work(who, url, Duration::from_millis(millis.parse()?))?);
             Ok(())
         }
         _ => Err(format!("no such worker: {args:?}").into()),
@@ -119,24 +144,23 @@ pub(crate) fn parse_contender(text: &str) -> Result<(Vec<Hold>, u64)> {
     Err("a worker's output ended early".into())
 }
 
-fn contend(kind: Kind, dir: &Path) -> Result<()> {
-    match kind {
-        Kind::Clinch | Kind::Resting => runtime()?.block_on(async {
-            // As `clinch run` does it: one thread for everything.
-            let locks = Locks::connect(&url(dir), Env::host(Lane::here()?)).await?;
-            let mutex = locks.mutex(NAME)?;
-            let plan = start_of_plan()?;
-            let used = machine::cpu_time();
-            let holds = contend::by_mutex(mutex, plan, kind.rest(plan.hold)).await?;
-            say(&holds, machine::cpu_time() - used)
-        }),
-        Kind::Flock | Kind::Greedy => {
-            let plan = start_of_plan()?;
-            let used = machine::cpu_time();
-            let holds = contend::by_flock(&dir.join(NAME), plan, kind.rest(plan.hold))?;
-            say(&holds, machine::cpu_time() - used)
-        }
+fn contend(kind: Kind, url: &str) -> Result<()> {
+    if !kind.is_ours() {
+        let waiter = Bare::new(kind, url)?;
+        let plan = start_of_plan()?;
+        let used = machine::cpu_time();
+        let holds = waiter.compete(plan, kind.rest(plan.hold))?;
+        return say(&holds, machine::cpu_time() - used);
     }
+    runtime()?.block_on(async {
+        // As `clinch run` does it: one thread for everything.
+        let locks = Locks::connect(url, Env::host(Lane::here()?)).await?;
+        let mutex = locks.mutex(NAME)?;
+        let plan = start_of_plan()?;
+        let used = machine::cpu_time();
+        let holds = contend::by_mutex(mutex, plan, kind.rest(plan.hold)).await?;
+        say(&holds, machine::cpu_time() - used)
+    })
 }
 
 /// Says that all is ready, hears the plan, and sleeps until its start.
@@ -157,26 +181,58 @@ fn say(holds: &[Hold], cpu: u64) -> Result<()> {
 }
 
 /// Holds the lock until somebody kills this process, or stdin ends.
-fn hold(kind: Kind, dir: &Path) -> Result<()> {
-    match kind {
-        Kind::Clinch | Kind::Resting => runtime()?.block_on(async {
-            let locks = Locks::connect(&url(dir), Env::host(Lane::here()?)).await?;
-            let guard = locks.mutex(NAME)?.lock().await?;
-            wait_for_end();
-            guard.release().await?;
-            Ok::<_, Error>(())
-        }),
-        Kind::Flock | Kind::Greedy => {
-            let file = contend::open(&dir.join(NAME))?;
-            rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-            wait_for_end();
-            Ok(())
-        }
+fn hold(kind: Kind, url: &str) -> Result<()> {
+    if !kind.is_ours() {
+        let mut holder = Bare::new(kind, url)?;
+        let asked = now();
+        holder.lock()?;
+        wait_for_end(asked);
+        return holder.unlock();
     }
+    runtime()?.block_on(async {
+        let locks = Locks::connect(url, Env::host(Lane::here()?)).await?;
+        let mutex = locks.mutex(NAME)?;
+        let asked = now();
+        let guard = mutex.lock().await?;
+        wait_for_end(asked);
+        guard.release().await?;
+        Ok::<_, Error>(())
+    })
 }
 
-fn wait_for_end() {
-    println!("{READY}");
+/// Waits for the lock until somebody kills this process.
+fn queue(kind: Kind, url: &str) -> Result<()> {
+    let got = wait(kind, url, || {
+        println!("{READY}");
+        Ok(())
+    })?;
+    Err(format!("a waiter that should have been killed got the lock at {got}").into())
+}
+
+/// Waits for the lock, releases it, and says when it was granted. `asking` is called right before it is asked for.
+pub(crate) fn wait(kind: Kind, url: &str, asking: impl FnOnce() -> Result<()>) -> Result<u64> {
+    if !kind.is_ours() {
+        let mut waiter = Bare::new(kind, url)?;
+        asking()?;
+        waiter.lock()?;
+        let got = now();
+        waiter.unlock()?;
+        return Ok(got);
+    }
+    runtime()?.block_on(async {
+        let locks = clinch::connect(url).await?;
+        let mutex = locks.mutex(NAME)?;
+        asking()?;
+        let guard = mutex.lock().await?;
+        let got = now();
+        guard.release().await?;
+        Ok(got)
+    })
+}
+
+/// Says that the lock is held, and between which moments it was taken; returns when stdin ends.
+fn wait_for_end(asked: u64) {
+    println!("{READY}\n{asked} {}", now());
     // An error is as good an end as any.
     let _ = std::io::stdin().read(&mut [0]);
 }

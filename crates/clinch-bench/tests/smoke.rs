@@ -94,10 +94,70 @@ fn held_loses_nothing_on_any_store() {
 }
 
 #[test]
+fn a_pair_on_redis_is_two_commands() {
+    let report = quick("redis-pair", &[]);
+    let table = &report["tables"][0];
+    assert_eq!(cases(table), ["raw", "clinch", "clinch, lean=on", "rslock"]);
+    for case in cases(table) {
+        assert_eq!(value(table, case, "commands"), 2.0, "{case}");
+    }
+    let notes: Vec<&str> =
+        report["notes"].as_array().unwrap().iter().map(|note| note.as_str().unwrap()).collect();
+    assert!(notes.contains(&"MONITOR saw raw send 100 EVALSHA, 100 SET for 100 pairs."), "{notes:?}");
+    assert!(notes.contains(&"MONITOR saw clinch send 200 EVALSHA for 100 pairs."), "{notes:?}");
+}
+
+#[test]
+fn throughput_on_redis_is_measured_in_processes_of_their_own() {
+    let report = quick("redis-throughput", &[]);
+    for case in ["raw", "clinch", "clinch, lean=on", "rslock"] {
+        assert!(value(&report["tables"][0], case, "pairs") > 0.0);
+        assert!(value(&report["tables"][0], case, "client CPU") > 0.0);
+    }
+}
+
+#[test]
+fn contention_on_redis_hands_over_without_violations() {
+    let report = quick("redis-contention", &[]);
+    let tables = report["tables"].as_array().unwrap();
+    assert_eq!(tables.len(), 2, "processes that hold, tasks that do not");
+    for table in tables {
+        for case in cases(table) {
+            assert!(value(table, case, "hand-offs to another waiter") > 0.0);
+            assert!(value(table, case, "commands") >= 2.0);
+            assert_eq!(value(table, case, "violations"), 0.0);
+        }
+    }
+}
+
+#[test]
+fn held_leases_on_redis_are_renewed_and_stay() {
+    let report = quick("redis-held", &[]);
+    for case in ["raw", "clinch", "rslock"] {
+        assert_eq!(value(&report["tables"][0], case, "lost"), 0.0);
+        assert_eq!(value(&report["tables"][0], case, "keys at the end"), 100.0);
+    }
+    assert!(value(&report["tables"][0], "clinch", "renewals") > 0.0);
+}
+
+#[test]
+fn kills_on_redis_are_measured_to_the_next_grant() {
+    let report = quick("redis-kill", &[]);
+    let (held, queued) = (&report["tables"][0], &report["tables"][1]);
+    for case in cases(held) {
+        assert!(value(held, case, "grant after the end of the lease") > -1000.0);
+    }
+    for case in cases(queued) {
+        assert!(value(queued, case, "release to grant") > 0.0);
+    }
+}
+
+#[test]
 fn help_lists_the_scenarios_and_a_wrong_argument_fails() {
     let help = bench(&["--help"]);
     assert!(help.status.success());
-    for scenario in ["file-pair", "run", "file-contention", "kill", "held"] {
+    for scenario in ["file-pair", "run", "file-contention", "kill", "held", "redis-pair", "redis-contention"]
+    {
         assert!(String::from_utf8_lossy(&help.stdout).contains(scenario));
     }
     assert_eq!(bench(&["--fast"]).status.code(), Some(1));

@@ -125,16 +125,27 @@ fn row(name: String, claim: &ClaimState) -> [String; 8] {
         claim.mode.to_string(),
         state(claim).to_owned(),
         token.map(|token| token.to_string()).unwrap_or_default(),
-        local(claim.since),
+        if foreign(claim) { String::new() } else { local(claim.since) },
         claim.expires_in.map(|time| format!("in {}", short(time))).unwrap_or_default(),
-        printable(&format!("{} pid {} {}", owner.host, owner.pid, owner.user)),
+        printable(&match foreign(claim) {
+            true => owner.host.clone(),
+            false => format!("{} pid {} {}", owner.host, owner.pid, owner.user),
+        }),
         printable(&owner.label),
     ]
+}
+
+/// Whether a holder is no client of ours, so that nothing is known of it but that it holds.
+fn foreign(claim: &ClaimState) -> bool {
+    claim.owner.pid == 0
 }
 
 /// One claim, at length.
 pub(crate) fn describe(claim: &ClaimState) -> String {
     let owner = &claim.owner;
+    if foreign(claim) {
+        return format!("{} by {}", state(claim), printable(&owner.host));
+    }
     let label =
         if owner.label.is_empty() { String::new() } else { format!(" ({})", printable(&owner.label)) };
     format!(

@@ -69,9 +69,3 @@ mod lean {
 
     clinch::conformance!(OnServer(format!("{}?lean=on", SERVER.url())));
 }
-
-mod scratch {
-    use super::*;
-
-    clinch::conformance!(OnServer(std::env::var("SCRATCH_URL").unwrap()));
-}

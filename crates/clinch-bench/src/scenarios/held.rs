@@ -3,16 +3,17 @@
 use std::path::Path;
 use std::time::Duration;
 
+use clinch::Guard;
 use rustix::fs::FlockOperation;
 use serde_json::{Map, Value, json};
 
+use crate::Result;
 use crate::args::Settings;
 use crate::contend;
 use crate::harness::{Case, Sample, interleave};
 use crate::machine::{cpu_time, now, raise_descriptors, resident, thread_cpu_time};
 use crate::report::{Limit, Metric, Report, Table, Target};
 use crate::worker::{Worker, runtime, url};
-use crate::{Error, Result};
 
 /// How many leases are kept, and for how long the keeper is watched.
 const LEASES: u64 = 10_000;
@@ -113,14 +114,7 @@ fn keep_leases(url: &str, count: u64, watched: Duration) -> Result<Value> {
     let empty = resident()?;
     let start = now();
     let runtime = runtime()?;
-    let guards = runtime.block_on(async {
-        let locks = clinch::connect(url).await?;
-        let mut guards = Vec::new();
-        for lease in 0..count {
-            guards.push(locks.mutex(&format!("held/{lease}"))?.lock().await?);
-        }
-        Ok::<_, Error>(guards)
-    })?;
+    let guards = runtime.block_on(take_leases(url, count))?;
     let up = now() - start;
     let keeper = thread_cpu_time(KEEPER)?;
     let cost = watch(|| std::thread::sleep(watched));
@@ -130,6 +124,16 @@ fn keep_leases(url: &str, count: u64, watched: Duration) -> Result<Value> {
     let mut all = found(count, up, cost, bytes(empty, count)?);
     all.extend([(LOST.name.to_owned(), json!(lost)), (KEEPER_CPU.name.to_owned(), json!(keeper))]);
     Ok(all.into())
+}
+
+/// Takes as many locks as asked for.
+pub(super) async fn take_leases(url: &str, count: u64) -> Result<Vec<Guard>> {
+    let locks = clinch::connect(url).await?;
+    let mut guards = Vec::new();
+    for lease in 0..count {
+        guards.push(locks.mutex(&format!("held/{lease}"))?.lock().await?);
+    }
+    Ok(guards)
 }
 
 /// The floor: as many files that are open and locked, and one look at each as often as a keeper has to look.
@@ -155,13 +159,13 @@ fn keep_bare(dir: &Path, count: u64, watched: Duration) -> Result<Value> {
 }
 
 /// CPU time over wall time of something.
-fn watch(body: impl FnOnce()) -> f64 {
+pub(super) fn watch(body: impl FnOnce()) -> f64 {
     let (start, used) = (now(), cpu_time());
     body();
     (cpu_time() - used) as f64 / (now() - start).max(1) as f64
 }
 
-fn bytes(empty: u64, count: u64) -> Result<f64> {
+pub(super) fn bytes(empty: u64, count: u64) -> Result<f64> {
     Ok(resident()?.saturating_sub(empty) as f64 / count.max(1) as f64)
 }
 

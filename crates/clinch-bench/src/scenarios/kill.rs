@@ -1,18 +1,15 @@
 //! `kill`: how long a lock stays taken after its holder was killed with SIGKILL, while somebody waits for it.
 
 use std::path::Path;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::time::Duration;
-
-use rustix::fs::FlockOperation;
 
 use crate::Result;
 use crate::args::Settings;
-use crate::contend::{self, Kind, NAME};
+use crate::contend::Kind;
 use crate::harness::{Case, Sample, interleave};
-use crate::machine::now;
 use crate::report::{Limit, Metric, Report, Table, Target};
-use crate::worker::{Worker, runtime, url};
+use crate::worker::{Worker, url, wait};
 
 /// The figure to reach, for the slowest of all kills.
 const TARGET_MS: f64 = 10.0;
@@ -48,42 +45,32 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
 fn measure(kind: Kind, dir: &Path) -> Result<Sample> {
     let dir = dir.join(kind.word());
     std::fs::create_dir_all(&dir)?;
-    let dir_name = dir.to_string_lossy();
-    let mut holder = Worker::start(&["hold", kind.word(), &dir_name])?;
-    let (asked, asking) = channel();
-    let (killed, got) = std::thread::scope(|scope| -> Result<(u64, u64)> {
-        let waiter = scope.spawn(|| wait(kind, &dir, asked));
-        // When the waiter failed before it asked, this fails too, and the waiter's own error is the better one.
-        if asking.recv().is_ok() {
-            std::thread::sleep(SETTLE);
-        }
-        let killed = holder.kill()?;
-        let got = waiter.join().map_err(|_| "the waiter panicked")??;
-        Ok((killed, got))
-    })?;
+    let url = url(&dir);
+    let mut holder = Worker::start(&["hold", kind.word(), &url])?;
+    let (killed, got) = while_waiting(kind, &url, SETTLE, || holder.kill())?;
     if got < killed {
         return Err("the lock was granted while its holder lived".into());
     }
     Ok(vec![(TIME, (got - killed) as f64 / 1e6)])
 }
 
-/// Waits for the lock and says when it was granted.
-fn wait(kind: Kind, dir: &Path, asked: Sender<()>) -> Result<u64> {
-    match kind {
-        Kind::Clinch | Kind::Resting => runtime()?.block_on(async {
-            let locks = clinch::connect(&url(dir)).await?;
-            let mutex = locks.mutex(NAME)?;
-            asked.send(())?;
-            let guard = mutex.lock().await?;
-            let got = now();
-            guard.release().await?;
-            Ok(got)
-        }),
-        Kind::Flock | Kind::Greedy => {
-            let file = contend::open(&dir.join(NAME))?;
-            asked.send(())?;
-            rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-            Ok(now())
+/// Lets a waiter ask for the lock, does something after this time, and says what came of it and when the lock was
+/// granted to the waiter.
+pub(super) fn while_waiting<T>(
+    kind: Kind,
+    url: &str,
+    settle: Duration,
+    meanwhile: impl FnOnce() -> Result<T>,
+) -> Result<(T, u64)> {
+    let (asked, asking) = channel();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(move || wait(kind, url, move || Ok(asked.send(())?)));
+        // When the waiter failed before it asked, this fails too, and the waiter's own error is the better one.
+        if asking.recv().is_ok() {
+            std::thread::sleep(settle);
         }
-    }
+        let done = meanwhile();
+        let got = waiter.join().map_err(|_| "the waiter panicked")??;
+        Ok((done?, got))
+    })
 }

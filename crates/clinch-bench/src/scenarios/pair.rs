@@ -3,26 +3,21 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use hdrhistogram::Histogram;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use crate::Result;
 use crate::args::Settings;
-use crate::harness::{Case, Sample, interleave};
-use crate::machine::{Pinned, cpu_time, now};
-use crate::report::{Limit, Metric, Report, Table, Target};
+use crate::harness::{Case, interleave};
+use crate::machine::Pinned;
+use crate::report::{Limit, Report, Table, Target};
+use crate::stopwatch::measure;
 use crate::worker::{runtime, url};
 
 /// The figure to reach: p50 of ours over p50 of the floor.
 const TARGET: f64 = 3.0;
 
-/// Pairs per case and round, and before it, so that caches and branch predictors are warm.
+/// Pairs per case and round.
 const PAIRS: u64 = 20_000;
-const WARM_UP: u64 = 1_000;
-
-const P50: Metric = Metric::new("p50", "µs");
-const P99: Metric = Metric::new("p99", "µs");
-const CPU: Metric = Metric::new("CPU", "µs per pair");
 
 pub(super) fn run(settings: &Settings) -> Result<Report> {
     let dir = settings.fresh_dir()?;
@@ -38,15 +33,10 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let floor = Case::new("open + flock + close", || measure(pairs, |time| time.each(|| bare.pair())));
     let ours = Case::new("clinch", || {
         measure(pairs, |time| {
-            // The runtime is entered once, as in a program that runs in it.
-            runtime.block_on(async {
-                for _ in 0..time.count {
-                    let start = now();
-                    mutex.lock().await?.release().await?;
-                    time.record(start)?;
-                }
+            runtime.block_on(time.each_async(async || {
+                mutex.lock().await?.release().await?;
                 Ok(())
-            })
+            }))
         })
     });
     let rows = interleave(settings.rounds, vec![floor, ours])?;
@@ -79,43 +69,4 @@ impl Bare {
         drop(file);
         Ok(())
     }
-}
-
-/// Takes the times of a number of pairs.
-struct Stopwatch {
-    count: u64,
-    times: Histogram<u64>,
-}
-
-impl Stopwatch {
-    fn new(count: u64) -> Result<Stopwatch> {
-        Ok(Stopwatch { count, times: Histogram::new(3)? })
-    }
-
-    fn each(&mut self, mut pair: impl FnMut() -> Result<()>) -> Result<()> {
-        for _ in 0..self.count {
-            let start = now();
-            pair()?;
-            self.record(start)?;
-        }
-        Ok(())
-    }
-
-    fn record(&mut self, start: u64) -> Result<()> {
-        Ok(self.times.record(now().saturating_sub(start))?)
-    }
-}
-
-fn measure(pairs: u64, mut body: impl FnMut(&mut Stopwatch) -> Result<()>) -> Result<Sample> {
-    body(&mut Stopwatch::new(WARM_UP.min(pairs))?)?;
-    let mut time = Stopwatch::new(pairs)?;
-    let used = cpu_time();
-    body(&mut time)?;
-    let used = cpu_time() - used;
-    let micros = |nanos: u64| nanos as f64 / 1e3;
-    Ok(vec![
-        (P50, micros(time.times.value_at_quantile(0.5))),
-        (P99, micros(time.times.value_at_quantile(0.99))),
-        (CPU, micros(used) / pairs as f64),
-    ])
 }

@@ -1,0 +1,159 @@
+//! One holder, one who wants the lock, in both directions.
+
+use std::time::{Duration, Instant};
+
+use clinch::{ErrorKind, LossKind, Released, Renew};
+use clinch_testkit::{Redis, Reply};
+
+use super::{
+    Foreign, LONG, NAME, Worker, connect, lock_in_background, soon, until_waiting, value, we_could_lock,
+};
+
+/// A poller would ask 20 times meanwhile.
+const A_WHILE: Duration = Duration::from_secs(2);
+
+/// Commands of ours while we wait for a foreign holder: to take a place, and again when somebody listens for it.
+const ASKED: u64 = 3;
+
+/// How far a lease may seem too short: the server counts whole milliseconds.
+const ROUNDING: Duration = Duration::from_millis(5);
+
+pub(crate) async fn what_they_hold_we_wait_for_without_asking(client: Foreign) {
+    let server = Redis::start();
+    let locks = connect(&server, "").await;
+    let mut them = Worker::start(client, &server, NAME, LONG).await;
+    assert_eq!(them.ask("try").await, "yes");
+
+    assert!(!we_could_lock(&locks).await);
+    let state = locks.state(NAME).await.unwrap().expect("a held lock has a state");
+    let [holder] = &state.claims[..] else { panic!("one holder: {state:?}") };
+    assert!(holder.granted && holder.owner.host == "another program", "{holder:?}");
+    let error = locks.mutex(NAME).unwrap().lock().timeout(Duration::from_millis(50)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(error.to_string().contains("another program"), "{error}");
+    until_waiting(&server, 0).await;
+
+    server.call(&["CONFIG", "RESETSTAT"]);
+    let wait = lock_in_background(&locks);
+    until_waiting(&server, 1).await;
+    tokio::time::sleep(A_WHILE).await;
+    let asked = server.client().commandstats()["evalsha"];
+    assert!(asked <= ASKED, "asked {asked} times while nothing changed");
+    assert!(!wait.is_finished());
+
+    assert_eq!(them.ask("release").await, "released");
+    let guard = soon("their release wakes us", wait).await;
+    assert_eq!(them.ask("try").await, "no");
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    assert_eq!(them.ask("try").await, "yes");
+}
+
+pub(crate) async fn what_they_hold_we_poll_for_without_push(client: Foreign) {
+    let server = Redis::start();
+    let locks = connect(&server, "&protocol=resp2").await;
+    let mut them = Worker::start(client, &server, NAME, LONG).await;
+    assert_eq!(them.ask("try").await, "yes");
+    assert!(!we_could_lock(&locks).await);
+    let wait = lock_in_background(&locks);
+    until_waiting(&server, 1).await;
+    tokio::time::sleep(A_WHILE / 4).await;
+    assert!(!wait.is_finished());
+    assert_eq!(them.ask("release").await, "released");
+    let guard = soon("their release is found", wait).await;
+    assert_eq!(them.ask("try").await, "no");
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
+
+pub(crate) async fn what_they_hold_when_they_die_comes_to_us(client: Foreign) {
+    let server = Redis::start();
+    for options in ["", "&protocol=resp2"] {
+        let locks = connect(&server, options).await;
+        let lease = Duration::from_millis(1500);
+        let mut them = Worker::start(client, &server, NAME, lease).await;
+        let since = Instant::now();
+        assert_eq!(them.ask("try").await, "yes");
+        let wait = lock_in_background(&locks);
+        until_waiting(&server, 1).await;
+        them.kill();
+        let guard = soon("their lease ends", wait).await;
+        assert!(since.elapsed() + ROUNDING >= lease, "granted while theirs lived");
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+    }
+}
+
+pub(crate) async fn their_renewals_grant_nothing_and_their_removal_wakes_us(client: Foreign) {
+    let server = Redis::start();
+    let locks = connect(&server, "").await;
+    let lease = Duration::from_secs(2);
+    let mut them = Worker::start(client, &server, NAME, lease).await;
+    assert_eq!(them.ask("try").await, "yes");
+    let theirs = value(&server);
+    let wait = lock_in_background(&locks);
+    until_waiting(&server, 1).await;
+    for _ in 0..8 {
+        tokio::time::sleep(lease / 5).await;
+        assert_eq!(them.ask("extend").await, "extended");
+        assert!(!wait.is_finished());
+        assert_eq!(value(&server), theirs);
+    }
+    assert_eq!(server.call(&["DEL", NAME]), Reply::Int(1));
+    let guard = soon("the removal wakes us", wait).await;
+    assert_eq!(them.ask("extend").await, "lost");
+    assert_eq!(them.ask("release").await, "lost");
+    guard.verify().await.unwrap();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
+
+pub(crate) async fn what_we_hold_they_get_after_our_release(client: Foreign) {
+    let server = Redis::start();
+    let locks = connect(&server, "").await;
+    let mut them = Worker::start(client, &server, NAME, LONG).await;
+    let guard = locks.mutex(NAME).unwrap().lock().await.unwrap();
+    assert_eq!(them.ask("try").await, "no");
+    them.tell("lock");
+    tokio::time::sleep(A_WHILE / 4).await;
+    assert!(them.is_silent());
+    guard.verify().await.unwrap();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    assert_eq!(them.says().await, "locked");
+    assert!(!we_could_lock(&locks).await);
+    assert_eq!(them.ask("release").await, "released");
+    assert!(we_could_lock(&locks).await);
+}
+
+pub(crate) async fn what_we_hold_they_get_after_our_lease_and_we_know_first(client: Foreign) {
+    let server = Redis::start();
+    let locks = connect(&server, "").await;
+    let mut them = Worker::start(client, &server, NAME, LONG).await;
+    let forgetful = locks.clone().renew(Renew::Never).ttl(Duration::from_secs(1)).unwrap();
+    let guard = forgetful.mutex(NAME).unwrap().lock().await.unwrap();
+    assert_eq!(them.ask("try").await, "no");
+    assert_eq!(them.ask("lock").await, "locked");
+    assert!(!guard.is_held(), "two hold it");
+    assert_eq!(guard.lost().await.kind, LossKind::Expired);
+    let theirs = value(&server);
+    assert!(
+        matches!(guard.release().await.unwrap(), Released::AlreadyLost(loss) if loss.kind == LossKind::Expired)
+    );
+    // What is released in the background is done by then.
+    locks.close(LONG).await.unwrap();
+    assert_eq!(value(&server), theirs);
+    assert_eq!(them.ask("release").await, "released");
+}
+
+pub(crate) async fn a_closed_lock_is_closed_to_them(client: Foreign) {
+    let server = Redis::start();
+    let locks = connect(&server, "").await;
+    let mut them = Worker::start(client, &server, NAME, LONG).await;
+    let linger = Duration::from_millis(1500);
+    let guard = locks.mutex(NAME).unwrap().lock().await.unwrap();
+    let since = Instant::now();
+    assert_eq!(guard.release_closed(linger).await.unwrap(), Released::Released);
+    assert_eq!(them.ask("try").await, "no");
+    assert!(!we_could_lock(&locks).await);
+    assert_eq!(them.ask("lock").await, "locked");
+    assert!(since.elapsed() + ROUNDING >= linger, "they came in while it was closed");
+    assert!(!we_could_lock(&locks).await);
+    assert_eq!(them.ask("release").await, "released");
+    assert!(we_could_lock(&locks).await);
+}

@@ -1,0 +1,137 @@
+//! Requests and answers that arrive when nobody wants them any more.
+
+use super::*;
+
+/// A network whose connections lead through a proxy, and past it when told so.
+#[derive(Debug)]
+struct Detour {
+    proxy: SocketAddr,
+    past: AtomicBool,
+}
+
+#[async_trait]
+impl Connector for Detour {
+    async fn connect(&self, host: &str, port: u16) -> std::io::Result<Box<dyn Stream>> {
+        let past = self.past.load(Ordering::Acquire);
+        let stream = if past {
+            tokio::net::TcpStream::connect((host, port)).await
+        } else {
+            tokio::net::TcpStream::connect(self.proxy).await
+        };
+        Ok(Box::new(stream?))
+    }
+}
+
+/// A server, and a client whose one connection leads through a proxy that has just become a black hole; its later
+/// connections do not.
+async fn stage(redis: &Redis) -> (Proxy, Locks) {
+    let proxy = Proxy::start(redis.addr());
+    let detour = Arc::new(Detour { proxy: proxy.addr(), past: AtomicBool::new(false) });
+    let env = Env::new(Clock::host(), Random::system(), Lane::thread(), detour.clone());
+    let far = Locks::connect(&redis.url(), env).await.unwrap().ttl(LONG_TTL).unwrap();
+    lock(&far, "warm").await.release().await.unwrap();
+    assert_eq!(proxy.accepted(), 1);
+    proxy.black_hole(true);
+    detour.past.store(true, Ordering::Release);
+    (proxy, far)
+}
+
+fn scripts_run(redis: &Redis) -> u64 {
+    redis.client().commandstats()["evalsha"]
+}
+
+async fn sees_scripts_run(redis: &Redis, count: u64) {
+    eventually("a script runs", async || (scripts_run(redis) == count).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_claim_that_its_own_release_overtook_leaves_nothing() {
+    let redis = Redis::start();
+    let near = connect(&redis.url()).await;
+    for taken in [false, true] {
+        let name = unique("overtaken");
+        let (proxy, far) = stage(&redis).await;
+        let guard = if taken { Some(lock(&near, &name).await) } else { None };
+        let before = scripts_run(&redis);
+        let waiter = queue(&far, &name);
+        // Its request lies in the proxy once the connection was driven.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        waiter.abort();
+        sees_scripts_run(&redis, before + 1).await;
+        proxy.black_hole(false);
+        sees_scripts_run(&redis, before + 2).await;
+        assert_eq!(holder(&redis, &name).map(|(id, _)| id), guard.as_ref().map(|g| g.claim_id().to_string()));
+        assert_eq!(waiters(&redis, &name), []);
+        drop(guard);
+        expect_unused(&redis, &near, &name).await;
+    }
+}
+
+#[tokio::test]
+async fn an_attempt_that_arrives_after_all_is_over_leaves_nothing() {
+    let redis = Redis::start();
+    let near = connect(&redis.url()).await;
+    let name = unique("old-attempt");
+    let (proxy, far) = stage(&redis).await;
+    // The first attempt fell into the hole, the second went past it.
+    let guard = lock(&far, &name).await;
+    enter(&redis, &guard);
+    leave_and_release(&redis, guard).await;
+    let before = scripts_run(&redis);
+    proxy.black_hole(false);
+    sees_scripts_run(&redis, before + 1).await;
+    assert_eq!(holder(&redis, &name), None);
+    expect_unused(&redis, &near, &name).await;
+}
+
+#[tokio::test]
+async fn a_claim_given_up_before_its_answer_leaves_nothing() {
+    let near = connect(&SERVER.url()).await;
+    for taken in [false, true] {
+        let name = unique("given-up");
+        let proxy = Proxy::start(SERVER.addr());
+        let far = connect_through(&proxy).await;
+        // Also opens the connection of releases in the background.
+        drop(lock(&far, &name).await);
+        expect_unused(&SERVER, &near, &name).await;
+        let guard = if taken { Some(lock(&near, &name).await) } else { None };
+        proxy.hold_replies(true);
+        let waiter = queue(&far, &name);
+        eventually("the server has the claim", async || match taken {
+            false => holder(&SERVER, &name).map(|_| ()),
+            true => (waiters(&SERVER, &name).len() == 1).then_some(()),
+        })
+        .await;
+        waiter.abort();
+        let left = left(&SERVER, &name).len();
+        drop(guard);
+        eventually("nothing is left", async || super::left(&SERVER, &name).is_empty().then_some(())).await;
+        assert_ne!(left, 0);
+        proxy.hold_replies(false);
+        expect_unused(&SERVER, &near, &name).await;
+        lock(&far, &name).await.release().await.unwrap();
+        expect_unused(&SERVER, &near, &name).await;
+    }
+}
+
+/// What is left for a step that may still arrive goes when it is over, though the lock is used all the time.
+#[tokio::test]
+async fn the_grave_of_a_claim_is_not_kept_for_ever() {
+    let redis = Redis::start();
+    let near = connect(&redis.url()).await;
+    let (proxy, far) = stage(&redis).await;
+    let guard = lock(&far, "job").await;
+    proxy.cut_all();
+    guard.release().await.unwrap();
+    let claims = redis.call(&["KEYS", "*claims:job"]).array().remove(0).text();
+    let graves = redis.call(&["HKEYS", &claims]).array();
+    assert_eq!(graves.len(), 1);
+    // Time passes.
+    redis.call(&["HSET", &claims, &graves[0].clone().text(), "1000"]);
+    for _ in 0..3 {
+        lock(&near, "job").await.release().await.unwrap();
+    }
+    assert_eq!(redis.call(&["HGETALL", &claims]).array(), []);
+}

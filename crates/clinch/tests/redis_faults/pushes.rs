@@ -1,0 +1,92 @@
+//! Grants that are pushed to waiters who do not hear of them.
+
+use super::*;
+
+#[tokio::test]
+async fn a_push_lost_with_its_connection_is_asked_for() {
+    let name = unique("push-cut");
+    let proxy = Proxy::start(SERVER.addr());
+    let (far, near) = (connect_through(&proxy).await, connect(&SERVER.url()).await);
+    let guard = lock(&near, &name).await;
+    enter(&SERVER, &guard);
+    let waiter = queue(&far, &name);
+    let waiting = sees_waiters(&SERVER, &name, 1).await;
+    proxy.hold_replies(true);
+    leave_and_release(&SERVER, guard).await;
+    assert_eq!(holder(&SERVER, &name).unwrap().0, waiting[0].0, "it was handed over");
+    proxy.cut_all();
+    proxy.hold_replies(false);
+    let guard = waiter.await.unwrap();
+    assert_eq!(guard.claim_id().to_string(), waiting[0].0);
+    enter(&SERVER, &guard);
+    leave_and_release(&SERVER, guard).await;
+    expect_unused(&SERVER, &near, &name).await;
+}
+
+/// With what fell into the hole lost at last, or delivered late.
+async fn into_a_black_hole(lost: bool) {
+    let name = unique("push-black");
+    let proxy = Proxy::start(SERVER.addr());
+    let (far, near) = (connect_through(&proxy).await, connect(&SERVER.url()).await);
+    let guard = lock(&near, &name).await;
+    enter(&SERVER, &guard);
+    let first = queue(&far, &name);
+    sees_waiters(&SERVER, &name, 1).await;
+    let second = queue(&connect(&SERVER.url()).await, &name);
+    let waiting = sees_waiters(&SERVER, &name, 2).await;
+    proxy.black_hole(true);
+    leave_and_release(&SERVER, guard).await;
+    let (id, lease) = holder(&SERVER, &name).unwrap();
+    assert!(id == waiting[0].0 && (1..=3000).contains(&lease), "{id} for {lease} ms");
+    let guard = second.await.unwrap();
+    assert_eq!(guard.claim_id().to_string(), waiting[1].0);
+    enter(&SERVER, &guard);
+    if lost {
+        proxy.cut_all();
+    }
+    proxy.black_hole(false);
+    sees_waiters(&SERVER, &name, 1).await;
+    assert!(!first.is_finished());
+    leave_and_release(&SERVER, guard).await;
+    let guard = first.await.unwrap();
+    enter(&SERVER, &guard);
+    leave_and_release(&SERVER, guard).await;
+    expect_unused(&SERVER, &near, &name).await;
+}
+
+#[tokio::test]
+async fn a_waiter_that_cannot_hear_costs_one_window_and_comes_again() {
+    into_a_black_hole(true).await;
+}
+
+#[tokio::test]
+async fn a_grant_that_is_heard_after_its_end_is_none() {
+    into_a_black_hole(false).await;
+}
+
+#[tokio::test]
+async fn a_waiter_that_died_is_passed_over_at_once() {
+    let name = unique("dead");
+    let proxy = Proxy::start(SERVER.addr());
+    let (far, near) = (connect_through(&proxy).await, connect(&SERVER.url()).await);
+    let guard = lock(&near, &name).await;
+    enter(&SERVER, &guard);
+    let dead = queue(&far, &name);
+    let (_, inbox) = sees_waiters(&SERVER, &name, 1).await.remove(0);
+    let second = queue(&connect(&SERVER.url()).await, &name);
+    let waiting = sees_waiters(&SERVER, &name, 2).await;
+    proxy.refuse(true);
+    proxy.cut_all();
+    let channel = format!("clinch:inbox:{inbox}");
+    eventually("nobody listens for the dead", async || {
+        (SERVER.call(&["PUBSUB", "NUMSUB", &channel]).array()[1].clone().int() == 0).then_some(())
+    })
+    .await;
+    leave_and_release(&SERVER, guard).await;
+    assert_eq!(holder(&SERVER, &name).unwrap().0, waiting[1].0);
+    let guard = second.await.unwrap();
+    enter(&SERVER, &guard);
+    leave_and_release(&SERVER, guard).await;
+    dead.abort();
+    drop(far);
+}

@@ -1,0 +1,210 @@
+//! Servers that stop, restart, lose everything, are busy or full.
+
+use super::*;
+
+#[tokio::test]
+async fn a_holder_on_a_stopped_server_is_told_in_time_and_before_anybody_else_holds() {
+    let redis = Redis::start();
+    let near = connect(&redis.url()).await.ttl(Duration::from_secs(2)).unwrap();
+    let guard = lock(&near, "job").await;
+    let clock = Clock::host();
+    // Read in this order, a renewal in between does no harm.
+    let deadline = clock.wall() + guard.deadline().unwrap().since(clock.now());
+    let ends = u64::try_from(redis.call(&["PEXPIRETIME", "clinch:job"]).int()).unwrap();
+    assert!(deadline < SystemTime::UNIX_EPOCH + Duration::from_millis(ends));
+
+    let far = connect(&redis.url()).await;
+    let waiter = tokio::spawn(async move { (lock(&far, "job").await, clock.now()) });
+    sees_waiters(&redis, "job", 1).await;
+    redis.pause();
+    let loss = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
+    let told = clock.now();
+    assert_eq!(loss.kind, LossKind::Expired);
+    assert!(told >= guard.deadline().unwrap(), "told of a loss that was none yet");
+    assert!(!waiter.is_finished());
+    redis.resume();
+    let (second, granted) = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
+    assert!(granted > told);
+    assert!(second.token() > guard.token());
+    assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost(loss));
+    assert!(second.is_held());
+    second.verify().await.unwrap();
+    second.release().await.unwrap();
+    expect_unused(&redis, &near, "job").await;
+}
+
+/// The server loses everything while one holds, one waits and one reads something else.
+async fn wiped(wipe: impl FnOnce(&Redis)) {
+    let redis = Redis::start();
+    let near = connect(&redis.url()).await.ttl(Duration::from_secs(3)).unwrap();
+    let far = connect(&redis.url()).await;
+    let guard = lock(&near, "job").await;
+    let reader = near.rwlock("other").unwrap().read().await.unwrap();
+    let waiter = queue(&far, "job");
+    sees_waiters(&redis, "job", 1).await;
+    wipe(&redis);
+    for guard in [&guard, &reader] {
+        let loss = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
+        assert_eq!(loss.kind, LossKind::Deleted);
+    }
+    let second = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
+    assert!(second.token() > guard.token());
+    assert!(matches!(guard.release().await.unwrap(), Released::AlreadyLost(_)));
+    second.verify().await.unwrap();
+    assert_eq!(second.release().await.unwrap(), Released::Released);
+    expect_unused(&redis, &near, "job").await;
+}
+
+#[tokio::test]
+async fn a_server_restarted_empty_tells_holders_and_lets_waiters_in() {
+    wiped(Redis::restart).await;
+}
+
+#[tokio::test]
+async fn a_flushed_server_tells_holders_and_lets_waiters_in() {
+    wiped(|redis| drop(redis.call(&["FLUSHALL"]))).await;
+}
+
+#[tokio::test]
+async fn nobody_notices_that_scripts_are_flushed() {
+    let redis = Arc::new(Redis::start());
+    let mut load = tokio::task::JoinSet::new();
+    for worker in 0..8 {
+        let (redis, locks) = (redis.clone(), connect(&redis.url()).await);
+        load.spawn(async move {
+            for _ in 0..40 {
+                let guard = lock(&locks, if worker % 2 == 0 { "even" } else { "odd" }).await;
+                enter(&redis, &guard);
+                leave_and_release(&redis, guard).await;
+            }
+        });
+    }
+    while !load.is_empty() {
+        redis.call(&["SCRIPT", "FLUSH"]);
+        tokio::select! {
+            done = load.join_next() => done.unwrap().unwrap(),
+            () = tokio::time::sleep(Duration::from_millis(1)) => {}
+        }
+    }
+    assert!(redis.client().commandstats()["script|load"] > 10, "the flushes came between");
+}
+
+#[tokio::test]
+async fn a_script_that_is_gone_costs_one_trip_more() {
+    let redis = Redis::start();
+    let locks = connect(&redis.url()).await;
+    let mut client = redis.client();
+    let pair = async |client: &mut Resp| {
+        let read = |client: &mut Resp| {
+            let stats = client.commandstats();
+            let trips: i64 = client.info("stats")["total_writes_processed"].parse().unwrap();
+            let count = |name: &str| i64::try_from(stats.get(name).copied().unwrap_or(0)).unwrap();
+            [count("evalsha"), count("script|load"), trips]
+        };
+        let before = read(client);
+        lock(&locks, "job").await.release().await.unwrap();
+        let after = read(client);
+        std::array::from_fn(|at| after[at] - before[at])
+    };
+    pair(&mut client).await;
+    let known: [i64; 3] = pair(&mut client).await;
+    client.call(&["SCRIPT", "FLUSH"]);
+    let flushed = pair(&mut client).await;
+    assert_eq!(known[..2], [2, 0]);
+    // Each of the two scripts: refused, then loaded and run together.
+    assert_eq!(flushed, [4, 2, known[2] + 2]);
+}
+
+#[tokio::test]
+async fn a_busy_server_is_waited_for() {
+    let redis = Redis::builder().arg("--lua-time-limit", "100").start();
+    let near = connect(&redis.url()).await.ttl(Duration::from_secs(6)).unwrap();
+    let guard = lock(&near, "job").await;
+    enter(&redis, &guard);
+    let waiter = queue(&connect(&redis.url()).await, "job");
+    sees_waiters(&redis, "job", 1).await;
+    let mut client = redis.client();
+    let busy = std::thread::spawn({
+        let mut client = redis.client();
+        move || client.try_call(&["EVAL", "while true do end", "0"])
+    });
+    eventually("the server is busy", async || {
+        let error = near.state("job").await.err()?;
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        error.to_string().contains("BUSY").then_some(())
+    })
+    .await;
+    let error = near.mutex("other").unwrap().try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert_eq!(guard.verify().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    let worried = tokio::time::timeout(PATIENCE, guard.changed(&Standing::Held)).await.unwrap();
+    assert_eq!(worried, Standing::Jeopardy);
+    client.call(&["SCRIPT", "KILL"]);
+    assert!(matches!(busy.join().unwrap().unwrap(), Reply::Error(_)));
+    let mended = tokio::time::timeout(PATIENCE, guard.changed(&worried)).await.unwrap();
+    assert_eq!(mended, Standing::Held);
+    leave_and_release(&redis, guard).await;
+    let guard = waiter.await.unwrap();
+    enter(&redis, &guard);
+    leave_and_release(&redis, guard).await;
+    expect_unused(&redis, &near, "job").await;
+}
+
+/// A server that has no memory for anything new as soon as it is told so.
+fn fill(redis: &Redis) {
+    redis.call(&["CONFIG", "SET", "maxmemory", "1mb"]);
+    let mut client = redis.client();
+    let mut count = 0;
+    while matches!(client.try_call(&["RPUSH", "ballast", &"x".repeat(10_000)]).unwrap(), Reply::Int(_)) {
+        count += 1;
+        assert!(count < 1000, "the server is never full");
+    }
+}
+
+#[tokio::test]
+async fn a_full_server_takes_no_new_lock_but_keeps_and_hands_over_those_it_has() {
+    let redis = Redis::builder().arg("--maxmemory-policy", "noeviction").start();
+    let (near, far) = (connect(&redis.url()).await, connect(&redis.url()).await);
+    let guard = lock(&near, "job").await;
+    enter(&redis, &guard);
+    let waiter = queue(&far, "job");
+    sees_waiters(&redis, "job", 1).await;
+    fill(&redis);
+    let other = near.mutex("other").unwrap();
+    for error in [other.lock().timeout(PATIENCE).await.unwrap_err(), other.try_lock().await.unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::Exhausted, "{error:?}");
+        assert!(error.to_string().contains("out of memory"), "{error}");
+    }
+    assert_eq!(left(&redis, "other"), [""; 0]);
+    guard.extend(2 * LONG_TTL).await.unwrap();
+    guard.verify().await.unwrap();
+    assert!(holder(&redis, "job").unwrap().1 > i64::try_from(LONG_TTL.as_millis()).unwrap());
+    leave(&redis, "job");
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
+    guard.extend(LONG_TTL).await.unwrap();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    connect(&redis.url()).await;
+    redis.call(&["CONFIG", "SET", "maxmemory", "0"]);
+    expect_unused(&redis, &near, "job").await;
+}
+
+#[tokio::test]
+async fn a_full_server_keeps_readers_and_permits() {
+    let redis = Redis::builder().arg("--maxmemory-policy", "noeviction").start();
+    let locks = connect(&redis.url()).await;
+    let reader = locks.rwlock("index").unwrap().read().await.unwrap();
+    let permit = locks.semaphore("gpu", 4).unwrap().acquire(2).unwrap().await.unwrap();
+    let waiter = queue(&locks, "index");
+    sees_waiters(&redis, "index", 1).await;
+    fill(&redis);
+    for guard in [&reader, &permit] {
+        guard.verify().await.unwrap();
+        guard.extend(2 * LONG_TTL).await.unwrap();
+    }
+    for guard in [reader, permit] {
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+    }
+    let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
