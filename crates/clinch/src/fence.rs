@@ -23,7 +23,8 @@
 ///
 /// After a write with a token was accepted, none with a smaller one is, for as long as `KEYS[2]` is kept: give it no
 /// expiry, and do not let the server evict it. A write of the same token may be repeated.
-pub const REDIS_SET: &str = concat!(include_str!("fence/redis_guard.lua"), include_str!("fence/redis_set.lua"));
+pub const REDIS_SET: &str =
+    concat!(include_str!("fence/redis_guard.lua"), include_str!("fence/redis_set.lua"));
 
 /// The Lua function `clinch_fence(key, token)` to put in front of your own script. It answers whether the write may go
 /// through; if not, write nothing. The guarantees are those of [`REDIS_SET`].

@@ -61,11 +61,3 @@ mod encrypted {
 
     clinch::conformance!(OnServer(SERVER.url()));
 }
-
-mod lean {
-    use super::*;
-
-    static SERVER: LazyLock<Redis> = LazyLock::new(Redis::start);
-
-    clinch::conformance!(OnServer(format!("{}?lean=on", SERVER.url())));
-}

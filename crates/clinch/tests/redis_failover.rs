@@ -76,12 +76,15 @@ impl Load {
             for _ in 0..2 {
                 let locks = connect(url, Duration::from_secs(6)).await;
                 for _ in 0..2 {
-                    let (locks, name, last, inside) = (locks.clone(), name.clone(), last.clone(), inside.clone());
+                    let (locks, name, last, inside) =
+                        (locks.clone(), name.clone(), last.clone(), inside.clone());
                     let (stop, sections) = (stop.clone(), sections.clone());
                     tasks.push(tokio::spawn(async move {
                         while !stop.load(Ordering::Relaxed) {
                             // A failover may take longer than one attempt is tried.
-                            let Ok(guard) = locks.mutex(&name).unwrap().lock().timeout(PATIENCE).await else { continue };
+                            let Ok(guard) = locks.mutex(&name).unwrap().lock().timeout(PATIENCE).await else {
+                                continue;
+                            };
                             let mut last = last.lock().await;
                             let before = inside.fetch_add(1, Ordering::SeqCst);
                             let token = guard.token();

@@ -55,9 +55,11 @@ pub(super) enum Note {
 }
 
 impl Claims {
-    /// Notes that a step of this claim goes out that may queue it; says which inbox listens for it.
-    pub(super) fn asking(&self, id: ClaimId) -> u64 {
-        lock(&self.0).entry(id).or_default().inbox
+    /// Notes that a step of this claim goes out that may queue it; says which inbox listens for it. `listening` knows
+    /// for a claim that is new.
+    pub(super) fn asking(&self, id: ClaimId, listening: impl FnOnce() -> u64) -> u64 {
+        let mut claims = lock(&self.0);
+        claims.entry(id).or_insert_with(|| Pending { inbox: listening(), ..Pending::default() }).inbox
     }
 
     /// Notes that a step's answer did not come.
@@ -149,6 +151,14 @@ impl Claims {
         }
     }
 
+    /// The database was emptied, places included.
+    pub(super) fn all_changed(&self) {
+        lock(&self.0)
+            .values_mut()
+            .filter(|pending| pending.asked.is_some())
+            .for_each(|pending| pending.tell(Note::Ask));
+    }
+
     fn note(&self, id: &str, note: Note) {
         let Ok(id) = id.parse::<ClaimId>() else { return };
         if let Some(pending) = lock(&self.0).get_mut(&id) {
@@ -175,8 +185,8 @@ mod tests {
     fn a_message_reaches_its_claim_and_nonsense_nobody() {
         let claims = Claims::default();
         let (one, two) = (ClaimId::from_bits(1), ClaimId::from_bits(2));
-        claims.asking(one);
-        claims.asking(two);
+        claims.asking(one, || 0);
+        claims.asking(two, || 0);
         for bad in [
             "",
             "g",

@@ -65,6 +65,12 @@ impl Failure {
         };
         // A script's error ends in where it was raised, which tells a user nothing.
         let detail = detail.split(" script: ").next().unwrap_or_default().trim();
+        // Before version 7.2 a script that may not run a command says so without a code.
+        let code = if code == "ERR" && detail.contains("executing the script can't") {
+            "NOPERM".into()
+        } else {
+            code
+        };
         let (kind, advice) = match code.as_str() {
             "NOPERM" => (ErrorKind::Refused, "; see the ACL line in the documentation of the Redis store"),
             "NOAUTH" | "WRONGPASS" => (ErrorKind::Refused, "; give user and password in the URL"),

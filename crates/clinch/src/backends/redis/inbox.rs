@@ -75,6 +75,11 @@ impl Inbox {
         }
     }
 
+    /// Whether this inbox already listens to a channel.
+    pub(super) fn listens(&self, channel: &str) -> bool {
+        self.is_open() && self.channels.try_lock().is_ok_and(|channels| channels.contains(channel))
+    }
+
     /// Listens to a channel, once; returns when the server has confirmed it.
     pub(super) async fn listen(&self, channel: &str, sharded: bool) -> Result<()> {
         let mut channels = self.channels.lock().await;
@@ -214,6 +219,7 @@ fn deliver(claims: &Claims, push: &PushInfo) {
         (PushKind::Invalidate, [Value::Array(keys)]) => {
             keys.iter().filter_map(text).for_each(|key| claims.changed(key))
         }
+        (PushKind::Invalidate, [Value::Nil]) => claims.all_changed(),
         _ => {}
     }
 }

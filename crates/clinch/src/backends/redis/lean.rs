@@ -10,7 +10,6 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use redis::{Cmd, Value};
 
-use super::dial::text;
 use super::keys::{lock_key, slot_of};
 use super::reply;
 use super::script;
@@ -64,7 +63,7 @@ impl Lean {
         let (value, left) =
             (self.store.route.call(slot, &get).await?, self.store.route.call(slot, &left).await?);
         let left = u64::try_from(reply::number(&left)?).ok().map(Duration::from_millis);
-        Ok((text(&value).unwrap_or_default().to_owned(), left))
+        Ok((reply::lossy(&value), left))
     }
 
     async fn extend(&self, claim: &Claim) -> Result<Renewal> {

@@ -75,6 +75,14 @@ impl<C: Connection> Pool<C> {
         }
     }
 
+    /// The open connection of the current runtime, if there is one.
+    pub(super) fn peek(&self) -> Option<Arc<C>> {
+        let runtime = Handle::try_current().ok()?;
+        let opening = lock(&self.0).get(&runtime.id())?.clone();
+        let connection = opening.borrow().as_ref()?.as_ref().ok()?.clone();
+        connection.is_open().then_some(connection)
+    }
+
     fn opening<F>(&self, runtime: &Handle, open: impl Fn() -> F) -> (Opening<C>, bool)
     where
         F: Future<Output = Result<C>> + Send + 'static,

@@ -64,6 +64,14 @@ pub(super) fn list(value: &Value) -> Result<&[Value]> {
     }
 }
 
+/// What stands in a lock's key, which may be no text at all.
+pub(super) fn lossy(value: &Value) -> String {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        other => text(other).unwrap_or_default().to_owned(),
+    }
+}
+
 fn token(value: &Value) -> Result<Token> {
     let token = text(value).and_then(|text| text.parse().ok()).and_then(Token::new);
     token.ok_or_else(nonsense)
@@ -74,7 +82,7 @@ pub(super) fn claimed(answer: &Value, place_ttl: Duration) -> Result<Claimed> {
     match list(answer)? {
         [Value::Int(1), granted] => Ok(Claimed::Granted(token(granted)?)),
         [Value::Int(kind @ (2 | 3)), now, ahead, waiters, look, record, left] => {
-            let record = text(record).unwrap_or_default();
+            let record = &lossy(record);
             let left = millis(left)?;
             let holder = holder(record, left);
             let foreign = holder.as_ref().is_some_and(|holder| holder.owner.pid == 0);
@@ -104,7 +112,7 @@ pub(super) fn claimed(answer: &Value, place_ttl: Duration) -> Result<Claimed> {
 /// ours, `None` where nobody holds.
 pub(super) fn holder(record: &str, left: Option<Duration>) -> Option<ClaimState> {
     let (id, rest) = record.split_once(' ').unwrap_or_default();
-    let foreign = !record.is_empty() && !record.starts_with("clinch ");
+    let foreign = !record.is_empty() && !matches!(record, "clinch parts" | "clinch closed");
     part(id, rest, left).or_else(|| sole(record, left)).or_else(|| foreign.then(|| stranger(left)))
 }
 
@@ -183,7 +191,7 @@ fn mode(text: &str) -> Option<Mode> {
 pub(super) fn lock_state(name: &LockName, answer: &Value) -> Result<Option<LockState>> {
     let [now, lock, left, closed, parts, waiting] = list(answer)? else { return Err(nonsense()) };
     let (now, left) = (number(now)?, millis(left)?);
-    let record = text(lock).unwrap_or_default();
+    let record = &lossy(lock);
     let mut claims = Vec::new();
     claims.extend(holder(record, left));
     for (values, read) in [(parts, part as fn(&str, &str, _) -> _), (waiting, waiter)] {

@@ -204,6 +204,15 @@ impl Route {
         Ok(Ok(value))
     }
 
+    /// The inbox that listens to this channel already, if there is one.
+    pub(super) fn listening(&self, slot: u16, channel: impl FnOnce() -> String) -> Option<Arc<Inbox>> {
+        let inbox = match &self.kind {
+            Kind::One(node) => node.inboxes.peek(),
+            Kind::Cluster { map, .. } => lock(map).owner(slot)?.inboxes.peek(),
+        }?;
+        inbox.listens(&channel()).then_some(inbox)
+    }
+
     /// The inbox of the server that has the slot, listening to this channel.
     pub(super) async fn inbox(&self, slot: u16, channel: &str, sharded: bool) -> Result<Arc<Inbox>> {
         let node = self.node(slot).await?;

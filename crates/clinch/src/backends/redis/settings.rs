@@ -90,6 +90,11 @@ impl std::fmt::Display for Address {
 
 impl Settings {
     pub(super) fn parse(url: &mut StoreUrl) -> Result<Settings> {
+        if url.hides_credentials() {
+            return Err(Error::invalid(
+                "in a store URL, /, ?, #, @ and : of a user or password are written as %2F, %3F, %23, %40 and %3A",
+            ));
+        }
         let scheme = url.scheme.clone();
         let (base, variant) = scheme.split_once('+').unwrap_or((&scheme, ""));
         let tls = tls::config(url, base == "rediss")?;

@@ -82,6 +82,11 @@ impl Store {
         }
     }
 
+    /// This client's channel in a slot.
+    fn channel(&self, slot: u16) -> String {
+        [&self.channels(slot), self.inbox.as_str()].concat()
+    }
+
     /// A script's command on all keys of a lock, with the arguments that all of them share.
     fn command(&self, script: &script::Script, keys: &Keys) -> Cmd {
         let mut command = script.on(keys.all());
@@ -96,7 +101,12 @@ impl Store {
 
     /// Takes a claim's step and notes what is known of it meanwhile.
     async fn ask(&self, claim: &Claim, keys: &Keys) -> Result<(Instant, u64, Claimed)> {
-        let inbox = if claim.enqueue { self.claims.asking(claim.id) } else { 0 };
+        let inbox = match claim.enqueue {
+            true => self.claims.asking(claim.id, || {
+                self.route.listening(keys.slot, || self.channel(keys.slot)).map_or(0, |inbox| inbox.id)
+            }),
+            false => 0,
+        };
         let mut command = self.command(&script::ACQUIRE, keys);
         command
             .arg(claim.id.to_string())
@@ -271,7 +281,7 @@ impl Backend for Store {
     async fn wait(&self, claim: &Claim) -> Result<Wake> {
         let Some((asked, woken)) = self.claims.waiting(claim.id) else { return Ok(Wake::Step) };
         let slot = slot_of(&asked.key);
-        let channel = [&self.channels(slot), self.inbox.as_str()].concat();
+        let channel = self.channel(slot);
         let poll = || POLL.mul_f64(0.5 + self.env().random().jitter());
         let mut look = asked.look;
         let inbox = match self.route.inbox(slot, &channel, self.sharded).await {

@@ -11,7 +11,7 @@ if records[2] then
   return { 5 }
 end
 
-local value = redis.call('GETRANGE', LOCK, 0, 1023)
+local value = lock_value()
 if string.sub(value, 1, 33) == id .. ' ' then
   -- Already granted: the same token, and the TTL from now on.
   if redis.call('PTTL', LOCK) < ttl then
@@ -72,7 +72,7 @@ elseif record or ARGV[7] == '1' then
     if token then
       return { 1, token }
     end
-    value = redis.call('GETRANGE', LOCK, 0, 1023)
+    value = lock_value()
   end
 end
 

@@ -11,6 +11,7 @@ local left = redis.call('PTTL', LOCK)
 redis.call('HSET', CLAIMS, id, 'h s ' .. token .. ' ' .. since .. ' ' .. owner)
 redis.call('ZADD', HOLDERS, int(now + left), id)
 keep(HOLDERS, left)
+redis.call('DEL', LOCK)
 mark()
 settle(nil)
 return 1

@@ -3,8 +3,10 @@
 local denied = {}
 local function try(name, ...)
   local answer = redis.pcall(name, ...)
-  if type(answer) == 'table' and answer.err and
-    (string.find(answer.err, 'NOPERM') or string.find(answer.err, 'permission') or string.find(answer.err, 'ACL')) then
+  local why = type(answer) == 'table' and answer.err or ''
+  -- Redis 7.2 and later say NOPERM; earlier ones "The user executing the script can't run this command".
+  if (string.find(why, 'NOPERM') or string.find(why, 'permission') or string.find(why, "can't")) and not denied[name] then
+    denied[name] = true
     denied[#denied + 1] = name
   end
 end
@@ -22,6 +24,7 @@ try('HGET', key, 'f')
 try('HMGET', key, 'f')
 try('HVALS', key)
 try('HGETALL', key)
+try('HLEN', key)
 try('HDEL', key, 'f')
 try('HSET', key, 'f', '')
 try('DEL', key)

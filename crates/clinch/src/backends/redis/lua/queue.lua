@@ -40,7 +40,13 @@ local function keep(key, ms)
 end
 
 local function is_marker(value)
-  return string.sub(value, 1, 7) == 'clinch '
+  return value == 'clinch parts' or value == 'clinch closed'
+end
+
+-- What stands in the lock's key, as much as is of use; '' only when there is none.
+local function lock_value()
+  local value = redis.call('GETRANGE', LOCK, 0, 1023)
+  return value == '' and redis.call('EXISTS', LOCK) == 1 and ' ' or value
 end
 
 -- Until when the lock stays closed although nobody holds it, or nil.
@@ -62,6 +68,10 @@ end
 -- Puts the marker of the holders of parts into the lock key, so that foreign clients are shut out until the last lease
 -- ends, or takes it away when nobody is left.
 local function mark()
+  local value = lock_value()
+  if value ~= '' and not is_marker(value) then
+    return false
+  end
   local last = redis.call('ZREVRANGE', HOLDERS, 0, 0, 'WITHSCORES')
   local ends = math.max(tonumber(last[2] or 0), closed_until() or 0)
   if ends == 0 then
@@ -70,11 +80,12 @@ local function mark()
     redis.call('SET', LOCK, last[1] and 'clinch parts' or 'clinch closed')
     redis.call('PEXPIREAT', LOCK, int(ends))
   end
+  return true
 end
 
 -- Whether a claim of this mode, with nobody ahead of it in the queue, can be granted; and what the lock key holds.
 local function admits(mode)
-  local value = redis.call('GETRANGE', LOCK, 0, 1023)
+  local value = lock_value()
   if value ~= '' and not is_marker(value) then
     return false, value
   end
@@ -121,9 +132,14 @@ local function leave(id)
   redis.call('HDEL', CLAIMS, id)
 end
 
--- Sends a message to an inbox; answers whether somebody may have got it. A waiter without an inbox asks by itself.
+-- Sends a message to an inbox; answers whether somebody may have got it. A waiter without an inbox asks by itself. Who
+-- may not publish must be able to release nevertheless.
 local function tell(inbox, message)
-  return inbox == '-' or redis.call(ARGV[2], ARGV[1] .. inbox, message) > 0 or ARGV[3] ~= '1'
+  if inbox == '-' then
+    return true
+  end
+  local heard = redis.pcall(ARGV[2], ARGV[1] .. inbox, message)
+  return type(heard) == 'number' and (heard > 0 or ARGV[3] ~= '1')
 end
 
 -- Grants to the waiters that are next in line, as many as there is room for. The asker's grant is the answer of the

@@ -25,24 +25,32 @@ if mine then
     mark()
   end
 elseif record then
+  local first = redis.call('ZRANK', QUEUE, id) == 0
   leave(id)
+  local next_id = first and redis.call('ZRANGE', QUEUE, 0, 0)[1]
+  local _, _, _, _, inbox = waiter(next_id and redis.call('HGET', CLAIMS, next_id))
+  if inbox then
+    tell(inbox, 'n ' .. next_id .. ' ' .. int(now) .. ' 0')
+  end
   if redis.call('ZREM', HOLDERS, id) == 1 then
     mark()
   end
 end
-if ARGV[6] == '1' then
-  -- The dead are few and do not stay: whoever buries sweeps what is over.
+local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
+if ARGV[6] == '1' or not head and redis.call('HLEN', CLAIMS) > redis.call('ZCARD', HOLDERS) then
+  -- The buried are few and do not stay: while they do, no claim can take the fast way.
   local all = redis.call('HGETALL', CLAIMS)
   for i = 1, #all, 2 do
     if string.sub(all[i], 1, 1) == 'x' and tonumber(all[i + 1]) <= now then
       redis.call('HDEL', CLAIMS, all[i])
     end
   end
+end
+if ARGV[6] == '1' then
   redis.call('HSET', CLAIMS, 'x' .. id, int(now + SPARE))
   keep(CLAIMS, SPARE)
 end
 
-local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
 if run > 0 and free then
   -- Foreign clients poll: a lock that is only ever handed over would never look free to them.
   local since = tonumber(redis.call('HGET', CLAIMS, '.run') or nil)

@@ -3,6 +3,8 @@
 -- ARGV[4], [5], ...: claim id and TTL (ms) in turn. Answers for each how long it lives now (ms), or -1: it is gone.
 -- A lease never gets shorter: an older request may arrive after one that asked for more.
 local answers = {}
+-- A full server refuses a script whose first write needs memory, and looks at no later one; this one needs none.
+redis.call('HDEL', CLAIMS, '')
 for i = 4, #ARGV, 2 do
   local id, ttl, left = ARGV[i], tonumber(ARGV[i + 1]), -1
   local record = redis.call('HGET', CLAIMS, id) or ''
@@ -27,7 +29,12 @@ for i = 4, #ARGV, 2 do
       if now + left > ends then
         redis.call('ZADD', HOLDERS, int(now + left), id)
         keep(HOLDERS, left)
-        mark()
+        if not mark() then
+          -- Deleted by force, and a foreign client has taken it.
+          redis.call('ZREM', HOLDERS, id)
+          redis.call('HDEL', CLAIMS, id)
+          left = -1
+        end
       end
     end
   end

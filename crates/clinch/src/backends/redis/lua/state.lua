@@ -19,4 +19,4 @@ for i = 1, #ids do
     waiting[#waiting + 1] = ends
   end
 end
-return { now, redis.call('GETRANGE', LOCK, 0, 1023), redis.call('PTTL', LOCK), closed_until() or 0, parts, waiting }
+return { now, lock_value(), redis.call('PTTL', LOCK), closed_until() or 0, parts, waiting }

@@ -5,11 +5,16 @@ local us = clock[1] .. string.sub('000000' .. clock[2], -6)
 -- A token larger than all before in this slot: the server's time in µs, or the last token and one where the clock went
 -- back. Both have 16 digits, so they compare as text. Also the ticket by which waiters queue.
 local function next_token()
-  local token = us
-  local last = redis.call('GETSET', KEYS[5], token)
-  if last and #last == 16 and last >= token then
-    token = string.format('%.0f', tonumber(last) + 1)
-    redis.call('SET', KEYS[5], token)
+  local last = redis.call('GETSET', KEYS[5], us)
+  if not last or #last ~= 16 or last < us then
+    return us
   end
+  -- 2^53: no token, and nothing that this script has written.
+  if last >= '9007199254740992' then
+    redis.call('SET', KEYS[5], last)
+    error('the last token of this hash slot is none; look at the key ' .. KEYS[5])
+  end
+  local token = string.format('%.0f', tonumber(last) + 1)
+  redis.call('SET', KEYS[5], token)
   return token
 end
