@@ -36,6 +36,12 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// Waits until another step of this queued claim is worth taking. May end early, never silently late.
     async fn wait(&self, claim: &Claim) -> Result<Wake>;
 
+    /// Which of the store's independent servers keeps this lock, as far as is known at this moment. Claims on different
+    /// ones are never renewed in one call, so that a server that hangs delays nothing but its own.
+    fn shard(&self, _name: &LockName) -> u64 {
+        0
+    }
+
     /// Renews held and queued claims alike, in as few trips as the store allows; one answer each, in order. Never makes a
     /// lease shorter: an older request may arrive after one that asked for more.
     async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal>;

@@ -4,7 +4,7 @@
 //! It knows nothing of guards or modes: it is given claims and tells their fate. Deadlines are computed in
 //! [`lease`](crate::lease); this module only acts on them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -227,9 +227,9 @@ struct Todo {
 /// The keeper's task.
 async fn keep(shared: Arc<Shared>, env: Env) {
     while let Some(todo) = shared.review(env.now()) {
-        for batch in todo.renew.chunks(RENEW_BATCH) {
-            // Each in its own task: one that hangs on a slow node delays no other.
-            tokio::spawn(renew(shared.clone(), env.clone(), batch.to_vec()));
+        for batch in batches(&*shared.backend, todo.renew) {
+            // Each in its own task: one that hangs on a slow server delays no other.
+            tokio::spawn(renew(shared.clone(), env.clone(), batch));
         }
         for tenure in todo.free {
             tokio::spawn(free_outheld(shared.clone(), env.clone(), tenure));
@@ -240,6 +240,16 @@ async fn keep(shared: Arc<Shared>, env: Env) {
             () = env.sleep_until(next) => {}
         }
     }
+}
+
+/// Splits renewals into batches of which each concerns one server.
+fn batches(backend: &dyn Backend, renew: Vec<Arc<Tenure>>) -> impl Iterator<Item = Vec<Arc<Tenure>>> {
+    let mut shards: BTreeMap<u64, Vec<Arc<Tenure>>> = BTreeMap::new();
+    for tenure in renew {
+        shards.entry(backend.shard(&tenure.claim.name)).or_default().push(tenure);
+    }
+    let chunks = |shard: Vec<Arc<Tenure>>| shard.chunks(RENEW_BATCH).map(<[_]>::to_vec).collect::<Vec<_>>();
+    shards.into_values().flat_map(chunks)
 }
 
 /// Frees a claim that was held for as long as it may be: its loss was told, and the store need not wait for its TTL.

@@ -335,7 +335,7 @@ mod users {
     use super::*;
 
     /// The commands that the scripts call.
-    const IN_SCRIPTS: &str = "time exists set getset getrange pttl pexpire pexpireat del hget hmget hvals hgetall hdel hset \
+    const IN_SCRIPTS: &str = "time exists set getset getrange pttl pexpire pexpireat del hget hmget hvals hgetall hlen hdel hset \
         zadd zcard zrank zscore zrange zrevrange zrangebyscore zrem publish";
 
     /// The commands that clients send, HELLO and AUTH apart, which everybody may.

@@ -285,7 +285,6 @@ async fn a_killed_master_takes_no_replicated_lock_with_it() {
 async fn a_hung_master_loses_only_its_own_locks_and_they_are_told_in_time() {
     let servers = Cluster::start();
     let names = names_by_master(&servers);
-    // Longer than a failover, so the hung master's locks can only be lost by their own deadline.
     let locks = connect(&servers.url(), Duration::from_secs(3)).await;
     let hung = servers.master_of(&format!("clinch:{}", names[0]));
     let replica = servers.replica_of(&format!("clinch:{}", names[0]));

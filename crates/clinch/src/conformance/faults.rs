@@ -211,6 +211,10 @@ impl Backend for Faulty {
         self.inner.capabilities()
     }
 
+    fn shard(&self, name: &LockName) -> u64 {
+        self.inner.shard(name)
+    }
+
     async fn claim(&self, claim: &Claim) -> Result<Progress> {
         self.through(Step::Claim, self.inner.claim(claim)).await
     }

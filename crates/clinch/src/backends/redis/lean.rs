@@ -152,6 +152,10 @@ impl Backend for Lean {
         Ok(Wake::Step)
     }
 
+    fn shard(&self, name: &LockName) -> u64 {
+        self.store.shard(name)
+    }
+
     async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal> {
         let renew = |claim: &Arc<Claim>| {
             let claim = claim.clone();

@@ -72,6 +72,16 @@ impl Route {
         matches!(self.kind, Kind::Cluster { .. })
     }
 
+    /// Tells servers apart, as far as is known which one has the slot.
+    pub(super) fn shard(&self, slot: impl FnOnce() -> u16) -> u64 {
+        match &self.kind {
+            Kind::One(_) => 0,
+            Kind::Cluster { map, .. } => {
+                lock(map).owner(slot()).map_or(0, |node| Arc::as_ptr(&node).addr() as u64)
+            }
+        }
+    }
+
     /// Runs a script's command on the server that has the slot.
     ///
     /// # Cancel safety

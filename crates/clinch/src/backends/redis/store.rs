@@ -341,6 +341,10 @@ impl Backend for Store {
         }
     }
 
+    fn shard(&self, name: &LockName) -> u64 {
+        self.route.shard(|| slot_of(&lock_key(&self.settings().prefix, name)))
+    }
+
     async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal> {
         let mut held: HashMap<u16, Vec<usize>> = HashMap::new();
         let mut others: HashMap<&LockName, Vec<usize>> = HashMap::new();
