@@ -353,7 +353,8 @@ If the lock is about to be lost, the command's group gets TERM, and KILL before 
 then exits with 79. If clinch itself is killed, the command keeps the lock on file:// until it ends, and is killed on other
 stores. A process that is stopped for longer than its lease cannot be saved by any of this: check tokens at the store.
 
---once-per counts every run that began, whatever its exit code. It uses a second lock, NAME/once-per.
+--once-per counts every run that began, whatever its exit code. It uses a second lock, NAME/once-per. Like --min-hold it needs
+a store that can keep a lock closed.
 
 Events (--events) are JSON lines: waiting, acquired, reentered, jeopardy, held, lost, stopping, exited, released, refused."
 );

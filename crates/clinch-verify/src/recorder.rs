@@ -10,9 +10,14 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::event::{Event, Kind, Mode, Op};
 use crate::history::{History, to_line};
+
+/// How often the end of a file is looked at, a millisecond apart, before its last line counts as cut off: a line that
+/// another process is writing at this moment is seen in part where it crosses a page.
+const LOOKS: u32 = 100;
 
 /// Records events; clones share one history.
 #[derive(Debug, Clone)]
@@ -148,18 +153,23 @@ impl Recorder {
 
 fn open(path: &Path) -> io::Result<File> {
     let mut file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
-    if file.metadata()?.len() > 0 {
-        let mut last = [0];
-        file.seek(SeekFrom::End(-1))?;
-        file.read_exact(&mut last)?;
-        if last != *b"\n" {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("{} ends in a cut-off line", path.display()),
-            ));
+    for _ in 0..LOOKS {
+        if ends_with_a_line(&mut file)? {
+            return Ok(file);
         }
+        std::thread::sleep(Duration::from_millis(1));
     }
-    Ok(file)
+    Err(io::Error::new(io::ErrorKind::InvalidData, format!("{} ends in a cut-off line", path.display())))
+}
+
+fn ends_with_a_line(file: &mut File) -> io::Result<bool> {
+    if file.metadata()?.len() == 0 {
+        return Ok(true);
+    }
+    let mut last = [0];
+    file.seek(SeekFrom::End(-1))?;
+    file.read_exact(&mut last)?;
+    Ok(last == *b"\n")
 }
 
 /// Not `write_all`: the rest of a short write could land behind another process's line.

@@ -53,7 +53,8 @@ pub trait Backend: Debug + Send + Sync + 'static {
     async fn downgrade(&self, claim: &Claim) -> Result<()>;
 
     /// Leaves the queue or frees the lock; idempotent; only ever one's own claim. With a `linger`, nobody else is
-    /// granted for that long from now.
+    /// granted for that long from now; a store that cannot do that refuses as [`ErrorKind::Unsupported`] and does
+    /// nothing.
     async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed>;
 
     /// All locks whose name starts with `prefix` and that have at least one live claim, ordered by name.
@@ -187,14 +188,19 @@ macro_rules! capabilities {
 }
 
 capabilities! {
-    /// Every grant carries a token that is larger than all before.
+    /// Every grant carries a token that is larger than all before; without this, all tokens are 0.
     fencing = "fencing",
     /// Claims are granted in the order in which the store received them.
     fifo = "fifo",
+    /// A claim that has to wait has a place in the store: it is listed, and an operator can evict it. Without this a
+    /// waiter only asks again and again, and leaves nothing in the store that anybody could see or would have to clear.
+    queue = "queue",
     /// Has shared claims.
     shared = "shared",
     /// Has permits.
     permits = "permits",
+    /// A release can keep the lock closed for a time.
+    linger = "linger",
     /// Waiters are woken by the store; nothing polls.
     push = "push",
     /// A lease ends by itself when it is not renewed, so a stopped or cut-off holder does not block for ever.

@@ -135,6 +135,7 @@ macro_rules! __for_each_property {
                 queueing_dropped_at_every_poll
                 reading_dropped_at_every_poll
                 releasing_dropped_at_every_poll
+                requests_dropped_on_their_way
                 running_dropped_at_every_poll
                 trying_dropped_at_every_poll
                 verifying_dropped_at_every_poll

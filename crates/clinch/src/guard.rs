@@ -98,7 +98,8 @@ impl Guard {
         Guard { kept, claimed, token }
     }
 
-    /// The fencing token: larger than that of every earlier holder of this lock.
+    /// The fencing token: larger than that of every earlier holder of this lock. 0 on stores without
+    /// [`fencing`](crate::Capabilities::fencing).
     pub fn token(&self) -> Token {
         self.token
     }
@@ -215,7 +216,9 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// As [`Guard::release`].
+    /// As [`Guard::release`], and [`ErrorKind::Unsupported`] on stores without
+    /// [`linger`](crate::Capabilities::linger); the lock is then released in the background. Ask for that property
+    /// before the work is done, with `require=linger` in the URL for one.
     pub async fn release_closed(self, linger: Duration) -> Result<Released> {
         let Guard { kept, claimed, .. } = self;
         let engine = claimed.engine.clone();

@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use clinch::Env;
 use clinch::backend::Backend;
 use clinch::conformance::Fixture;
-use clinch_testkit::Redis;
+use clinch_testkit::{Redis, tools};
 
 /// One server for all properties of a kind.
 struct OnServer(String);
@@ -58,6 +58,33 @@ mod encrypted {
     use super::*;
 
     static SERVER: LazyLock<Redis> = LazyLock::new(|| Redis::builder().tls().start());
+
+    clinch::conformance!(OnServer(SERVER.url()));
+}
+
+mod lean {
+    use super::*;
+
+    static SERVER: LazyLock<Redis> = LazyLock::new(Redis::start);
+
+    clinch::conformance!(OnServer(format!("{}?lean=on", SERVER.url())));
+}
+
+mod valkey_without_scripts {
+    use super::*;
+
+    const RULES: &str = "on >pw ~clinch:* -@all +set +delifeq +getrange +pttl +scan +info";
+
+    static SERVER: LazyLock<Redis> =
+        LazyLock::new(|| Redis::builder().binary(tools::valkey()).acl_user("lean", RULES).start());
+
+    clinch::conformance!(OnServer(SERVER.url_as("lean", "pw")));
+}
+
+mod redis_8 {
+    use super::*;
+
+    static SERVER: LazyLock<Redis> = LazyLock::new(|| Redis::builder().binary(tools::redis_8()).start());
 
     clinch::conformance!(OnServer(SERVER.url()));
 }

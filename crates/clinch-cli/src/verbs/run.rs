@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::pin::pin;
 use std::time::Duration;
 
-use clinch::{ClaimId, Env, Guard, Instant, Lane, Locks, Released};
+use clinch::{Capabilities, ClaimId, Env, Guard, Instant, Lane, Locks, Released};
 use rustix::process::{Signal, getpid, set_child_subreaper};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
@@ -62,8 +62,9 @@ impl<'a> Session<'a> {
         let events = Events::open(run.events.as_deref(), &run.name)?;
         let env = Env::host(Lane::here()?);
         let locks = Locks::connect(&store.url, env.clone()).await?;
-        let expires = locks.capabilities().expiry;
-        let ttl = expires.then(|| run.lease.ttl.unwrap_or_else(|| locks.lease_ttl()));
+        let can = locks.capabilities();
+        refuse_to_linger(run, can)?;
+        let ttl = can.expiry.then(|| run.lease.ttl.unwrap_or_else(|| locks.lease_ttl()));
         let plan = Plan::new(run.on_lost, ttl, run.max_hold, run.grace)?;
         let mut locks = with_lease(locks, &run.lease, &spawn::default_label(run))?;
         if let Some(time) = run.max_hold {
@@ -251,6 +252,14 @@ impl<'a> Session<'a> {
     }
 }
 
+/// Refuses what only a store that can keep a lock closed can do, before anything is locked.
+fn refuse_to_linger(run: &Run, can: Capabilities) -> Result<(), Failure> {
+    if can.linger || run.min_hold.is_none() && run.once_per.is_none() {
+        return Ok(());
+    }
+    Err(Failure::usage("--min-hold and --once-per need a store that can keep a lock closed; this one cannot"))
+}
+
 /// Tells that somebody else is first, and who.
 async fn report_waiting(locks: &Locks, run: &Run, events: &mut Events) {
     // Not knowing it is no reason not to wait.
@@ -265,5 +274,29 @@ async fn report_waiting(locks: &Locks, run: &Run, events: &mut Events) {
     if run.verbose {
         let holder = holder.map(|holder| format!(", {}", describe(holder))).unwrap_or_default();
         say(format_args!("lock \"{}\": waiting{holder}", run.name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Verb};
+
+    fn refused(options: &[&str], linger: bool) -> bool {
+        let line = ["clinch", "run", "-u", "memory://"].iter().chain(options).chain(&["x", "true"]);
+        let Verb::Run(run) = Cli::try_parse_from(line).unwrap().verb else { panic!("another verb") };
+        let mut can = Capabilities::default();
+        can.linger = linger;
+        refuse_to_linger(&run, can).is_err_and(|failure| failure.code == crate::exit::USAGE)
+    }
+
+    #[test]
+    fn a_store_that_cannot_close_locks_is_not_asked_to() {
+        for options in [["--min-hold", "1h"], ["--once-per", "1h"]] {
+            assert!(refused(&options, false) && !refused(&options, true), "{options:?}");
+        }
+        assert!(!refused(&["--max-hold", "1h"], false));
     }
 }

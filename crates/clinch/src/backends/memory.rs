@@ -157,8 +157,10 @@ impl Backend for Memory {
         Capabilities {
             fencing: true,
             fifo: true,
+            queue: true,
             shared: true,
             permits: true,
+            linger: true,
             push: true,
             expiry: true,
             detached: true,

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::Fixture;
-use super::client::{Client, Polled, poll_then_drop, unique, within};
+use super::client::{Client, PATIENCE, Polled, eventually, poll_then_drop, unique, within};
 use crate::guard::{Guard, Released};
 
 /// Polls of an operation until it must have completed.
@@ -15,6 +15,9 @@ const MOST_POLLS: usize = 200;
 
 /// Polls of a waiter before the lock that it waits for is released.
 const POLLS_WHILE_HELD: usize = 6;
+
+/// Requests that are dropped on their way. A store that loses this race did so for one of ten.
+const REQUESTS: usize = 200;
 
 /// The clients of one scene.
 struct Stage {
@@ -157,6 +160,30 @@ pub async fn verifying_dropped_at_every_poll(fixture: &dyn Fixture) {
         let verified = poll_then_drop(guard.verify(), polls).await;
         still_good(guard).await;
         verified.map(Result::unwrap).is_some()
+    })
+    .await;
+}
+
+/// P5: nothing is left of requests that are dropped when they have just been sent, so that they may reach the store after
+/// their own release, which goes another way.
+pub async fn requests_dropped_on_their_way(fixture: &dyn Fixture) {
+    let client = Client::new(fixture).await;
+    let name = unique("drop-on-the-way");
+    // Opens both ways.
+    drop(client.lock(&name).await);
+    client.expect_unused(&name).await;
+    for number in 0..REQUESTS {
+        let mutex = client.locks.mutex(&format!("{name}/{number}")).unwrap();
+        let mut request = Polled::new(mutex.lock());
+        drop(request.once().await);
+        // Has the runtime send it, and sometimes take the answer in.
+        for _ in 0..number % 4 {
+            tokio::task::yield_now().await;
+        }
+    }
+    client.locks.close(PATIENCE).await.unwrap();
+    eventually("nothing is left of dropped requests", async || {
+        client.locks.list(&name).await.unwrap().is_empty().then_some(())
     })
     .await;
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use super::Fixture;
 use super::faults::Faulty;
 use crate::backend::{Capabilities, ClaimState};
-use crate::claim::{Claim, Mode, Owner};
+use crate::claim::{Claim, ClaimId, Mode, Owner};
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::guard::{Guard, Released};
@@ -86,6 +86,18 @@ impl Client {
     pub(super) async fn sees_claims(&self, name: &str, count: usize) {
         let what = format!("lock \"{name}\" has {count} claims");
         eventually(&what, async || (self.claims(name).await.len() == count).then_some(())).await;
+    }
+
+    /// Waits until so many claims of this client wait for a lock: in the store's queue, or, where there is none, unseen.
+    pub(super) async fn waits(&self, name: &str, count: usize) -> Vec<ClaimId> {
+        let queue = self.capabilities().queue;
+        eventually(&format!("{count} claims wait for lock \"{name}\""), async || {
+            let waiting = self.faults.waiting(name);
+            let shown = self.claims(name).await;
+            let in_queue = |id: &ClaimId| shown.iter().any(|claim| claim.id == *id && !claim.granted);
+            (waiting.len() == count && waiting.iter().all(|id| in_queue(id) == queue)).then_some(waiting)
+        })
+        .await
     }
 
     /// Checks that nothing of anybody is left: this client gets the lock, and after it the store lists nothing.
@@ -175,10 +187,18 @@ impl<'a, T> Polled<'a, T> {
         Polled(Box::pin(future.into_future()))
     }
 
+    /// Polls once. `Some`: it completed.
+    pub(super) async fn once(&mut self) -> Option<T> {
+        match poll_fn(|context| Poll::Ready(self.0.as_mut().poll(context))).await {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        }
+    }
+
     /// Polls at most so many times, with time for others in between. `Some`: it completed.
     pub(super) async fn poll(&mut self, times: usize) -> Option<T> {
         for _ in 0..times {
-            if let Poll::Ready(value) = poll_fn(|context| Poll::Ready(self.0.as_mut().poll(context))).await {
+            if let Some(value) = self.once().await {
                 return Some(value);
             }
             tokio::time::sleep(Duration::from_millis(1)).await;

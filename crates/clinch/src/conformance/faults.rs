@@ -40,6 +40,7 @@ pub struct Faulty {
     clock: Clock,
     script: Mutex<Script>,
     severed: watch::Sender<bool>,
+    waiting: Mutex<HashMap<ClaimId, LockName>>,
 }
 
 #[derive(Debug, Default)]
@@ -91,7 +92,8 @@ impl Drop for Gate {
 impl Faulty {
     /// Wraps a backend.
     pub fn new(inner: Arc<dyn Backend>, clock: Clock) -> Arc<Faulty> {
-        Arc::new(Faulty { inner, clock, script: Mutex::default(), severed: watch::Sender::new(false) })
+        let severed = watch::Sender::new(false);
+        Arc::new(Faulty { inner, clock, script: Mutex::default(), severed, waiting: Mutex::default() })
     }
 
     /// Cuts the client off: from now on no call reaches the store, and waits under way end.
@@ -143,6 +145,12 @@ impl Faulty {
         lock(&self.script).calls.get(&step).map(|(_, at)| *at)
     }
 
+    /// The claims that wait for a lock at this moment: in [`Backend::wait`], after a step that did not grant it.
+    pub fn waiting(&self, name: &str) -> Vec<ClaimId> {
+        let waiting = lock(&self.waiting);
+        waiting.iter().filter(|(_, lock)| lock.as_str() == name).map(|(id, _)| *id).collect()
+    }
+
     fn plan(&self, step: Step) -> Result<Plan> {
         let mut script = lock(&self.script);
         let now = self.clock.now();
@@ -191,6 +199,22 @@ impl Faulty {
     }
 }
 
+/// A claim is noted as waiting for as long as this lives.
+struct Waiting<'a>(&'a Faulty, ClaimId);
+
+impl<'a> Waiting<'a> {
+    fn new(client: &'a Faulty, claim: &Claim) -> Waiting<'a> {
+        lock(&client.waiting).insert(claim.id, claim.name.clone());
+        Waiting(client, claim.id)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.waiting).remove(&self.1);
+    }
+}
+
 /// Pending once, without a runtime.
 async fn yield_once() {
     let mut yielded = false;
@@ -220,6 +244,7 @@ impl Backend for Faulty {
     }
 
     async fn wait(&self, claim: &Claim) -> Result<Wake> {
+        let _waiting = Waiting::new(self, claim);
         let mut severed = self.severed.subscribe();
         tokio::select! {
             biased;

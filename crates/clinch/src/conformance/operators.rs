@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::Fixture;
 use super::client::{Client, LONG_TTL, PATIENCE, eventually, join, queue, unique, until_past, within};
 use super::faults::Step;
-use crate::backend::Freed;
+use super::steps::expect_unsupported;
+use crate::backend::{Backend, Freed, Renewal};
 use crate::claim::{ClaimId, LossKind, Mode};
 use crate::error::ErrorKind;
 use crate::guard::Released;
@@ -74,21 +75,25 @@ pub async fn eviction_of_nobody(fixture: &dyn Fixture) {
     other.expect_unused(&name).await;
 }
 
-/// An evicted waiter's place is gone at once; the waiter may queue again, at the end.
+/// An evicted waiter's place is gone at once; the waiter may queue again, at the end. Where waiters have no place, there
+/// is nothing to evict, and trying it does nothing to those who hold.
 pub async fn evicted_waiter_blocks(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
     let name = unique("evict-waiter");
     let guard = one.lock(&name).await;
     let evicted = queue(&other.locks, &name);
-    one.sees_claims(&name, 2).await;
-    let place = one.claims(&name).await[1].id;
+    let place = other.waits(&name, 1).await[0];
+    if !one.capabilities().queue {
+        assert_eq!(one.locks.evict(&name, place).await.unwrap(), Freed::Absent);
+        guard.verify().await.expect("the eviction of a waiter took the holder's lock");
+    }
     // What waits must not come back ahead of the one that is to be let through.
     evicted.abort();
     assert!(join_aborted(evicted).await);
     one.locks.evict(&name, place).await.unwrap();
     one.sees_claims(&name, 1).await;
     let behind = queue(&one.locks, &name);
-    one.sees_claims(&name, 2).await;
+    one.waits(&name, 1).await;
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     drop(join("the waiter behind is granted", behind).await);
     one.expect_unused(&name).await;
@@ -98,14 +103,18 @@ async fn join_aborted<T>(task: tokio::task::JoinHandle<T>) -> bool {
     matches!(task.await, Err(error) if error.is_cancelled())
 }
 
-/// A lock that was released closed is granted to nobody before its time, says until when, and is granted then.
+/// A lock that was released closed is granted to nobody before its time, says until when, and is granted then. A store
+/// that cannot close locks says so.
 pub async fn lingering_lock_is_granted(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    if !one.capabilities().linger {
+        return refuses_to_linger(&one, &other).await;
+    }
     let name = unique("linger");
     let linger = Duration::from_millis(400);
     let guard = one.lock(&name).await;
     let waiter = queue(&other.locks, &name);
-    one.sees_claims(&name, 2).await;
+    other.waits(&name, 1).await;
     let released = one.now();
     assert_eq!(guard.release_closed(linger).await.unwrap(), Released::Released);
     let open = released + linger;
@@ -128,6 +137,22 @@ pub async fn lingering_lock_is_granted(fixture: &dyn Fixture) {
         one.locks.state(&name).await.unwrap().is_none().then_some(())
     })
     .await;
+}
+
+/// The refused step does nothing; the guard that asked for it is gone, and its lock with it, but not closed.
+async fn refuses_to_linger(one: &Client, other: &Client) {
+    let name = unique("no-linger");
+    let claim = one.claim(&name, Mode::Exclusive, LONG_TTL, false);
+    one.faults.claim(&claim).await.unwrap();
+    expect_unsupported(one.faults.release(&claim, PATIENCE).await);
+    assert!(matches!(other.faults.verify(&claim).await.unwrap(), Renewal::Renewed(_)));
+    assert_eq!(one.faults.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+    let guard = one.lock(&name).await;
+    let waiter = queue(&other.locks, &name);
+    other.waits(&name, 1).await;
+    expect_unsupported(guard.release_closed(LONG_TTL).await);
+    drop(join("the lock is not closed", waiter).await);
+    one.expect_unused(&name).await;
 }
 
 /// A detached lease is nobody's but its id's: it outlives its client, and is renewed and released from elsewhere.
@@ -198,7 +223,7 @@ pub async fn closed_client_claims(fixture: &dyn Fixture) {
     assert_eq!(kept.release().await.unwrap(), Released::Released);
 }
 
-/// P12: the store says who holds and who waits, how, since when, and with which label.
+/// P12: the store says who holds and, if it has a queue, who waits, how, since when, and with which label.
 pub async fn owner_record_is_unreadable(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
     let name = unique("owner");
@@ -209,15 +234,16 @@ pub async fn owner_record_is_unreadable(fixture: &dyn Fixture) {
     }
     let guard = super::client::lock(&labelled, &name).await;
     let waiter = queue(&other.locks, &name);
-    other.sees_claims(&name, 2).await;
+    other.waits(&name, 1).await;
     let claims = other.claims(&name).await;
-    let [holder, waiting] = &claims[..] else { panic!("{claims:?}") };
+    let (holder, waiting) = claims.split_first().expect("a held lock is listed");
     assert_eq!((holder.id, holder.granted, holder.mode), (guard.claim_id(), true, Mode::Exclusive));
     assert_eq!(holder.token.unwrap_or(guard.token()), guard.token());
     assert_eq!(holder.owner.label, "nightly \u{2192} \"report\"");
     assert_eq!(holder.owner.pid, std::process::id());
     assert!(!holder.owner.host.is_empty() && !holder.owner.user.is_empty());
-    assert!(!waiting.granted && waiting.owner.label.is_empty());
+    assert!(waiting.iter().all(|claim| !claim.granted && claim.owner.label.is_empty()));
+    assert_eq!(waiting.len(), usize::from(one.capabilities().queue), "{waiting:?}");
     // Stores keep time in steps of a second at worst, and their clock may differ from ours.
     let slack = Duration::from_secs(300);
     assert!(holder.since + slack > before && holder.since < one.env.clock().wall() + slack);

@@ -62,11 +62,11 @@ pub async fn reader_overtakes_a_writer(fixture: &dyn Fixture) {
     let name = unique("reader-behind-writer");
     let holder = read(&one.locks, &name).await;
     let writer = queue(&other.locks, &name);
-    one.sees_claims(&name, 2).await;
+    other.waits(&name, 1).await;
     let barging = one.locks.rwlock(&name).unwrap().try_read().await.unwrap();
     assert!(barging.is_none(), "a reader passed a waiting writer by trying");
     let reader = queue_reader(&one.locks, &name);
-    one.sees_claims(&name, 3).await;
+    one.waits(&name, 1).await;
     expect_waiting("a reader behind a waiting writer", &reader).await;
     assert_eq!(one.claims(&name).await.iter().filter(|claim| claim.granted).count(), 1);
     assert_eq!(holder.release().await.unwrap(), Released::Released);
@@ -90,12 +90,12 @@ pub async fn writer_starves(fixture: &dyn Fixture) {
     for turn in 0..6 {
         if turn == 2 {
             writer = Some(queue(&other.locks, &name));
-            one.sees_claims(&name, 2).await;
+            other.waits(&name, 1).await;
         }
         let next = queue_reader(&one.locks, &name);
         if let Some(writer) = writer.take() {
             // The chain ends here: the next reader has to wait for the writer.
-            one.sees_claims(&name, 3).await;
+            one.waits(&name, 1).await;
             assert_eq!(holder.release().await.unwrap(), Released::Released);
             let writer = join("the writer is granted between readers", writer).await;
             expect_waiting("a reader beside a writer", &next).await;
@@ -123,7 +123,8 @@ pub async fn downgrade_shuts_readers_out(fixture: &dyn Fixture) {
     let writer = within("a writer is granted", lock.write()).await.unwrap();
     let token = writer.token();
     let readers = [queue_reader(&other.locks, &name), queue_reader(&one.locks, &name)];
-    one.sees_claims(&name, 3).await;
+    one.waits(&name, 1).await;
+    other.waits(&name, 1).await;
     let reader = within("a downgrade is answered", writer.downgrade()).await.unwrap();
     assert_eq!(reader.token(), token, "a downgrade changed the token");
     assert!(reader.is_held());
@@ -149,7 +150,7 @@ pub async fn downgrade_lets_a_writer_in(fixture: &dyn Fixture) {
     let lock = one.locks.rwlock(&name).unwrap();
     let writer = within("a writer is granted", lock.write()).await.unwrap();
     let next = queue(&other.locks, &name);
-    one.sees_claims(&name, 2).await;
+    other.waits(&name, 1).await;
     let reader = within("a downgrade is answered", writer.downgrade()).await.unwrap();
     expect_waiting("a writer beside a downgraded one", &next).await;
     assert!(!other.could_lock(&name).await, "a writer got in beside a downgraded one");

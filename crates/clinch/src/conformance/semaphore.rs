@@ -48,7 +48,7 @@ pub async fn one_holder_at_a_time(fixture: &dyn Fixture) {
     assert!(semaphore.try_acquire(1).await.unwrap().is_none(), "a sixth permit of five");
     assert!(!one.could_lock(&name).await, "a mutex got in beside permits");
     let waiter = queue(&other.locks, &name, 1, 5);
-    one.sees_claims(&name, 3).await;
+    other.waits(&name, 1).await;
     expect_waiting("a sixth permit of five", &waiter).await;
     assert_eq!(two.release().await.unwrap(), Released::Released);
     let one_more = join("a permit that became free is granted", waiter).await;
@@ -66,11 +66,11 @@ pub async fn big_claim_starves(fixture: &dyn Fixture) {
     let name = unique("big-claim");
     let (held, kept) = (acquire(&one.locks, &name, 2, 5).await, acquire(&one.locks, &name, 1, 5).await);
     let big = queue(&other.locks, &name, 4, 5);
-    one.sees_claims(&name, 3).await;
+    other.waits(&name, 1).await;
     let small = one.locks.semaphore(&name, 5).unwrap();
     assert!(small.try_acquire(1).await.unwrap().is_none(), "a small claim passed a big one by trying");
     let small = queue(&one.locks, &name, 1, 5);
-    one.sees_claims(&name, 4).await;
+    one.waits(&name, 1).await;
     expect_waiting("a small claim behind a big one", &small).await;
     assert_eq!(held.release().await.unwrap(), Released::Released);
     let big = join("the big claim is granted", big).await;

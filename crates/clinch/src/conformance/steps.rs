@@ -41,29 +41,39 @@ pub async fn claim_applied_twice(fixture: &dyn Fixture) {
     }
 }
 
-/// P4: a queued claim that asks again keeps its place.
+/// P4: a queued claim that asks again keeps its place. Where there is no queue, a claim that asks in vain leaves nothing.
 pub async fn place_lost_by_asking_again(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
     let name = unique("place");
     let holder = one.lock(&name).await;
     let first = one.claim(&name, Mode::Exclusive, LONG_TTL, true);
     let second = other.claim(&name, Mode::Exclusive, LONG_TTL, true);
+    let store = one.capabilities();
+    let places = if store.queue { 2 } else { 0 };
     for _ in 0..3 {
-        assert!(matches!(one.faults.claim(&first).await.unwrap(), Progress::Queued(_)));
-        assert!(matches!(other.faults.claim(&second).await.unwrap(), Progress::Queued(_)));
-        assert_eq!(one.claims(&name).await.len(), 3, "a repeated claim stands in the queue twice");
+        for (client, claim) in [(&one, &first), (&other, &second)] {
+            match client.faults.claim(claim).await.unwrap() {
+                Progress::Queued(_) => assert!(store.queue, "a place on a store without a queue"),
+                Progress::Busy(busy) => {
+                    assert!(!store.queue && busy.place_ttl.is_none() && busy.ahead > 0, "{busy:?}");
+                }
+                Progress::Granted(_) => panic!("two claims hold one lock"),
+            }
+        }
+        assert_eq!(one.claims(&name).await.len(), 1 + places, "a repeated claim stands in the queue twice");
     }
     let impatient = other.claim(&name, Mode::Exclusive, LONG_TTL, false);
     assert!(matches!(other.faults.claim(&impatient).await.unwrap(), Progress::Busy(_)));
-    assert_eq!(one.claims(&name).await.len(), 3, "a claim that does not queue left something");
+    assert_eq!(one.claims(&name).await.len(), 1 + places, "a claim that does not queue left something");
     drop(holder);
-    one.sees_claims(&name, 2).await;
-    if one.capabilities().fifo {
+    one.sees_claims(&name, places).await;
+    if store.fifo {
         let early = other.faults.claim(&second).await.unwrap();
         assert!(matches!(early, Progress::Queued(_)), "the second in line was granted: {early:?}");
     }
+    let left = if store.queue { Freed::Removed } else { Freed::Absent };
     for (client, claim) in [(&one, &first), (&other, &second)] {
-        assert_eq!(client.faults.release(claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+        assert_eq!(client.faults.release(claim, Duration::ZERO).await.unwrap(), left);
     }
     one.expect_unused(&name).await;
 }
@@ -88,7 +98,8 @@ pub async fn release_of_a_stranger(fixture: &dyn Fixture) {
     let stranger = other.claim(&name, Mode::Exclusive, LONG_TTL, true);
     assert_eq!(other.faults.release(&stranger, Duration::ZERO).await.unwrap(), Freed::Absent);
     let guard = one.lock(&name).await;
-    assert_eq!(other.faults.release(&stranger, Duration::from_secs(60)).await.unwrap(), Freed::Absent);
+    let linger = if one.capabilities().linger { Duration::from_secs(60) } else { Duration::ZERO };
+    assert_eq!(other.faults.release(&stranger, linger).await.unwrap(), Freed::Absent);
     guard.verify().await.expect("a stranger's release freed the lock");
     assert!(matches!(other.faults.verify(&stranger).await.unwrap(), Renewal::Lost(_)));
     let renewals = other.faults.renew(&[stranger.into()]).await;
@@ -172,17 +183,20 @@ pub async fn modes_that_are_not_there(fixture: &dyn Fixture) {
         }
     }
     assert!(!store.hosts || store.processes, "what excludes hosts excludes processes");
+    assert!(!store.fifo || store.queue, "what grants in order has a queue");
     assert_eq!(store.processes, fixture.url().is_some(), "the fixture's url() does not fit the capability");
 }
 
-/// P3: tokens start above zero, fit a double, and stand in the list as they were granted.
+/// P3: tokens start above zero, fit a double, and stand in the list as they were granted. A store without tokens grants
+/// none that could be taken for one.
 pub async fn token_does_not_fit(fixture: &dyn Fixture) {
     let client = Client::new(fixture).await;
-    if !client.capabilities().fencing {
-        return;
-    }
     let name = unique("token-size");
     let guard = client.lock(&name).await;
+    if !client.capabilities().fencing {
+        assert_eq!((guard.token().get(), client.claims(&name).await[0].token), (0, None));
+        return;
+    }
     assert!(guard.token().get() > 0 && guard.token() <= Token::MAX);
     assert_eq!(client.claims(&name).await[0].token, Some(guard.token()));
 }

@@ -106,7 +106,7 @@ impl Drop for Worker {
 ///
 /// | line | effect |
 /// | --- | --- |
-/// | `lock NAME` | waits for the lock, says `granted TOKEN` and holds it |
+/// | `lock NAME` | says `waiting` if the lock is not free and waits for it, says `granted TOKEN` and holds it |
 /// | `release` | releases it, says `released` |
 /// | `work`, name, turns, process, history, store; with tabs between | contends, says `turn N` and at last `done` |
 /// | `quit`, or the end of the input | ends, dropping what is held |
@@ -130,7 +130,13 @@ async fn obey(locks: &Locks, ttl: Duration) {
         let line = line.unwrap();
         match line.split_once([' ', '\t']).unwrap_or((&line, "")) {
             ("lock", name) => {
-                let guard = lock(locks, name).await;
+                let guard = match locks.mutex(name).unwrap().try_lock().await.unwrap() {
+                    Some(guard) => guard,
+                    None => {
+                        say("waiting");
+                        lock(locks, name).await
+                    }
+                };
                 say(&format!("granted {}", guard.token()));
                 held = Some(guard);
             }

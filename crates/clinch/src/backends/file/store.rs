@@ -117,8 +117,10 @@ impl Backend for File {
         Capabilities {
             fencing: true,
             fifo: true,
+            queue: true,
             shared: true,
             permits: true,
+            linger: true,
             push: true,
             crash_release: true,
             processes: true,

@@ -1,10 +1,13 @@
 //! The lean mode: one key per lock and nothing else, where the server has no scripts or the user asks for the least.
 //!
-//! No queue, so waiters poll; no token, since nothing counts; no readers or permits.
+//! No queue, so waiters poll; no token, since nothing counts; no readers or permits, and no lock that stays closed.
+//!
+//! Nothing is left of a claim by which a step of it that arrives after its release could be known. Such a step takes the
+//! lock for one TTL, unless it arrives [soon](OVERTAKEN).
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
@@ -14,7 +17,9 @@ use super::keys::{lock_key, slot_of};
 use super::reply;
 use super::script;
 use super::store::{Store, deleted, millis};
-use crate::backend::{Backend, Busy, Capabilities, Freed, Grant, LockState, Progress, Renewal, Wake};
+use crate::backend::{
+    Backend, Busy, Capabilities, ClaimState, Freed, Grant, LockState, Progress, Renewal, Wake,
+};
 use crate::claim::{Claim, ClaimId, Mode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
@@ -22,6 +27,13 @@ use crate::token::Token;
 
 /// How long a waiter sleeps between two tries, at most; half of it at least.
 const POLL: Duration = Duration::from_millis(100);
+
+/// After how long a release that found nothing looks again. A claim that was dropped has its step on the way on its
+/// caller's connection, and is released on another, where the release may be faster.
+const OVERTAKEN: Duration = Duration::from_millis(250);
+
+/// How often a key is changed that a renewal of the same claim has changed meanwhile; there are hardly ever two.
+const CHANGES: u32 = 4;
 
 /// How a key is changed only by its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,12 +53,13 @@ pub(super) struct Lean {
 }
 
 impl Lean {
-    /// What the key holds: like the record of the full store, with a token of 0 and the time left out, so that owner and
-    /// claim tell it in full.
-    fn value(claim: &Claim) -> Result<String> {
+    /// What the key holds: like the record of the full store, with the number of renewals where that has the token, and
+    /// the time by our clock, since no script reads the server's.
+    fn value(&self, claim: &Claim) -> Result<String> {
         let owner = serde_json::to_string(&*claim.owner)
             .map_err(|error| Error::invalid("the owner cannot be written as text").with_source(error))?;
-        Ok(format!("{} 0 0 {owner}", claim.id))
+        let since = self.store.dialer.env.clock().wall().duration_since(SystemTime::UNIX_EPOCH);
+        Ok(format!("{} 0 {} {owner}", claim.id, since.unwrap_or_default().as_micros()))
     }
 
     fn key(&self, name: &LockName) -> (u16, String) {
@@ -54,61 +67,103 @@ impl Lean {
         (slot_of(&key), key)
     }
 
-    /// What the key holds at this moment, and for how long.
-    async fn read(&self, slot: u16, key: &str) -> Result<(String, Option<Duration>)> {
-        let mut get = redis::cmd("GETRANGE");
-        get.arg(key).arg(0).arg(1023);
+    /// For how long the key lives, and then what it holds: whoever holds at the end and held at the start does so for
+    /// that long.
+    async fn read(&self, slot: u16, key: &str) -> Result<(Option<Duration>, String)> {
         let mut left = redis::cmd("PTTL");
         left.arg(key);
-        let (value, left) =
-            (self.store.route.call(slot, &get).await?, self.store.route.call(slot, &left).await?);
-        let left = u64::try_from(reply::number(&left)?).ok().map(Duration::from_millis);
-        Ok((reply::lossy(&value), left))
+        let mut get = redis::cmd("GETRANGE");
+        get.arg(key).arg(0).arg(1023);
+        let left = reply::number(&self.store.route.call(slot, &left).await?)?;
+        let value = reply::lossy(&self.store.route.call(slot, &get).await?);
+        Ok((u64::try_from(left).ok().map(Duration::from_millis), value))
     }
 
-    async fn extend(&self, claim: &Claim) -> Result<Renewal> {
-        let (slot, key) = self.key(&claim.name);
-        let held = if self.compare == Compare::Script {
-            let mut command = script::RENEW_HELD.on([key.as_str()]);
-            command.arg(claim.id.to_string()).arg(millis(claim.ttl));
-            let answer = self.store.route.run_durably(slot, &script::RENEW_HELD, &command).await?;
-            matches!(reply::list(&answer)?, [Value::Int(1)])
-        } else {
-            let (value, left) = self.read(slot, &key).await?;
-            let ours = value.starts_with(&claim.id.to_string());
-            if !ours || left.is_some_and(|left| left >= claim.ttl) {
-                ours
-            } else {
-                let mut set = redis::cmd("SET");
-                set.arg(&key).arg(&value).arg("IFEQ").arg(&value).arg("PX").arg(millis(claim.ttl));
-                self.store.route.call(slot, &set).await? != Value::Nil
+    /// Changes a key without scripts, by a command that compares the value, if the key is this claim's. Without a command,
+    /// there is nothing to change. False: it is not the claim's.
+    async fn change(
+        &self,
+        name: &LockName,
+        id: ClaimId,
+        command: impl Fn(&str, &str, Option<Duration>) -> Option<Cmd>,
+    ) -> Result<bool> {
+        let (slot, key) = self.key(name);
+        for _ in 0..CHANGES {
+            let (left, value) = self.read(slot, &key).await?;
+            if !is_of(&value, id) {
+                return Ok(false);
             }
-        };
-        Ok(if held { Renewal::Renewed(Some(claim.ttl)) } else { Renewal::Lost(deleted()) })
+            let Some(command) = command(&key, &value, left) else { return Ok(true) };
+            if !matches!(self.store.route.call(slot, &command).await?, Value::Nil | Value::Int(0)) {
+                return Ok(true);
+            }
+        }
+        Err(Error::new(ErrorKind::Unavailable, "the lease was renewed by others all the while"))
+    }
+
+    /// Renews a claim; false: it does not hold.
+    async fn extend(&self, claim: &Claim) -> Result<bool> {
+        if self.compare != Compare::Script {
+            return self
+                .change(&claim.name, claim.id, |key, value, left| extend(key, value, left, claim.ttl))
+                .await;
+        }
+        let (slot, key) = self.key(&claim.name);
+        let mut command = script::RENEW_HELD.on([key.as_str()]);
+        command.arg(claim.id.to_string()).arg(millis(claim.ttl));
+        let answer = self.store.route.run_durably(slot, &script::RENEW_HELD, &command).await?;
+        Ok(matches!(reply::list(&answer)?, [Value::Int(1)]))
     }
 
     async fn remove(&self, name: &LockName, id: ClaimId) -> Result<Freed> {
-        let (slot, key) = self.key(name);
-        let answer = match self.compare {
-            Compare::Script => {
-                let mut command = script::RELEASE_LEAN.on([key.as_str()]);
-                command.arg(id.to_string());
-                self.store.route.run(slot, &script::RELEASE_LEAN, &command).await?
-            }
-            compare => {
-                let (value, _) = self.read(slot, &key).await?;
-                if !value.starts_with(&id.to_string()) {
-                    return Ok(Freed::Absent);
-                }
-                let command: Cmd = match compare {
-                    Compare::Valkey => redis::cmd("DELIFEQ").arg(&key).arg(&value).clone(),
-                    _ => redis::cmd("DELEX").arg(&key).arg("IFEQ").arg(&value).clone(),
-                };
-                self.store.route.call(slot, &command).await?
-            }
+        let removed = if self.compare == Compare::Script {
+            let (slot, key) = self.key(name);
+            let mut command = script::RELEASE_LEAN.on([key.as_str()]);
+            command.arg(id.to_string());
+            reply::number(&self.store.route.run(slot, &script::RELEASE_LEAN, &command).await?)? == 1
+        } else {
+            self.change(name, id, |key, value, _| Some(delete(self.compare, key, value))).await?
         };
-        Ok(if reply::number(&answer)? == 1 { Freed::Removed } else { Freed::Absent })
+        Ok(if removed { Freed::Removed } else { Freed::Absent })
     }
+
+    async fn sleep(&self, time: Duration) {
+        let env = &self.store.dialer.env;
+        env.sleep_until(env.now() + time).await;
+    }
+}
+
+/// The command that makes a lease as long as asked for, unless it already is. The number of renewals goes up, so that a
+/// request that this one has overtaken compares with an old value, and does not make the lease shorter.
+fn extend(key: &str, value: &str, left: Option<Duration>, ttl: Duration) -> Option<Cmd> {
+    if left.is_some_and(|left| left >= ttl) {
+        return None;
+    }
+    let (id, rest) = value.split_once(' ').unwrap_or_default();
+    let (renewals, rest) = rest.split_once(' ').unwrap_or_default();
+    let next = format!("{id} {} {rest}", renewals.parse::<u32>().unwrap_or(0).wrapping_add(1));
+    Some(redis::cmd("SET").arg(key).arg(next).arg("IFEQ").arg(value).arg("PX").arg(millis(ttl)).clone())
+}
+
+/// The command that deletes a key if it still has this value.
+fn delete(compare: Compare, key: &str, value: &str) -> Cmd {
+    match compare {
+        Compare::Valkey => redis::cmd("DELIFEQ").arg(key).arg(value).clone(),
+        _ => redis::cmd("DELEX").arg(key).arg("IFEQ").arg(value).clone(),
+    }
+}
+
+fn is_of(value: &str, id: ClaimId) -> bool {
+    value.strip_prefix(&id.to_string()).is_some_and(|rest| rest.starts_with(' '))
+}
+
+/// The holder that a value tells of, who has no token.
+fn holder(value: &str, left: Option<Duration>) -> Option<ClaimState> {
+    reply::holder(value, left).map(|holder| ClaimState { token: None, ..holder })
+}
+
+fn renewal(held: bool, left: Option<Duration>) -> Renewal {
+    if held { Renewal::Renewed(left) } else { Renewal::Lost(deleted()) }
 }
 
 #[async_trait]
@@ -129,26 +184,24 @@ impl Backend for Lean {
         }
         let (slot, key) = self.key(&claim.name);
         let mut set = redis::cmd("SET");
-        set.arg(&key).arg(Self::value(claim)?).arg("NX").arg("PX").arg(millis(claim.ttl));
+        set.arg(&key).arg(self.value(claim)?).arg("NX").arg("PX").arg(millis(claim.ttl));
         let grant = Token::new(0).map(|token| Grant { token, ttl: Some(claim.ttl), from: None });
         let grant = grant.ok_or_else(|| Error::invalid("0 is no token"))?;
         if self.store.route.call(slot, &set).await? != Value::Nil {
             return Ok(Progress::Granted(grant));
         }
-        let (value, left) = self.read(slot, &key).await?;
-        if value.starts_with(&claim.id.to_string()) {
-            // An earlier step's answer was lost.
-            return Ok(match self.extend(claim).await? {
-                Renewal::Renewed(_) => Progress::Granted(grant),
-                _ => Progress::Busy(Busy::default()),
-            });
+        let (left, value) = self.read(slot, &key).await?;
+        let ours = is_of(&value, claim.id);
+        // An earlier step's answer was lost.
+        if ours && self.extend(claim).await? {
+            return Ok(Progress::Granted(grant));
         }
-        Ok(Progress::Busy(Busy { ahead: 1, holder: reply::holder(&value, left), place_ttl: None }))
+        let holder = holder(&value, left).filter(|_| !ours);
+        Ok(Progress::Busy(Busy { ahead: 1, holder, place_ttl: None }))
     }
 
     async fn wait(&self, _claim: &Claim) -> Result<Wake> {
-        let env = &self.store.dialer.env;
-        env.sleep_until(env.now() + POLL.mul_f64(0.5 + 0.5 * env.random().jitter())).await;
+        self.sleep(POLL.mul_f64(0.5 + 0.5 * self.store.dialer.env.random().jitter())).await;
         Ok(Wake::Step)
     }
 
@@ -159,16 +212,18 @@ impl Backend for Lean {
     async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal> {
         let renew = |claim: &Arc<Claim>| {
             let claim = claim.clone();
-            async move { self.extend(&claim).await.unwrap_or_else(Renewal::Failed) }
+            async move {
+                let held = self.extend(&claim).await;
+                held.map_or_else(Renewal::Failed, |held| renewal(held, Some(claim.ttl)))
+            }
         };
         join_all(claims.iter().map(renew)).await
     }
 
     async fn verify(&self, claim: &Claim) -> Result<Renewal> {
         let (slot, key) = self.key(&claim.name);
-        let (value, left) = self.read(slot, &key).await?;
-        let ours = value.starts_with(&claim.id.to_string());
-        Ok(if ours { Renewal::Renewed(left) } else { Renewal::Lost(deleted()) })
+        let (left, value) = self.read(slot, &key).await?;
+        Ok(renewal(is_of(&value, claim.id), left))
     }
 
     async fn downgrade(&self, _claim: &Claim) -> Result<()> {
@@ -182,21 +237,31 @@ impl Backend for Lean {
                 "the lean mode of Redis cannot keep a lock closed",
             ));
         }
-        self.remove(&claim.name, claim.id).await
+        match self.remove(&claim.name, claim.id).await? {
+            Freed::Absent => {
+                self.sleep(OVERTAKEN).await;
+                self.remove(&claim.name, claim.id).await
+            }
+            removed => Ok(removed),
+        }
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
+        let ours = &self.store.dialer.settings.prefix;
         let mut states = Vec::new();
         for name in self.store.locks_named(prefix).await? {
-            states.extend(self.state(&name).await?);
+            // Without a prefix of ours, any text in the database would look like a foreign holder.
+            let listed =
+                |state: &LockState| !ours.is_empty() || state.claims.iter().any(|claim| claim.owner.pid != 0);
+            states.extend(self.state(&name).await?.filter(listed));
         }
         Ok(states)
     }
 
     async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
         let (slot, key) = self.key(name);
-        let (value, left) = self.read(slot, &key).await?;
-        let claims: Vec<_> = reply::holder(&value, left).into_iter().collect();
+        let (left, value) = self.read(slot, &key).await?;
+        let claims: Vec<_> = holder(&value, left).into_iter().collect();
         let state = LockState { name: name.clone(), claims, closed_until: None };
         Ok((!state.claims.is_empty()).then_some(state))
     }
@@ -209,5 +274,45 @@ impl Backend for Lean {
 impl fmt::Debug for Lean {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Redis").field("lean", &self.compare).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VALUE: &str =
+        r#"000102030405060708090a0b0c0d0e0f 7 1700000000 {"host":"h","pid":7,"user":"me","label":"a b"}"#;
+    const TTL: Duration = Duration::from_secs(30);
+
+    fn words(command: &Cmd) -> Vec<String> {
+        let word = |arg: redis::Arg<&[u8]>| match arg {
+            redis::Arg::Simple(word) => String::from_utf8(word.to_vec()).unwrap(),
+            _ => String::new(),
+        };
+        command.args_iter().map(word).collect()
+    }
+
+    #[test]
+    fn a_renewal_changes_the_value_and_not_what_it_says() {
+        let words = words(&extend("k", VALUE, Some(TTL / 2), TTL).unwrap());
+        let [_, _, next, _, compared, _, left] = &words[..] else { panic!("{words:?}") };
+        assert_eq!((compared.as_str(), left.as_str()), (VALUE, "30000"));
+        assert_ne!(next, VALUE, "a renewal that was overtaken would not be known");
+        let told = |value: &str| format!("{:?}", holder(value, None).unwrap());
+        assert_eq!(told(next), told(VALUE));
+        assert!(told(next).contains("token: None") && told(next).contains("a b"));
+        assert!(extend("k", VALUE, Some(TTL), TTL).is_none(), "a lease that is long enough");
+        assert!(extend("k", VALUE, None, TTL).is_some(), "a lease without an end");
+    }
+
+    #[test]
+    fn a_value_is_its_claims_alone() {
+        let id: ClaimId = "000102030405060708090a0b0c0d0e0f".parse().unwrap();
+        assert!(is_of(VALUE, id));
+        for other in ["", "000102030405060708090a0b0c0d0e0f", "000102030405060708090a0b0c0d0e0f0 1 2 {}"] {
+            assert!(!is_of(other, id), "{other}");
+        }
+        assert!(!is_of(VALUE, ClaimId::from_bits(1)));
     }
 }

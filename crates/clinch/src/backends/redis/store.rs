@@ -236,8 +236,10 @@ impl Backend for Store {
         Capabilities {
             fencing: true,
             fifo: true,
+            queue: true,
             shared: true,
             permits: true,
+            linger: true,
             push: true,
             expiry: true,
             detached: true,
