@@ -13,6 +13,7 @@ mod lean;
 mod link;
 mod pool;
 mod reply;
+mod resp;
 mod route;
 mod script;
 mod settings;

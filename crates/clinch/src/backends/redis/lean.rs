@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use redis::{Cmd, Value};
 
 use super::keys::{lock_key, slot_of};
 use super::reply;
+use super::resp::{Command, Value};
 use super::script;
 use super::store::{Store, deleted, millis};
 use crate::backend::{Backend, Busy, Capabilities, Freed, Grant, LockState, Progress, Renewal, Wake};
@@ -56,9 +56,9 @@ impl Lean {
 
     /// What the key holds at this moment, and for how long.
     async fn read(&self, slot: u16, key: &str) -> Result<(String, Option<Duration>)> {
-        let mut get = redis::cmd("GETRANGE");
+        let mut get = Command::new("GETRANGE");
         get.arg(key).arg(0).arg(1023);
-        let mut left = redis::cmd("PTTL");
+        let mut left = Command::new("PTTL");
         left.arg(key);
         let (value, left) =
             (self.store.route.call(slot, &get).await?, self.store.route.call(slot, &left).await?);
@@ -70,7 +70,7 @@ impl Lean {
         let (slot, key) = self.key(&claim.name);
         let held = if self.compare == Compare::Script {
             let mut command = script::RENEW_HELD.on([key.as_str()]);
-            command.arg(claim.id.to_string()).arg(millis(claim.ttl));
+            command.arg(claim.id).arg(millis(claim.ttl));
             let answer = self.store.route.run_durably(slot, &script::RENEW_HELD, &command).await?;
             matches!(reply::list(&answer)?, [Value::Int(1)])
         } else {
@@ -79,7 +79,7 @@ impl Lean {
             if !ours || left.is_some_and(|left| left >= claim.ttl) {
                 ours
             } else {
-                let mut set = redis::cmd("SET");
+                let mut set = Command::new("SET");
                 set.arg(&key).arg(&value).arg("IFEQ").arg(&value).arg("PX").arg(millis(claim.ttl));
                 self.store.route.call(slot, &set).await? != Value::Nil
             }
@@ -92,7 +92,7 @@ impl Lean {
         let answer = match self.compare {
             Compare::Script => {
                 let mut command = script::RELEASE_LEAN.on([key.as_str()]);
-                command.arg(id.to_string());
+                command.arg(id);
                 self.store.route.run(slot, &script::RELEASE_LEAN, &command).await?
             }
             compare => {
@@ -100,9 +100,9 @@ impl Lean {
                 if !value.starts_with(&id.to_string()) {
                     return Ok(Freed::Absent);
                 }
-                let command: Cmd = match compare {
-                    Compare::Valkey => redis::cmd("DELIFEQ").arg(&key).arg(&value).clone(),
-                    _ => redis::cmd("DELEX").arg(&key).arg("IFEQ").arg(&value).clone(),
+                let command: Command = match compare {
+                    Compare::Valkey => Command::new("DELIFEQ").arg(&key).arg(&value).clone(),
+                    _ => Command::new("DELEX").arg(&key).arg("IFEQ").arg(&value).clone(),
                 };
                 self.store.route.call(slot, &command).await?
             }
@@ -128,7 +128,7 @@ impl Backend for Lean {
             ));
         }
         let (slot, key) = self.key(&claim.name);
-        let mut set = redis::cmd("SET");
+        let mut set = Command::new("SET");
         set.arg(&key).arg(Self::value(claim)?).arg("NX").arg("PX").arg(millis(claim.ttl));
         let grant = Token::new(0).map(|token| Grant { token, ttl: Some(claim.ttl), from: None });
         let grant = grant.ok_or_else(|| Error::invalid("0 is no token"))?;

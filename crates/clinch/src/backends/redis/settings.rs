@@ -20,7 +20,7 @@ const MAX_GAP: Duration = Duration::from_secs(10);
 pub(super) struct Settings {
     pub(super) topology: Topology,
     pub(super) credentials: Credentials,
-    pub(super) db: i64,
+    pub(super) db: u64,
     pub(super) tls: Option<Arc<rustls::ClientConfig>>,
     pub(super) prefix: String,
     pub(super) resp2: bool,
@@ -170,6 +170,11 @@ impl Settings {
 }
 
 impl Credentials {
+    /// Whether there is anything to log in with. A user may have no password.
+    pub(super) fn are_given(&self) -> bool {
+        self.user.is_some() || self.password.is_some()
+    }
+
     fn new(pair: Option<(String, Option<String>)>) -> Credentials {
         let (user, password) = pair.unwrap_or_default();
         Credentials { user: Some(user).filter(|user| !user.is_empty()), password }
