@@ -201,7 +201,11 @@ fn hello(credentials: &Credentials) -> Command {
 /// Says who we are, in protocol 2.
 async fn authenticate(link: &Link, credentials: &Credentials) -> Result<(), Failure> {
     if !credentials.are_given() {
-        return Ok(());
+        // Whether it is a Redis at all. Who may not ask that is answered too.
+        return match link.call(&Command::new("PING")).await {
+            Err(cut @ Failure::Cut { .. }) => Err(cut),
+            _ => Ok(()),
+        };
     }
     let mut auth = Command::new("AUTH");
     if let Some(user) = &credentials.user {

@@ -13,7 +13,7 @@ if records[2] then
 end
 
 local value = lock_value()
-if string.sub(value, 1, 32) == id then
+if string.sub(value, 1, 33) == id .. ' ' then
   -- Already granted: the same token, and the TTL from now on.
   if redis.call('PTTL', LOCK) < ttl then
     redis.call('PEXPIRE', LOCK, ARGV[3])

@@ -9,7 +9,7 @@ for i = 2, #ARGV, 2 do
   local id, ttl, left = ARGV[i], tonumber(ARGV[i + 1]), -1
   local record = redis.call('HGET', CLAIMS, id) or ''
   local mode, ends, old, since, inbox, owner = waiter(record)
-  if redis.call('GETRANGE', LOCK, 0, 31) == id then
+  if redis.call('GETRANGE', LOCK, 0, 32) == id .. ' ' then
     left = redis.call('PTTL', LOCK)
     if left < ttl then
       redis.call('PEXPIRE', LOCK, int(ttl))

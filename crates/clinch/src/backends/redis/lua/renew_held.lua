@@ -2,7 +2,7 @@
 -- A lease never gets shorter: an older request may arrive after one that asked for more.
 local answers = {}
 for i = 1, #KEYS do
-  local held = redis.call('GETRANGE', KEYS[i], 0, 31) == ARGV[2 * i - 1]
+  local held = redis.call('GETRANGE', KEYS[i], 0, 32) == ARGV[2 * i - 1] .. ' '
   if held and redis.call('PTTL', KEYS[i]) < tonumber(ARGV[2 * i]) then
     redis.call('PEXPIRE', KEYS[i], ARGV[2 * i])
   end
