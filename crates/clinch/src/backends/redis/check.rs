@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::keys::{in_slot, slot_of};
+use super::keys::{Home, slot_of};
 use super::lean::{Compare, Lean};
 use super::reply;
 use super::resp::{Command, Value};
@@ -22,7 +22,7 @@ pub(super) async fn open(settings: Settings, env: Env) -> Result<Arc<dyn Backend
     let mut store = Store::new(settings, env)?;
     let settings = &store.dialer.settings;
     let slot = slot_of(&settings.prefix);
-    let key = in_slot(&settings.prefix, slot, &[PROBE]);
+    let key = Home::of(&settings.prefix, slot).key(&[PROBE]);
     let (lean, wants_more) = (settings.lean, settings.durability.asks_for_more());
     let server = match store.route.call_unconfirmed(slot, Command::new("INFO").arg("everything")).await {
         Ok(info) => Server::read(info.text().unwrap_or_default()),

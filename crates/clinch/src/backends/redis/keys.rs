@@ -25,13 +25,14 @@ impl Keys {
     pub(super) fn of(prefix: &str, name: &LockName) -> Keys {
         let lock = lock_key(prefix, name);
         let slot = slot_of(&lock);
+        let home = Home::of(prefix, slot);
         let name = name.as_str();
         Keys {
             slot,
-            claims: in_slot(prefix, slot, &["\0claims:", name]),
-            queue: in_slot(prefix, slot, &["\0queue:", name]),
-            holders: in_slot(prefix, slot, &["\0holders:", name]),
-            fence: in_slot(prefix, slot, &["\0fence"]),
+            claims: home.key(&["\0claims:", name]),
+            queue: home.key(&["\0queue:", name]),
+            holders: home.key(&["\0holders:", name]),
+            fence: home.key(&["\0fence"]),
             lock,
         }
     }
@@ -53,19 +54,28 @@ pub(super) fn name_in_claims_key<'a>(prefix: &str, key: &'a str) -> Option<&'a s
     (ours || head.ends_with(prefix)).then_some(name)
 }
 
-/// A key or channel of this slot, made of the prefix and these parts.
-pub(super) fn in_slot(prefix: &str, slot: u16, parts: &[&str]) -> String {
-    let tag = tag(slot);
-    let tag = std::str::from_utf8(&tag).unwrap_or_default();
-    // The first braces decide the slot, so a prefix with a brace of its own stands behind ours.
-    let head = match prefix.contains('{') {
-        true => ["{", tag, "}", prefix],
-        false => [prefix, "{", tag, "}"],
-    };
-    let mut key =
-        String::with_capacity(prefix.len() + 5 + parts.iter().map(|part| part.len()).sum::<usize>());
-    key.extend(head.iter().chain(parts).copied());
-    key
+/// What the side keys and channels of a slot begin with.
+pub(super) struct Home(String);
+
+impl Home {
+    pub(super) fn of(prefix: &str, slot: u16) -> Home {
+        let tag = tag(slot);
+        let tag = std::str::from_utf8(&tag).unwrap_or_default();
+        // The first braces decide the slot, so a prefix with a brace of its own stands behind ours.
+        Home(match prefix.contains('{') {
+            true => ["{", tag, "}", prefix].concat(),
+            false => [prefix, "{", tag, "}"].concat(),
+        })
+    }
+
+    /// A key or channel of this slot that ends in these parts.
+    pub(super) fn key<const N: usize>(&self, parts: &[&str; N]) -> String {
+        let length = self.0.len() + parts.iter().map(|part| part.len()).sum::<usize>();
+        let mut key = String::with_capacity(length);
+        key.push_str(&self.0);
+        parts.iter().for_each(|part| key.push_str(part));
+        key
+    }
 }
 
 /// The hash slot of a key: of what stands in its first braces, if anything does, else of all of it (Redis Cluster

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 
 use super::claims::{Asked, Claims, Note};
 use super::dial::Dialer;
-use super::keys::{Keys, in_slot, lock_key, name_in_claims_key, slot_of};
+use super::keys::{Home, Keys, lock_key, name_in_claims_key, slot_of};
 use super::link::Link;
 use super::reply::{self, Claimed, Place};
 use super::resp::{Command, Value};
@@ -87,7 +87,7 @@ impl Store {
     /// What channels of a slot begin with.
     pub(super) fn channels(&self, slot: u16) -> String {
         match self.sharded {
-            true => in_slot(&self.settings().prefix, slot, &["inbox:"]),
+            true => Home::of(&self.settings().prefix, slot).key(&["inbox:"]),
             false => format!("{}inbox:", self.settings().prefix),
         }
     }
