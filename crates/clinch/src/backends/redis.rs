@@ -16,6 +16,7 @@ mod reply;
 mod resp;
 mod route;
 mod script;
+mod sentinel;
 mod settings;
 mod store;
 mod tls;

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use super::failure::Failure;
 use super::link::{Link, Pushes};
-use super::resp::{Command, Value};
-use super::settings::{Address, Credentials, Sentinel, Settings};
+use super::resp::Command;
+use super::sentinel::{Sentinel, expect_master};
+use super::settings::{Address, Credentials, Settings};
 use super::tls;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
@@ -41,7 +42,7 @@ impl Dialer {
         let login = self.login(&address, pushes);
         let (link, protocol) = self.limited(&address, login).await?;
         if matches!(endpoint, Endpoint::Master(_)) {
-            self.expect_master(&link).await?;
+            expect_master(&link).await?;
         }
         Ok((link, protocol))
     }
@@ -50,7 +51,7 @@ impl Dialer {
     pub(super) async fn locate(&self, endpoint: &Endpoint) -> Result<Address> {
         match endpoint {
             Endpoint::At(address) => Ok(address.clone()),
-            Endpoint::Master(sentinel) => self.ask_sentinels(sentinel).await,
+            Endpoint::Master(sentinel) => sentinel.locate(self).await,
         }
     }
 
@@ -114,69 +115,6 @@ impl Dialer {
         selected.await.map_err(|failure| cannot_log_in(address, failure))?;
         Ok((link, protocol))
     }
-
-    /// Refuses a server that is no longer what Sentinel said.
-    async fn expect_master(&self, link: &Link) -> Result<()> {
-        match link.call(&Command::new("ROLE")).await {
-            Ok(Value::List(role))
-                if role.first().and_then(Value::text).is_some_and(|role| role != "master") =>
-            {
-                link.close();
-                Err(Error::new(
-                    ErrorKind::Unavailable,
-                    format!(
-                        "Sentinel named {} as the master, which says that it is none; a failover is under way",
-                        link.server()
-                    ),
-                ))
-            }
-            // Where ROLE is not allowed, the first write tells.
-            Ok(_) | Err(Failure::Server { .. }) => Ok(()),
-            Err(cut) => Err(cut.into_error(link.server())),
-        }
-    }
-
-    /// Asks all sentinels at once for the master; the first that knows decides.
-    async fn ask_sentinels(&self, sentinel: &Arc<Sentinel>) -> Result<Address> {
-        let asked = sentinel
-            .sentinels
-            .iter()
-            .map(|address| Box::pin(self.limited(address, self.ask_sentinel(address, sentinel))));
-        match futures_util::future::select_ok(asked).await {
-            Ok((address, _)) => Ok(address),
-            Err(error) => Err(error),
-        }
-    }
-
-    async fn ask_sentinel(&self, address: &Address, sentinel: &Sentinel) -> Result<Address> {
-        let link = Link::new(self.stream(address).await?, None, address, self.env.clone());
-        let said = authenticate(&link, &sentinel.credentials).await;
-        said.map_err(|failure| cannot_log_in(address, failure))?;
-        let mut command = Command::new("SENTINEL");
-        command.arg("get-master-addr-by-name").arg(&sentinel.master);
-        let answer = link.call(&command).await.map_err(|failure| failure.into_error(link.server()));
-        let Value::List(parts) = answer? else {
-            return Err(Error::new(
-                ErrorKind::Invalid,
-                format!(
-                    "the sentinel at {address} knows no master \"{}\"; look at SENTINEL MASTERS",
-                    sentinel.master
-                ),
-            ));
-        };
-        let parts: Vec<&str> = parts.iter().filter_map(Value::text).collect();
-        match parts[..] {
-            [host, port] => match port.parse() {
-                Ok(port) => Ok(Address::Tcp(host.to_owned(), port)),
-                Err(_) => Err(nonsense(address)),
-            },
-            _ => Err(nonsense(address)),
-        }
-    }
-}
-
-fn nonsense(address: &Address) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("the sentinel at {address} gave no address of the master"))
 }
 
 /// What a server and we speak on one connection.
@@ -199,7 +137,7 @@ fn hello(credentials: &Credentials) -> Command {
 }
 
 /// Says who we are, in protocol 2.
-async fn authenticate(link: &Link, credentials: &Credentials) -> Result<(), Failure> {
+pub(super) async fn authenticate(link: &Link, credentials: &Credentials) -> Result<(), Failure> {
     if !credentials.are_given() {
         // Whether it is a Redis at all. Who may not ask that is answered too.
         return match link.call(&Command::new("PING")).await {
@@ -226,7 +164,7 @@ fn says_no_to_hello(failure: &Failure) -> bool {
     }
 }
 
-fn cannot_log_in(address: &Address, failure: Failure) -> Error {
+pub(super) fn cannot_log_in(address: &Address, failure: Failure) -> Error {
     let (kind, why, advice) = match failure {
         Failure::Cut { why, .. } => (ErrorKind::Unavailable, why, ""),
         Failure::Server { code, detail } => {

@@ -79,7 +79,15 @@ impl Link {
             gone: Notify::new(),
         });
         tokio::spawn(watch(Arc::downgrade(&wire), env));
-        tokio::spawn(Driver { wire: wire.clone(), read, buffer: vec![0; BUFFER], from: 0, to: 0, pushes });
+        tokio::spawn(Driver {
+            wire: wire.clone(),
+            read,
+            buffer: vec![0; BUFFER],
+            from: 0,
+            to: 0,
+            gathering: false,
+            pushes,
+        });
         Link { wire, server: address.to_string() }
     }
 
@@ -230,6 +238,8 @@ struct Driver {
     /// What of the buffer was read and not yet taken for an answer.
     from: usize,
     to: usize,
+    /// Whether it let others run before it writes.
+    gathering: bool,
     pushes: Option<Pushes>,
 }
 
@@ -238,20 +248,34 @@ impl Future for Driver {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let driver = self.get_mut();
-        match &mut lock(&driver.wire.state).driver {
-            Some(waker) => waker.clone_from(cx.waker()),
-            none => *none = Some(cx.waker().clone()),
-        }
+        let asked = {
+            let mut state = lock(&driver.wire.state);
+            match &mut state.driver {
+                Some(waker) => waker.clone_from(cx.waker()),
+                none => *none = Some(cx.waker().clone()),
+            }
+            !state.out.is_empty()
+        };
         if !driver.wire.is_open() {
             return Poll::Ready(());
         }
-        let written = lock(&driver.wire.writer).write(&driver.wire.state, cx);
-        let why = match (written, driver.read(cx)) {
-            (Poll::Ready(Err(error)), _) | (_, Poll::Ready(Err(error))) => error.to_string(),
-            _ => return Poll::Pending,
+        let read = driver.read(cx);
+        let written = if asked && !driver.gathering && read.is_pending() {
+            // Whoever else is ready runs first, so that what they ask for goes out in the same write.
+            driver.gathering = true;
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        } else {
+            driver.gathering = false;
+            lock(&driver.wire.writer).write(&driver.wire.state, cx)
         };
-        driver.wire.end(&why);
-        Poll::Ready(())
+        match (read, written) {
+            (Poll::Ready(Err(error)), _) | (_, Poll::Ready(Err(error))) => {
+                driver.wire.end(&error.to_string());
+                Poll::Ready(())
+            }
+            _ => Poll::Pending,
+        }
     }
 }
 

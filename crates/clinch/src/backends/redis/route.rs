@@ -1,6 +1,7 @@
 //! Which server a command goes to: the one, the master that Sentinel names, or the one that has the slot.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use super::claims::Claims;
@@ -49,11 +50,29 @@ pub(super) struct Node {
     inboxes: Pool<Inbox>,
     /// Connections for grants that are confirmed by WAIT, which blocks the connection it is sent on.
     idle: Mutex<Vec<(tokio::runtime::Id, Link)>>,
+    /// Whether somebody sees to it that this remains the master that Sentinel names.
+    followed: AtomicBool,
 }
 
 impl Node {
     fn new(endpoint: Endpoint) -> Arc<Node> {
-        Arc::new(Node { endpoint, links: Pool::default(), inboxes: Pool::default(), idle: Mutex::default() })
+        Arc::new(Node {
+            endpoint,
+            links: Pool::default(),
+            inboxes: Pool::default(),
+            idle: Mutex::default(),
+            followed: AtomicBool::new(false),
+        })
+    }
+
+    /// Ends the connections to all servers but this one.
+    pub(super) fn leave_all_but(&self, master: &Address) {
+        let master = master.to_string();
+        lock(&self.idle).retain(|(_, link)| link.server() == master);
+        let links = self.links.all();
+        let inboxes = self.inboxes.all();
+        let all = links.iter().map(|link| &**link).chain(inboxes.iter().map(|inbox| &inbox.link));
+        all.filter(|link| link.server() != master).for_each(Link::close);
     }
 }
 
@@ -273,6 +292,15 @@ impl Route {
     }
 
     async fn link(&self, node: &Arc<Node>) -> Result<Arc<Link>> {
+        if let Endpoint::Master(sentinel) = &node.endpoint
+            && !node.followed.swap(true, Ordering::AcqRel)
+        {
+            for address in &sentinel.sentinels {
+                let (dialer, node) = (self.dialer.clone(), Arc::downgrade(node));
+                let follow = sentinel.clone().follow(dialer, address.clone(), node);
+                self.dialer.env.lane().spawn(follow)?;
+            }
+        }
         let open = || {
             let (dialer, endpoint) = (self.dialer.clone(), node.endpoint.clone());
             async move { dialer.open(&endpoint, None).await.map(|(link, _)| link) }

@@ -1,8 +1,9 @@
 //! What a `redis` URL says.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::sentinel::Sentinel;
 use super::tls;
 use crate::error::{Error, Result};
 use crate::url::StoreUrl;
@@ -35,13 +36,6 @@ pub(super) enum Topology {
     Single(Address),
     Sentinel(Arc<Sentinel>),
     Cluster(Vec<Address>),
-}
-
-/// The sentinels that know which server is the master.
-pub(super) struct Sentinel {
-    pub(super) sentinels: Vec<Address>,
-    pub(super) master: String,
-    pub(super) credentials: Credentials,
 }
 
 /// Where a server listens.
@@ -125,6 +119,7 @@ impl Settings {
                     sentinels: addresses(url, 26379)?,
                     master: master.to_owned(),
                     credentials: Credentials { user, password },
+                    epoch: Mutex::default(),
                 };
                 (Topology::Sentinel(Arc::new(sentinel)), db.to_owned())
             }

@@ -272,7 +272,8 @@ impl Backend for Store {
                     key: keys.lock,
                     sent,
                     server: place.server,
-                    foreign: place.foreign && place.waiters == 0,
+                    // The next in line, and one more, should that one be dead.
+                    foreign: place.foreign && place.waiters < 2,
                     inbox,
                 };
                 self.claims.queued(claim.id, asked);
