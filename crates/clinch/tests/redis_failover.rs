@@ -21,6 +21,9 @@ use clinch_testkit::{Cluster, Sentinel};
 /// How long a state may take to come about before the test counts as failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A TTL that outlives any failover: sentinels that do not agree at once try again some seconds later.
+const LONG: Duration = Duration::from_secs(180);
+
 struct OnServers(String);
 
 #[async_trait]
@@ -139,8 +142,8 @@ fn replicate(master: &clinch_testkit::Redis, replicas: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failover_keeps_what_was_replicated_and_tokens_rise() {
     let servers = Sentinel::start();
-    let locks = connect(&servers.url(), Duration::from_secs(20)).await;
-    let other = connect(&servers.url(), Duration::from_secs(20)).await;
+    let locks = connect(&servers.url(), LONG).await;
+    let other = connect(&servers.url(), LONG).await;
     let load = Load::start(&servers.url(), &["under-load".into()]).await;
     let guard = lock(&locks, "kept").await;
     let waiter = tokio::spawn({
@@ -154,7 +157,7 @@ async fn a_failover_keeps_what_was_replicated_and_tokens_rise() {
     replicate(servers.master(), 2);
     tokio::task::block_in_place(|| servers.failover());
     load.passes(50).await;
-    guard.extend(Duration::from_secs(20)).await.expect("a replicated lock is still held");
+    guard.extend(LONG).await.expect("a replicated lock is still held");
     assert!(!waiter.is_finished());
     let token = guard.token();
     guard.release().await.unwrap();
@@ -168,7 +171,7 @@ async fn a_failover_keeps_what_was_replicated_and_tokens_rise() {
         servers.kill_master()
     });
     tokio::task::block_in_place(|| servers.wait_for_new_master(old).port());
-    next.extend(Duration::from_secs(20)).await.unwrap();
+    next.extend(LONG).await.unwrap();
     load.passes(50).await;
     load.end().await;
 }
@@ -192,6 +195,37 @@ async fn a_hung_master_is_left_for_the_new_one() {
     guard.release().await.unwrap();
     assert!(lock(&locks, "job").await.token() > token);
     hung.resume();
+}
+
+/// Two masters that both grant: the one that the sentinels see no more, but its clients do, and the one that they made
+/// in its place. Whoever hears of the new one leaves the old one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_the_sentinels_left_is_left() {
+    let servers = Sentinel::start();
+    for node in servers.nodes() {
+        node.call(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
+    }
+    let url = servers.url().replace("redis+sentinel://", "redis+sentinel://app:pw@");
+    let locks = connect(&url, Duration::from_secs(20)).await;
+    lock(&locks, "before").await.release().await.unwrap();
+    // To the sentinels it is as if it were gone.
+    let old = servers.master();
+    let mut watch = old.client();
+    watch.call(&["ACL", "SETUSER", "default", "off"]);
+    watch.call(&["CLIENT", "KILL", "TYPE", "normal", "USER", "default", "SKIPME", "yes"]);
+    let new = tokio::task::block_in_place(|| servers.wait_for_new_master(old.port()));
+    assert_eq!(watch.call(&["ROLE"]).array()[0].clone().text(), "master", "the old one does not know");
+    let moved = async {
+        loop {
+            let guard = lock(&locks, "after").await;
+            let there = new.call(&["EXISTS", "clinch:after"]).int() == 1;
+            guard.release().await.unwrap();
+            if there {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, moved).await.expect("it clung to the old master");
 }
 
 /// One name for each master of a cluster.

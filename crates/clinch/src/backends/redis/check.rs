@@ -3,12 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use redis::Value;
-
-use super::dial::text;
-use super::keys::{in_slot, slot_of};
+use super::keys::{Home, slot_of};
 use super::lean::{Compare, Lean};
 use super::reply;
+use super::resp::{Command, Value};
 use super::script;
 use super::settings::Settings;
 use super::store::Store;
@@ -24,10 +22,10 @@ pub(super) async fn open(settings: Settings, env: Env) -> Result<Arc<dyn Backend
     let mut store = Store::new(settings, env)?;
     let settings = &store.dialer.settings;
     let slot = slot_of(&settings.prefix);
-    let key = in_slot(&settings.prefix, slot, PROBE);
+    let key = Home::of(&settings.prefix, slot).key(&[PROBE]);
     let (lean, wants_more) = (settings.lean, settings.durability.asks_for_more());
-    let server = match store.route.call_unconfirmed(slot, redis::cmd("INFO").arg("everything")).await {
-        Ok(info) => Server::read(text(&info).unwrap_or_default()),
+    let server = match store.route.call_unconfirmed(slot, Command::new("INFO").arg("everything")).await {
+        Ok(info) => Server::read(info.text().unwrap_or_default()),
         // A user who may not look is believed to know.
         Err(error) if error.kind() == ErrorKind::Refused => Server::default(),
         Err(error) => return Err(error),
@@ -39,7 +37,7 @@ pub(super) async fn open(settings: Settings, env: Env) -> Result<Arc<dyn Backend
     probe.arg(store.channels(slot)).arg(if store.sharded { "SPUBLISH" } else { "PUBLISH" });
     match store.route.run(slot, &script::PROBE, &probe).await {
         Ok(denied) => {
-            let denied: Vec<&str> = reply::list(&denied)?.iter().filter_map(text).collect();
+            let denied: Vec<&str> = reply::list(&denied)?.iter().filter_map(Value::text).collect();
             // Without messages waiters ask from time to time.
             let missing: Vec<&str> = denied.into_iter().filter(|name| !name.ends_with("PUBLISH")).collect();
             match missing.is_empty() {
@@ -79,15 +77,15 @@ fn is_no_scripting(error: &Error) -> bool {
 
 /// How a server without scripts changes a key only for its owner, if it can.
 async fn compare_without_scripts(store: &Store, slot: u16, key: &str) -> Result<Option<Compare>> {
-    let mut set = redis::cmd("SET");
+    let mut set = Command::new("SET");
     set.arg(key).arg("").arg("IFEQ").arg("-").arg("PX").arg(1);
     if !is_there(store.route.call_unconfirmed(slot, &set).await)? {
         return Ok(None);
     }
-    if is_there(store.route.call_unconfirmed(slot, redis::cmd("DELIFEQ").arg(key).arg("-")).await)? {
+    if is_there(store.route.call_unconfirmed(slot, Command::new("DELIFEQ").arg(key).arg("-")).await)? {
         return Ok(Some(Compare::Valkey));
     }
-    let delex = store.route.call_unconfirmed(slot, redis::cmd("DELEX").arg(key).arg("IFEQ").arg("-")).await;
+    let delex = store.route.call_unconfirmed(slot, Command::new("DELEX").arg(key).arg("IFEQ").arg("-")).await;
     Ok(is_there(delex)?.then_some(Compare::Redis))
 }
 

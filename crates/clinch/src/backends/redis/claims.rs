@@ -37,7 +37,7 @@ pub(super) struct Asked {
     pub(super) server: u64,
     /// When to take another step if no message comes.
     pub(super) look: Instant,
-    /// Whether a foreign client holds the lock and this claim is the next in line.
+    /// Whether a foreign client holds the lock and this claim is to see when it leaves.
     pub(super) foreign: bool,
     /// The inbox that listened when the step was sent.
     pub(super) inbox: u64,

@@ -1,41 +1,33 @@
 //! What a failed command proves, in this crate's words.
 
-use redis::{RedisError, Value};
-
+use super::resp::Value;
 use crate::error::{Error, ErrorKind, Result};
 
 /// What one server answered instead of a value.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The connection broke: the command may have been applied.
-    Cut(RedisError),
+    /// The connection broke; the command may have been applied if it was sent.
+    Cut { sent: bool, why: String },
     /// The server refused it; it was surely not applied.
     Server { code: String, detail: String },
 }
 
 impl Failure {
-    /// Takes server errors out of answers.
-    pub(super) fn check(answer: Result<Value, RedisError>) -> Result<Value, Failure> {
+    /// Takes errors out of answers.
+    pub(super) fn check(answer: Value) -> Result<Value, Failure> {
         match answer {
-            Ok(Value::ServerError(error)) => Err(Failure::Server {
-                code: error.code().to_owned(),
-                detail: error.details().unwrap_or_default().to_owned(),
-            }),
-            Ok(value) => Ok(value),
-            Err(error) => match error.code() {
-                Some(code) => Err(Failure::Server {
-                    code: code.to_owned(),
-                    detail: error.detail().unwrap_or_default().to_owned(),
-                }),
-                None => Err(Failure::Cut(error)),
-            },
+            Value::Error(error) => {
+                let (code, detail) = error.split_once(' ').unwrap_or((&error, ""));
+                Err(Failure::Server { code: code.to_owned(), detail: detail.to_owned() })
+            }
+            answer => Ok(answer),
         }
     }
 
     pub(super) fn code(&self) -> &str {
         match self {
             Failure::Server { code, .. } => code,
-            Failure::Cut(_) => "",
+            Failure::Cut { .. } => "",
         }
     }
 
@@ -57,9 +49,9 @@ impl Failure {
 
     pub(super) fn into_error(self, server: &str) -> Error {
         let (code, detail) = match self {
-            Failure::Cut(error) => {
-                return Error::new(ErrorKind::Unknown, format!("the connection to {server} broke: {error}"))
-                    .with_source(error);
+            Failure::Cut { sent, why } => {
+                let kind = if sent { ErrorKind::Unknown } else { ErrorKind::Unavailable };
+                return Error::new(kind, format!("the connection to {server} broke: {why}"));
             }
             Failure::Server { code, detail } => (code, detail),
         };
@@ -95,6 +87,16 @@ mod tests {
 
     fn server(code: &str, detail: &str) -> Failure {
         Failure::Server { code: code.into(), detail: detail.into() }
+    }
+
+    #[test]
+    fn an_error_has_a_code() {
+        let Err(failure) = Failure::check(Value::Error("MOVED 1 h:2".into())) else { panic!("an answer") };
+        assert_eq!((failure.code(), failure.redirect()), ("MOVED", Some((1, "h", 2))));
+        assert!(
+            matches!(Failure::check(Value::Error("EMPTY".into())), Err(failure) if failure.code() == "EMPTY")
+        );
+        assert!(Failure::check(Value::Nil).is_ok());
     }
 
     #[test]

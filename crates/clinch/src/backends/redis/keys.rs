@@ -25,14 +25,14 @@ impl Keys {
     pub(super) fn of(prefix: &str, name: &LockName) -> Keys {
         let lock = lock_key(prefix, name);
         let slot = slot_of(&lock);
+        let home = Home::of(prefix, slot);
         let name = name.as_str();
-        let side = |kind: &str, name: &str| in_slot(prefix, slot, &format!("\0{kind}{name}"));
         Keys {
             slot,
-            claims: side("claims:", name),
-            queue: side("queue:", name),
-            holders: side("holders:", name),
-            fence: side("fence", ""),
+            claims: home.key(&["\0claims:", name]),
+            queue: home.key(&["\0queue:", name]),
+            holders: home.key(&["\0holders:", name]),
+            fence: home.key(&["\0fence"]),
             lock,
         }
     }
@@ -54,13 +54,28 @@ pub(super) fn name_in_claims_key<'a>(prefix: &str, key: &'a str) -> Option<&'a s
     (ours || head.ends_with(prefix)).then_some(name)
 }
 
-/// A key or channel of this slot.
-pub(super) fn in_slot(prefix: &str, slot: u16, rest: &str) -> String {
-    let tag = tag(slot);
-    let tag = std::str::from_utf8(&tag).unwrap_or_default();
-    let key = format!("{prefix}{{{tag}}}{rest}");
-    // A prefix with a brace of its own decides the slot, or spoils the tag.
-    if slot_of(&key) == slot { key } else { format!("{{{tag}}}{prefix}{rest}") }
+/// What the side keys and channels of a slot begin with.
+pub(super) struct Home(String);
+
+impl Home {
+    pub(super) fn of(prefix: &str, slot: u16) -> Home {
+        let tag = tag(slot);
+        let tag = std::str::from_utf8(&tag).unwrap_or_default();
+        // The first braces decide the slot, so a prefix with a brace of its own stands behind ours.
+        Home(match prefix.contains('{') {
+            true => ["{", tag, "}", prefix].concat(),
+            false => [prefix, "{", tag, "}"].concat(),
+        })
+    }
+
+    /// A key or channel of this slot that ends in these parts.
+    pub(super) fn key<const N: usize>(&self, parts: &[&str; N]) -> String {
+        let length = self.0.len() + parts.iter().map(|part| part.len()).sum::<usize>();
+        let mut key = String::with_capacity(length);
+        key.push_str(&self.0);
+        parts.iter().for_each(|part| key.push_str(part));
+        key
+    }
 }
 
 /// The hash slot of a key: of what stands in its first braces, if anything does, else of all of it (Redis Cluster
@@ -73,12 +88,29 @@ pub(super) fn slot_of(key: &str) -> u16 {
 
 /// CRC16/XMODEM, as Redis Cluster uses it.
 fn crc16(bytes: impl IntoIterator<Item = u8>) -> u16 {
-    bytes.into_iter().fold(0, |crc, byte| step(crc ^ (u16::from(byte) << 8)))
+    const TABLE: [u16; 256] = table();
+    bytes.into_iter().fold(0, |crc, byte| {
+        let at = usize::from((crc >> 8) as u8 ^ byte);
+        (crc << 8) ^ TABLE.get(at).copied().unwrap_or(0)
+    })
 }
 
-/// Eight shifts of the register.
-fn step(crc: u16) -> u16 {
-    (0..8).fold(crc, |crc, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 })
+/// What eight shifts make of the register for each first byte.
+#[allow(clippy::indexing_slicing, reason = "at compile time, in range")]
+const fn table() -> [u16; 256] {
+    let mut table = [0; 256];
+    let mut at = 0;
+    while at < table.len() {
+        let mut crc = (at as u16) << 8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+            bit += 1;
+        }
+        table[at] = crc;
+        at += 1;
+    }
+    table
 }
 
 /// Sixteen shifts backwards: the register that two bytes of zero turn into `crc`.
@@ -89,13 +121,15 @@ fn two_steps_back(crc: u16) -> u16 {
 /// Three letters or digits that hash to this slot.
 ///
 /// The CRC can be run backwards, so for any first character there is one pair of bytes that leads to a given CRC; four
-/// CRCs share a slot. Some pair among those is made of letters and digits.
+/// CRCs share a slot. Some pair among those is made of letters and digits. Running backwards is linear, so it is done
+/// for the slot alone.
 fn tag(slot: u16) -> [u8; 3] {
-    for first in b'0'..=b'z' {
-        let register = step(u16::from(first) << 8);
-        for high in 0..4 {
-            let pair = (two_steps_back(slot | (high * SLOTS)) ^ register).to_be_bytes();
-            let tag = [first, pair[0], pair[1]];
+    let back = two_steps_back(slot);
+    for high in 0..4 {
+        let back = back ^ two_steps_back(high * SLOTS);
+        for first in b'0'..=b'z' {
+            let [second, third] = (back ^ crc16([first])).to_be_bytes();
+            let tag = [first, second, third];
             if tag.iter().all(u8::is_ascii_alphanumeric) {
                 return tag;
             }

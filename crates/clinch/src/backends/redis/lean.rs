@@ -11,10 +11,10 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use redis::{Cmd, Value};
 
 use super::keys::{lock_key, slot_of};
 use super::reply;
+use super::resp::{Command, Value};
 use super::script;
 use super::store::{Store, deleted, millis};
 use crate::backend::{
@@ -70,9 +70,9 @@ impl Lean {
     /// For how long the key lives, and then what it holds: whoever holds at the end and held at the start does so for
     /// that long.
     async fn read(&self, slot: u16, key: &str) -> Result<(Option<Duration>, String)> {
-        let mut left = redis::cmd("PTTL");
+        let mut left = Command::new("PTTL");
         left.arg(key);
-        let mut get = redis::cmd("GETRANGE");
+        let mut get = Command::new("GETRANGE");
         get.arg(key).arg(0).arg(1023);
         let left = reply::number(&self.store.route.call(slot, &left).await?)?;
         let value = reply::lossy(&self.store.route.call(slot, &get).await?);
@@ -85,7 +85,7 @@ impl Lean {
         &self,
         name: &LockName,
         id: ClaimId,
-        command: impl Fn(&str, &str, Option<Duration>) -> Option<Cmd>,
+        command: impl Fn(&str, &str, Option<Duration>) -> Option<Command>,
     ) -> Result<bool> {
         let (slot, key) = self.key(name);
         for _ in 0..CHANGES {
@@ -110,7 +110,7 @@ impl Lean {
         }
         let (slot, key) = self.key(&claim.name);
         let mut command = script::RENEW_HELD.on([key.as_str()]);
-        command.arg(claim.id.to_string()).arg(millis(claim.ttl));
+        command.arg(claim.id).arg(millis(claim.ttl));
         let answer = self.store.route.run_durably(slot, &script::RENEW_HELD, &command).await?;
         Ok(matches!(reply::list(&answer)?, [Value::Int(1)]))
     }
@@ -119,7 +119,7 @@ impl Lean {
         let removed = if self.compare == Compare::Script {
             let (slot, key) = self.key(name);
             let mut command = script::RELEASE_LEAN.on([key.as_str()]);
-            command.arg(id.to_string());
+            command.arg(id);
             reply::number(&self.store.route.run(slot, &script::RELEASE_LEAN, &command).await?)? == 1
         } else {
             self.change(name, id, |key, value, _| Some(delete(self.compare, key, value))).await?
@@ -135,21 +135,21 @@ impl Lean {
 
 /// The command that makes a lease as long as asked for, unless it already is. The number of renewals goes up, so that a
 /// request that this one has overtaken compares with an old value, and does not make the lease shorter.
-fn extend(key: &str, value: &str, left: Option<Duration>, ttl: Duration) -> Option<Cmd> {
+fn extend(key: &str, value: &str, left: Option<Duration>, ttl: Duration) -> Option<Command> {
     if left.is_some_and(|left| left >= ttl) {
         return None;
     }
     let (id, rest) = value.split_once(' ').unwrap_or_default();
     let (renewals, rest) = rest.split_once(' ').unwrap_or_default();
     let next = format!("{id} {} {rest}", renewals.parse::<u32>().unwrap_or(0).wrapping_add(1));
-    Some(redis::cmd("SET").arg(key).arg(next).arg("IFEQ").arg(value).arg("PX").arg(millis(ttl)).clone())
+    Some(Command::new("SET").arg(key).arg(next).arg("IFEQ").arg(value).arg("PX").arg(millis(ttl)).clone())
 }
 
 /// The command that deletes a key if it still has this value.
-fn delete(compare: Compare, key: &str, value: &str) -> Cmd {
+fn delete(compare: Compare, key: &str, value: &str) -> Command {
     match compare {
-        Compare::Valkey => redis::cmd("DELIFEQ").arg(key).arg(value).clone(),
-        _ => redis::cmd("DELEX").arg(key).arg("IFEQ").arg(value).clone(),
+        Compare::Valkey => Command::new("DELIFEQ").arg(key).arg(value).clone(),
+        _ => Command::new("DELEX").arg(key).arg("IFEQ").arg(value).clone(),
     }
 }
 
@@ -183,7 +183,7 @@ impl Backend for Lean {
             ));
         }
         let (slot, key) = self.key(&claim.name);
-        let mut set = redis::cmd("SET");
+        let mut set = Command::new("SET");
         set.arg(&key).arg(self.value(claim)?).arg("NX").arg("PX").arg(millis(claim.ttl));
         let grant = Token::new(0).map(|token| Grant { token, ttl: Some(claim.ttl), from: None });
         let grant = grant.ok_or_else(|| Error::invalid("0 is no token"))?;
@@ -279,18 +279,18 @@ impl fmt::Debug for Lean {
 
 #[cfg(test)]
 mod tests {
+    use super::super::resp;
     use super::*;
 
     const VALUE: &str =
         r#"000102030405060708090a0b0c0d0e0f 7 1700000000 {"host":"h","pid":7,"user":"me","label":"a b"}"#;
     const TTL: Duration = Duration::from_secs(30);
 
-    fn words(command: &Cmd) -> Vec<String> {
-        let word = |arg: redis::Arg<&[u8]>| match arg {
-            redis::Arg::Simple(word) => String::from_utf8(word.to_vec()).unwrap(),
-            _ => String::new(),
-        };
-        command.args_iter().map(word).collect()
+    fn words(command: &Command) -> Vec<String> {
+        let mut bytes = Vec::new();
+        command.write_to(&mut bytes);
+        let Ok((Value::List(words), _)) = resp::read(&bytes) else { panic!("no command") };
+        words.iter().map(|word| word.text().unwrap().to_owned()).collect()
     }
 
     #[test]

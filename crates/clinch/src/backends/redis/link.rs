@@ -1,96 +1,94 @@
-//! One live connection, and the watch that ends it when the server does not answer.
+//! One live connection: commands of many callers go out together, and answers come back in their order.
+//!
+//! A caller that finds the connection idle writes by itself, which saves the way over another task; when others are
+//! waiting already, commands are left to the driver, which writes all that have come together at once. Reading is the
+//! driver's alone. Nothing here waits for longer than it takes to see that the server does not answer.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Pipeline, Value};
-use tokio::sync::Notify;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
+use tokio::sync::{Notify, oneshot};
 
 use super::failure::Failure;
 use super::pool::Connection;
+use super::resp::{self, Command, Stop, Value};
 use super::settings::Address;
 use crate::env::Env;
+use crate::net::Stream;
+use crate::sync::lock;
 
 /// How often a connection is looked at. One that answered nothing between two looks, though it was asked, is ended: so a
 /// server that hangs fails its commands after one to two of these. No timer per command.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A connection to one server, shared by everybody on one runtime.
+/// What is read at a time, at first, in bytes.
+const BUFFER: usize = 8 << 10;
+
+/// What a connection does with messages that are no answers. False ends the connection.
+pub(super) type Pushes = Box<dyn Fn(&[Value]) -> bool + Send + Sync>;
+
+/// A connection to one server, shared by everybody on one runtime. Dropping it ends the connection.
 pub(super) struct Link {
-    connection: MultiplexedConnection,
-    traffic: Arc<Traffic>,
-    life: Arc<Life>,
+    wire: Arc<Wire>,
     server: String,
 }
 
-#[derive(Default)]
-struct Traffic {
-    /// Commands whose answer somebody waits for.
-    waiting: AtomicU64,
-    /// Commands that were answered.
-    answered: AtomicU64,
-}
-
-/// Whether a connection still lives, and how to end it.
-#[derive(Default)]
-pub(super) struct Life {
+/// What callers and the driver share.
+struct Wire {
+    state: Mutex<State>,
+    /// Locked for as long as somebody writes. Never locked by who holds `state`.
+    writer: Mutex<Writer>,
     closed: AtomicBool,
-    close: Notify,
     gone: Notify,
 }
 
-impl Life {
-    pub(super) fn is_open(&self) -> bool {
-        !self.closed.load(Ordering::Acquire)
-    }
-
-    /// Ends the connection; whoever waits for an answer is told that it broke.
-    pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.close.notify_one();
-        self.gone.notify_waiters();
-    }
-
-    /// Waits until somebody closes the connection. For its driver alone.
-    pub(super) async fn closing(&self) {
-        self.close.notified().await;
-    }
-
-    /// Waits until the connection is gone.
-    pub(super) async fn gone(&self) {
-        loop {
-            let mut gone = std::pin::pin!(self.gone.notified());
-            gone.as_mut().enable();
-            if !self.is_open() {
-                return;
-            }
-            gone.await;
-        }
-    }
+#[derive(Default)]
+struct State {
+    /// Commands that nobody has begun to write.
+    out: Vec<u8>,
+    /// Who waits for the answers to come, in their order.
+    waiting: VecDeque<oneshot::Sender<Value>>,
+    /// How many answers have come.
+    answered: u64,
+    driver: Option<Waker>,
+    /// Why the connection ended.
+    why: Option<String>,
 }
 
-/// Says that a connection is gone when its driver is, also when that is because its runtime ended.
-pub(super) struct Gone(pub(super) Arc<Life>);
-
-impl Drop for Gone {
-    fn drop(&mut self) {
-        self.0.close();
-    }
+struct Writer {
+    half: WriteHalf<Box<dyn Stream>>,
+    /// Commands that are being written, and how much of them is.
+    bytes: Vec<u8>,
+    written: usize,
 }
 
 impl Link {
-    /// Has the current runtime drive a connection.
-    pub(super) fn new(
-        connection: MultiplexedConnection,
-        driver: impl Future<Output = ()> + Send + 'static,
-        address: &Address,
-        env: Env,
-    ) -> Link {
-        let (traffic, life) = (Arc::new(Traffic::default()), Arc::new(Life::default()));
-        tokio::spawn(drive(driver, env, traffic.clone(), Gone(life.clone())));
-        Link { connection, traffic, life, server: address.to_string() }
+    /// Has the current runtime drive a connection. Messages that are no answers go to `pushes`.
+    pub(super) fn new(stream: Box<dyn Stream>, pushes: Option<Pushes>, address: &Address, env: Env) -> Link {
+        let (read, write) = tokio::io::split(stream);
+        let wire = Arc::new(Wire {
+            state: Mutex::default(),
+            writer: Mutex::new(Writer { half: write, bytes: Vec::new(), written: 0 }),
+            closed: AtomicBool::new(false),
+            gone: Notify::new(),
+        });
+        tokio::spawn(watch(Arc::downgrade(&wire), env));
+        tokio::spawn(Driver {
+            wire: wire.clone(),
+            read,
+            buffer: vec![0; BUFFER],
+            from: 0,
+            to: 0,
+            gathering: false,
+            pushes,
+        });
+        Link { wire, server: address.to_string() }
     }
 
     /// The server's address, for people.
@@ -98,8 +96,21 @@ impl Link {
         &self.server
     }
 
-    pub(super) fn life(&self) -> &Arc<Life> {
-        &self.life
+    /// Ends the connection; whoever waits for an answer is told that it broke.
+    pub(super) fn close(&self) {
+        self.wire.end("it was closed");
+    }
+
+    /// Waits until the connection is gone.
+    pub(super) async fn gone(&self) {
+        loop {
+            let mut gone = std::pin::pin!(self.wire.gone.notified());
+            gone.as_mut().enable();
+            if !self.is_open() {
+                return;
+            }
+            gone.await;
+        }
     }
 
     /// Sends one command.
@@ -107,80 +118,278 @@ impl Link {
     /// # Cancel safety
     ///
     /// The command may be applied or not; the connection stays in step.
-    pub(super) async fn call(&self, command: &Cmd) -> Result<Value, Failure> {
-        let waiting = Waiting::new(&self.traffic);
-        let answer = self.connection.clone().send_packed_command(command).await;
-        waiting.answered();
-        Failure::check(answer)
+    pub(super) async fn call(&self, command: &Command) -> Result<Value, Failure> {
+        let [answer] = self.wire.send([command])?;
+        Failure::check(self.answer(answer).await?)
     }
 
-    /// Sends commands that nothing may come between, and gives the last `count` answers.
-    pub(super) async fn call_together(
+    /// Sends commands that nothing may come between, and gives their answers, of which each may be an error.
+    pub(super) async fn call_together<const N: usize>(
         &self,
-        commands: &Pipeline,
-        count: usize,
+        commands: [&Command; N],
     ) -> Result<Vec<Value>, Failure> {
-        let waiting = Waiting::new(&self.traffic);
-        let skipped = commands.len().saturating_sub(count);
-        let answers = self.connection.clone().send_packed_commands(commands, skipped, count).await;
-        waiting.answered();
-        match answers {
-            Ok(answers) => Ok(answers),
-            Err(error) => Err(Failure::check(Err(error))
-                .err()
-                .unwrap_or_else(|| Failure::Server { code: "ERR".into(), detail: "no answer".into() })),
+        let mut answers = Vec::with_capacity(N);
+        for answer in self.wire.send(commands)? {
+            answers.push(self.answer(answer).await?);
         }
+        Ok(answers)
+    }
+
+    async fn answer(&self, answer: oneshot::Receiver<Value>) -> Result<Value, Failure> {
+        answer.await.map_err(|_| Failure::Cut { sent: true, why: self.wire.why() })
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.life.close();
+        self.close();
     }
 }
 
 impl Connection for Link {
     fn is_open(&self) -> bool {
-        self.life.is_open()
+        self.wire.is_open()
     }
 }
 
-/// Somebody waits for an answer.
-struct Waiting<'a>(&'a Traffic);
-
-impl<'a> Waiting<'a> {
-    fn new(traffic: &'a Traffic) -> Waiting<'a> {
-        traffic.waiting.fetch_add(1, Ordering::Relaxed);
-        Waiting(traffic)
+impl Wire {
+    fn is_open(&self) -> bool {
+        !self.closed.load(Ordering::Acquire)
     }
 
-    fn answered(self) {
-        self.0.answered.fetch_add(1, Ordering::Relaxed);
+    /// Puts commands in line, and sees to it that they are written.
+    fn send<const N: usize>(
+        &self,
+        commands: [&Command; N],
+    ) -> Result<[oneshot::Receiver<Value>; N], Failure> {
+        let mut state = lock(&self.state);
+        if state.why.is_some() {
+            drop(state);
+            return Err(Failure::Cut { sent: false, why: self.why() });
+        }
+        let (idle, first) = (state.waiting.is_empty(), state.out.is_empty());
+        let answers = commands.map(|command| {
+            command.write_to(&mut state.out);
+            let (tell, answer) = oneshot::channel();
+            state.waiting.push_back(tell);
+            answer
+        });
+        // Whoever was first sees to what came after. A driver that never ran yet will.
+        let driver = state.driver.clone().filter(|_| first);
+        drop(state);
+        if let Some(driver) = driver {
+            let writer = idle.then(|| self.writer.try_lock().ok()).flatten();
+            let written =
+                writer.map(|mut writer| writer.write(&self.state, &mut Context::from_waker(&driver)));
+            match written {
+                Some(Poll::Ready(Err(error))) => self.end(&error.to_string()),
+                Some(_) => {}
+                None => driver.wake(),
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Ends the connection, for the first reason that is given.
+    fn end(&self, why: &str) {
+        let (waiting, driver) = {
+            let mut state = lock(&self.state);
+            state.why.get_or_insert_with(|| why.to_owned());
+            self.closed.store(true, Ordering::Release);
+            (std::mem::take(&mut state.waiting), state.driver.take())
+        };
+        drop(waiting);
+        self.gone.notify_waiters();
+        if let Some(driver) = driver {
+            driver.wake();
+        }
+    }
+
+    fn why(&self) -> String {
+        lock(&self.state).why.clone().unwrap_or_default()
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Writer {
+    /// Writes what there is to write, as far as the server takes it.
+    fn write(&mut self, state: &Mutex<State>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            while let Some(bytes @ [_, ..]) = self.bytes.get(self.written..) {
+                match ready!(Pin::new(&mut self.half).poll_write(cx, bytes))? {
+                    0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                    count => self.written += count,
+                }
+            }
+            self.bytes.clear();
+            self.written = 0;
+            std::mem::swap(&mut self.bytes, &mut lock(state).out);
+            if self.bytes.is_empty() {
+                return Pin::new(&mut self.half).poll_flush(cx);
+            }
+        }
+    }
+}
+
+/// Reads answers, and writes what callers leave to it, until the connection ends.
+struct Driver {
+    wire: Arc<Wire>,
+    read: ReadHalf<Box<dyn Stream>>,
+    buffer: Vec<u8>,
+    /// What of the buffer was read and not yet taken for an answer.
+    from: usize,
+    to: usize,
+    /// Whether it let others run before it writes.
+    gathering: bool,
+    pushes: Option<Pushes>,
+}
+
+impl Future for Driver {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let driver = self.get_mut();
+        let asked = {
+            let mut state = lock(&driver.wire.state);
+            match &mut state.driver {
+                Some(waker) => waker.clone_from(cx.waker()),
+                none => *none = Some(cx.waker().clone()),
+            }
+            !state.out.is_empty()
+        };
+        if !driver.wire.is_open() {
+            return Poll::Ready(());
+        }
+        let read = driver.read(cx);
+        let written = if asked && !driver.gathering && read.is_pending() {
+            // Whoever else is ready runs first, so that what they ask for goes out in the same write.
+            driver.gathering = true;
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        } else {
+            driver.gathering = false;
+            lock(&driver.wire.writer).write(&driver.wire.state, cx)
+        };
+        match (read, written) {
+            (Poll::Ready(Err(error)), _) | (_, Poll::Ready(Err(error))) => {
+                driver.wire.end(&error.to_string());
+                Poll::Ready(())
+            }
+            _ => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Driver {
+    /// Also when its runtime ends.
     fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.wire.end("its runtime ended");
     }
 }
 
-/// Drives a connection until it breaks, is closed, or stops answering.
-async fn drive(driver: impl Future<Output = ()>, env: Env, traffic: Arc<Traffic>, gone: Gone) {
-    let mut driver = std::pin::pin!(driver);
+impl Driver {
+    /// Reads for as long as there is something to read; ready only when the connection has ended.
+    fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // A long answer is not looked at again for every part of it that comes.
+        let mut enough = 0;
+        loop {
+            let Some(room) = self.buffer.get_mut(self.to..) else { return Poll::Pending };
+            let mut room = ReadBuf::new(room);
+            match Pin::new(&mut self.read).poll_read(cx, &mut room)? {
+                Poll::Ready(()) if room.filled().is_empty() => {
+                    return Poll::Ready(Err(io::Error::other("the server closed it")));
+                }
+                Poll::Ready(()) => self.to += room.filled().len(),
+                Poll::Pending => {
+                    self.take_answers()?;
+                    return Poll::Pending;
+                }
+            }
+            if self.to - self.from >= enough || self.to == self.buffer.len() {
+                self.take_answers()?;
+                enough = (self.to - self.from) * 2;
+            }
+            self.make_room();
+        }
+    }
+
+    fn make_room(&mut self) {
+        if self.from == self.to {
+            (self.from, self.to) = (0, 0);
+        } else if self.to == self.buffer.len() {
+            self.buffer.copy_within(self.from..self.to, 0);
+            (self.from, self.to) = (0, self.to - self.from);
+            if self.to > self.buffer.len() / 2 {
+                self.buffer.resize(self.buffer.len() * 2, 0);
+            }
+        }
+    }
+
+    /// Hands on all answers and messages that are in the buffer.
+    fn take_answers(&mut self) -> io::Result<()> {
+        let mut answers = Vec::new();
+        loop {
+            match resp::read(self.buffer.get(self.from..self.to).unwrap_or_default()) {
+                Ok((value, taken)) => {
+                    self.from += taken;
+                    match (message(&value), &self.pushes) {
+                        (Some(message), Some(pushes)) if pushes(message) => {}
+                        (Some(_), Some(_)) => return Err(io::Error::other("it has nothing more to say")),
+                        (Some(_), None) if matches!(value, Value::Push(_)) => {}
+                        _ => answers.push(value),
+                    }
+                }
+                Err(Stop::Unfinished) => break,
+                Err(Stop::Nonsense) => {
+                    return Err(io::Error::other(
+                        "what it sent is no answer of a Redis; is TLS wanted, or not?",
+                    ));
+                }
+            }
+        }
+        if answers.is_empty() {
+            return Ok(());
+        }
+        let mut told = Vec::with_capacity(answers.len());
+        {
+            let mut state = lock(&self.wire.state);
+            state.answered += answers.len() as u64;
+            for answer in answers {
+                let teller = state.waiting.pop_front();
+                told.push((teller.ok_or_else(|| io::Error::other("it answered what nobody asked"))?, answer));
+            }
+        }
+        for (teller, answer) in told {
+            // Whoever asked may have left.
+            let _ = teller.send(answer);
+        }
+        Ok(())
+    }
+}
+
+/// What the server says by itself, which is not the answer to a command. In protocol 2 it comes as a list; that a
+/// subscription has begun is an answer in both.
+fn message(value: &Value) -> Option<&[Value]> {
+    let (Value::Push(parts) | Value::List(parts)) = value else { return None };
+    let kind = parts.first()?.text()?;
+    match value {
+        Value::Push(_) => (!matches!(kind, "subscribe" | "ssubscribe")).then_some(parts),
+        _ => matches!(kind, "message" | "smessage" | "unsubscribe" | "sunsubscribe").then_some(parts),
+    }
+}
+
+/// Ends a connection that does not answer.
+async fn watch(wire: Weak<Wire>, env: Env) {
     let mut unanswered = None;
     loop {
-        tokio::select! {
-            biased;
-            () = &mut driver => return,
-            () = gone.0.closing() => return,
-            () = env.sleep_until(env.now() + LOOK_EVERY) => {}
+        env.sleep_until(env.now() + LOOK_EVERY).await;
+        let Some(wire) = wire.upgrade().filter(|wire| wire.is_open()) else { return };
+        let (answered, waits) = {
+            let state = lock(&wire.state);
+            (state.answered, !state.waiting.is_empty())
+        };
+        if waits && unanswered == Some(answered) {
+            return wire.end("the server did not answer");
         }
-        let answered = traffic.answered.load(Ordering::Relaxed);
-        let waiting = traffic.waiting.load(Ordering::Relaxed) > 0;
-        if waiting && unanswered == Some(answered) {
-            return;
-        }
-        unanswered = waiting.then_some(answered);
+        unanswered = waits.then_some(answered);
     }
 }

@@ -83,6 +83,12 @@ impl<C: Connection> Pool<C> {
         connection.is_open().then_some(connection)
     }
 
+    /// Those connections that are open.
+    pub(super) fn all(&self) -> Vec<Arc<C>> {
+        let connection = |opening: &Opening<C>| opening.borrow().as_ref()?.as_ref().ok().cloned();
+        lock(&self.0).values().filter_map(connection).collect()
+    }
+
     fn opening<F>(&self, runtime: &Handle, open: impl Fn() -> F) -> (Opening<C>, bool)
     where
         F: Future<Output = Result<C>> + Send + 'static,

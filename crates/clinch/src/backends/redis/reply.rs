@@ -1,10 +1,9 @@
 //! Reading what the scripts answer. Nothing here trusts the server: an answer that makes no sense is an error.
 
+use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
 
-use redis::Value;
-
-use super::dial::text;
+use super::resp::Value;
 use crate::backend::{Busy, ClaimState, Grant, LockState};
 use crate::claim::{ClaimId, Mode, Owner};
 use crate::error::{Error, ErrorKind, Result};
@@ -45,7 +44,7 @@ fn nonsense() -> Error {
 pub(super) fn number(value: &Value) -> Result<i64> {
     match value {
         Value::Int(number) => Ok(*number),
-        other => text(other).and_then(|text| text.parse().ok()).ok_or_else(nonsense),
+        other => other.text().and_then(|text| text.parse().ok()).ok_or_else(nonsense),
     }
 }
 
@@ -59,7 +58,7 @@ fn millis(value: &Value) -> Result<Option<Duration>> {
 
 pub(super) fn list(value: &Value) -> Result<&[Value]> {
     match value {
-        Value::Array(values) => Ok(values),
+        Value::List(values) => Ok(values),
         _ => Err(nonsense()),
     }
 }
@@ -67,20 +66,22 @@ pub(super) fn list(value: &Value) -> Result<&[Value]> {
 /// What stands in a lock's key, which may be no text at all.
 pub(super) fn lossy(value: &Value) -> String {
     match value {
-        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        other => text(other).unwrap_or_default().to_owned(),
+        Value::Text(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        _ => String::new(),
     }
 }
 
 fn token(value: &Value) -> Result<Token> {
-    let token = text(value).and_then(|text| text.parse().ok()).and_then(Token::new);
+    let token = value.text().and_then(|text| text.parse().ok()).and_then(Token::new);
     token.ok_or_else(nonsense)
 }
 
 /// Reads the answer of `acquire.lua`.
 pub(super) fn claimed(answer: &Value, place_ttl: Duration) -> Result<Claimed> {
+    if let Value::Text(_) = answer {
+        return Ok(Claimed::Granted(token(answer)?));
+    }
     match list(answer)? {
-        [Value::Int(1), granted] => Ok(Claimed::Granted(token(granted)?)),
         [Value::Int(kind @ (2 | 3)), now, ahead, waiters, look, record, left] => {
             let record = &lossy(record);
             let left = millis(left)?;
@@ -101,7 +102,7 @@ pub(super) fn claimed(answer: &Value, place_ttl: Duration) -> Result<Claimed> {
             }))
         }
         [Value::Int(4), capacity] => {
-            Ok(Claimed::OtherCapacity(text(capacity).unwrap_or_default().to_owned()))
+            Ok(Claimed::OtherCapacity(capacity.text().unwrap_or_default().to_owned()))
         }
         [Value::Int(5)] => Ok(Claimed::Buried),
         _ => Err(nonsense()),
@@ -167,11 +168,11 @@ fn stranger(left: Option<Duration>) -> ClaimState {
 }
 
 /// How a mode is written in the store.
-pub(super) fn mode_text(mode: Mode) -> String {
+pub(super) fn mode_text(mode: Mode) -> Cow<'static, str> {
     match mode {
         Mode::Exclusive => "x".into(),
         Mode::Shared => "s".into(),
-        Mode::Permits { count, capacity } => format!("p{count}/{capacity}"),
+        Mode::Permits { count, capacity } => format!("p{count}/{capacity}").into(),
     }
 }
 
@@ -198,7 +199,7 @@ pub(super) fn lock_state(name: &LockName, answer: &Value) -> Result<Option<LockS
         for entry in list(values)?.chunks_exact(3) {
             let [id, record, ends] = entry else { continue };
             let left = u64::try_from(number(ends)? - now).unwrap_or(0);
-            let (Some(id), Some(record)) = (text(id), text(record)) else { continue };
+            let (Some(id), Some(record)) = (id.text(), record.text()) else { continue };
             claims.extend(read(id, record, Some(Duration::from_millis(left))));
         }
     }
@@ -223,12 +224,12 @@ mod tests {
     const OWNER: &str = r#"{"host":"h","pid":7,"user":"me","label":"a b"}"#;
 
     fn bulk(text: &str) -> Value {
-        Value::BulkString(text.as_bytes().to_vec())
+        Value::Text(text.as_bytes().to_vec())
     }
 
     fn busy(holder: &str) -> Value {
         let numbers = [2, 5_000, 3, 2, 700].map(Value::Int);
-        Value::Array([&numbers[..], &[bulk(holder), Value::Int(900)]].concat())
+        Value::List([&numbers[..], &[bulk(holder), Value::Int(900)]].concat())
     }
 
     #[test]
@@ -271,10 +272,9 @@ mod tests {
             Just(Value::Nil),
             any::<i64>().prop_map(Value::Int),
             "[a-f0-9 hws{}]{0,60}".prop_map(|text| bulk(&text)),
-            prop::collection::vec(any::<u8>(), 0..8).prop_map(Value::BulkString),
-            any::<bool>().prop_map(Value::Boolean),
+            prop::collection::vec(any::<u8>(), 0..8).prop_map(Value::Text),
         ];
-        leaf.prop_recursive(2, 16, 8, |inner| prop::collection::vec(inner, 0..8).prop_map(Value::Array))
+        leaf.prop_recursive(2, 16, 8, |inner| prop::collection::vec(inner, 0..8).prop_map(Value::List))
     }
 
     proptest! {

@@ -1,17 +1,17 @@
 //! Which server a command goes to: the one, the master that Sentinel names, or the one that has the slot.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
-
-use redis::{Cmd, Value};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use super::claims::Claims;
-use super::dial::{Dialer, Endpoint, text};
+use super::dial::{Dialer, Endpoint};
 use super::failure::Failure;
 use super::inbox::Inbox;
 use super::link::Link;
 use super::pool::{Connection, Pool};
 use super::reply::{list, number};
+use super::resp::{Command, Value};
 use super::script::Script;
 use super::settings::{Address, Durability, Topology};
 use crate::error::{Error, ErrorKind, Result};
@@ -50,11 +50,29 @@ pub(super) struct Node {
     inboxes: Pool<Inbox>,
     /// Connections for grants that are confirmed by WAIT, which blocks the connection it is sent on.
     idle: Mutex<Vec<(tokio::runtime::Id, Link)>>,
+    /// Whether somebody sees to it that this remains the master that Sentinel names.
+    followed: AtomicBool,
 }
 
 impl Node {
     fn new(endpoint: Endpoint) -> Arc<Node> {
-        Arc::new(Node { endpoint, links: Pool::default(), inboxes: Pool::default(), idle: Mutex::default() })
+        Arc::new(Node {
+            endpoint,
+            links: Pool::default(),
+            inboxes: Pool::default(),
+            idle: Mutex::default(),
+            followed: AtomicBool::new(false),
+        })
+    }
+
+    /// Ends the connections to all servers but this one.
+    pub(super) fn leave_all_but(&self, master: &Address) {
+        let master = master.to_string();
+        lock(&self.idle).retain(|(_, link)| link.server() == master);
+        let links = self.links.all();
+        let inboxes = self.inboxes.all();
+        let all = links.iter().map(|link| &**link).chain(inboxes.iter().map(|inbox| &inbox.link));
+        all.filter(|link| link.server() != master).for_each(Link::close);
     }
 }
 
@@ -87,22 +105,22 @@ impl Route {
     /// # Cancel safety
     ///
     /// The command may be applied or not.
-    pub(super) async fn run(&self, slot: u16, script: &Script, command: &Cmd) -> Result<Value> {
+    pub(super) async fn run(&self, slot: u16, script: &Script, command: &Command) -> Result<Value> {
         self.send(slot, command, Some(script), Durability::default()).await
     }
 
     /// As [`Route::run`], and confirms that what was written has the copies that the URL asks for.
-    pub(super) async fn run_durably(&self, slot: u16, script: &Script, command: &Cmd) -> Result<Value> {
+    pub(super) async fn run_durably(&self, slot: u16, script: &Script, command: &Command) -> Result<Value> {
         self.send(slot, command, Some(script), self.dialer.settings.durability).await
     }
 
     /// Sends a plain command to the server that has the slot.
-    pub(super) async fn call(&self, slot: u16, command: &Cmd) -> Result<Value> {
+    pub(super) async fn call(&self, slot: u16, command: &Command) -> Result<Value> {
         self.send(slot, command, None, self.dialer.settings.durability).await
     }
 
     /// As [`Route::call`], for what needs no copies.
-    pub(super) async fn call_unconfirmed(&self, slot: u16, command: &Cmd) -> Result<Value> {
+    pub(super) async fn call_unconfirmed(&self, slot: u16, command: &Command) -> Result<Value> {
         self.send(slot, command, None, Durability::default()).await
     }
 
@@ -110,7 +128,7 @@ impl Route {
     async fn send(
         &self,
         slot: u16,
-        command: &Cmd,
+        command: &Command,
         script: Option<&Script>,
         copies: Durability,
     ) -> Result<Value> {
@@ -124,7 +142,7 @@ impl Route {
                         let answer = exchange(&link, command, script, asking).await;
                         if answer.as_ref().is_err_and(Failure::is_wrong_server) {
                             // Whoever is the master now, it is not this one: the next step asks again who is.
-                            link.life().close();
+                            link.close();
                         }
                         Ok(answer.map_err(|failure| (failure, link.server().to_owned())))
                     }
@@ -146,7 +164,7 @@ impl Route {
             match next {
                 Some((target, ask)) if hop < REDIRECTS => (node, asking) = (target, ask),
                 _ => {
-                    if matches!(failure, Failure::Cut(_)) || failure.is_wrong_server() {
+                    if matches!(failure, Failure::Cut { .. }) || failure.is_wrong_server() {
                         self.mistrust(&node).await;
                     }
                     return Err(failure.into_error(&server));
@@ -160,7 +178,7 @@ impl Route {
     async fn send_confirmed(
         &self,
         node: &Arc<Node>,
-        command: &Cmd,
+        command: &Command,
         script: Option<&Script>,
         asking: bool,
         copies: Durability,
@@ -174,18 +192,18 @@ impl Route {
         };
         let link = match idle {
             Some(link) => link,
-            None => self.dialer.open(&node.endpoint, None).await?,
+            None => self.dialer.open(&node.endpoint, None).await?.0,
         };
         let server = link.server().to_owned();
         let value = match exchange(&link, command, script, asking).await {
             Ok(value) => value,
             Err(failure) => return Ok(Err((failure, server))),
         };
-        let mut wait = redis::cmd(if copies.aof.is_some() { "WAITAOF" } else { "WAIT" });
+        let mut wait = Command::new(if copies.aof.is_some() { "WAITAOF" } else { "WAIT" });
         if let Some(local) = copies.aof {
-            wait.arg(local);
+            wait.arg(u64::from(local));
         }
-        wait.arg(copies.replicas).arg(CONFIRM_MS);
+        wait.arg(u64::from(copies.replicas)).arg(u64::from(CONFIRM_MS));
         let confirmed = match link.call(&wait).await {
             Ok(confirmed) => confirmed,
             Err(failure) => return Ok(Err((failure, server))),
@@ -194,7 +212,7 @@ impl Route {
             lock(&node.idle).push((runtime, link));
         }
         let (disks, replicas) = match &confirmed {
-            Value::Array(both) => match both.as_slice() {
+            Value::List(both) => match both.as_slice() {
                 [disks, replicas] => (number(disks)?, number(replicas)?),
                 _ => (0, 0),
             },
@@ -243,7 +261,7 @@ impl Route {
         if let Err(error) = inbox.listen(channel, sharded).await {
             if error.kind() == ErrorKind::Unavailable {
                 // A slot that moved away, perhaps.
-                inbox.life().close();
+                inbox.link.close();
                 self.mistrust(&node).await;
             }
             return Err(error);
@@ -274,9 +292,18 @@ impl Route {
     }
 
     async fn link(&self, node: &Arc<Node>) -> Result<Arc<Link>> {
+        if let Endpoint::Master(sentinel) = &node.endpoint
+            && !node.followed.swap(true, Ordering::AcqRel)
+        {
+            for address in &sentinel.sentinels {
+                let (dialer, node) = (self.dialer.clone(), Arc::downgrade(node));
+                let follow = sentinel.clone().follow(dialer, address.clone(), node);
+                self.dialer.env.lane().spawn(follow)?;
+            }
+        }
         let open = || {
             let (dialer, endpoint) = (self.dialer.clone(), node.endpoint.clone());
-            async move { dialer.open(&endpoint, None).await }
+            async move { dialer.open(&endpoint, None).await.map(|(link, _)| link) }
         };
         node.links.get(self.dialer.env.lane(), open).await
     }
@@ -353,14 +380,14 @@ impl Route {
 
     async fn ask_for_slots(&self, node: &Arc<Node>) -> Result<Vec<(u16, u16, Address)>> {
         let link = self.link(node).await?;
-        let mut command = redis::cmd("CLUSTER");
+        let mut command = Command::new("CLUSTER");
         command.arg("SLOTS");
         let answer = link.call(&command).await.map_err(|failure| failure.into_error(link.server()))?;
         let mut slots = Vec::new();
         for range in list(&answer)? {
             let [first, last, master, ..] = list(range)? else { continue };
             let [host, port, ..] = list(master)? else { continue };
-            let host = match (text(host), &node.endpoint) {
+            let host = match (host.text(), &node.endpoint) {
                 (Some(host), _) if !host.is_empty() && host != "?" => host,
                 (_, Endpoint::At(Address::Tcp(same, _))) => same,
                 _ => continue,
@@ -412,39 +439,30 @@ impl Map {
 /// One command and its answer; a script that the server does not know is loaded on the way, in one trip more.
 async fn exchange(
     link: &Link,
-    command: &Cmd,
+    command: &Command,
     script: Option<&Script>,
     asking: bool,
 ) -> Result<Value, Failure> {
+    static ASK: LazyLock<Command> = LazyLock::new(|| Command::new("ASKING"));
     let answer = match asking {
         false => link.call(command).await,
-        true => {
-            let mut commands = redis::pipe();
-            commands.cmd("ASKING").add_command(command.clone());
-            only(link.call_together(&commands, 1).await?)
-        }
+        true => last(link.call_together([&ASK, command]).await?),
     };
     match (answer, script) {
         (Err(failure), Some(script)) if failure.code() == "NOSCRIPT" => {
-            let mut commands = redis::pipe();
-            commands.add_command(script.load());
-            if asking {
-                commands.cmd("ASKING");
-            }
-            commands.add_command(command.clone());
-            let mut answers = link.call_together(&commands, commands.len()).await?;
-            let last = answers.pop();
-            for answer in answers {
-                Failure::check(Ok(answer))?;
-            }
-            only(last.into_iter().collect())
+            let load = &script.load();
+            last(match asking {
+                false => link.call_together([load, command]).await?,
+                true => link.call_together([load, &ASK, command]).await?,
+            })
         }
         (answer, _) => answer,
     }
 }
 
-fn only(mut answers: Vec<Value>) -> Result<Value, Failure> {
-    Failure::check(Ok(answers.pop().unwrap_or(Value::Nil)))
+/// The last of several answers, unless an earlier one is an error.
+fn last(answers: Vec<Value>) -> Result<Value, Failure> {
+    answers.into_iter().try_fold(Value::Nil, |_, answer| Failure::check(answer))
 }
 
 #[cfg(test)]

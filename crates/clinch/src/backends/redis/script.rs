@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use redis::Cmd;
+use super::resp::Command;
 
 /// A Lua script and the name under which the server keeps it.
 pub(super) struct Script {
@@ -38,14 +38,17 @@ scripts! {
 
 impl Script {
     fn new(text: &'static str) -> Script {
-        Script { text, sha1: redis::Script::new(text).get_hash().to_owned() }
+        Script { text, sha1: sha1_smol::Sha1::from(text).digest().to_string() }
     }
 
     /// The command that runs it on these keys; arguments follow.
-    pub(super) fn on<'a>(&self, keys: impl IntoIterator<Item = &'a str, IntoIter: ExactSizeIterator>) -> Cmd {
+    pub(super) fn on<'a>(
+        &self,
+        keys: impl IntoIterator<Item = &'a str, IntoIter: ExactSizeIterator>,
+    ) -> Command {
         let keys = keys.into_iter();
-        let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.sha1).arg(keys.len());
+        let mut command = Command::new("EVALSHA");
+        command.arg(&self.sha1).arg(keys.len() as u64);
         for key in keys {
             command.arg(key);
         }
@@ -53,8 +56,8 @@ impl Script {
     }
 
     /// The command that has the server keep it.
-    pub(super) fn load(&self) -> Cmd {
-        let mut command = redis::cmd("SCRIPT");
+    pub(super) fn load(&self) -> Command {
+        let mut command = Command::new("SCRIPT");
         command.arg("LOAD").arg(self.text);
         command
     }

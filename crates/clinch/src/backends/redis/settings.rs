@@ -1,8 +1,9 @@
 //! What a `redis` URL says.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::sentinel::Sentinel;
 use super::tls;
 use crate::error::{Error, Result};
 use crate::url::StoreUrl;
@@ -20,7 +21,7 @@ const MAX_GAP: Duration = Duration::from_secs(10);
 pub(super) struct Settings {
     pub(super) topology: Topology,
     pub(super) credentials: Credentials,
-    pub(super) db: i64,
+    pub(super) db: u64,
     pub(super) tls: Option<Arc<rustls::ClientConfig>>,
     pub(super) prefix: String,
     pub(super) resp2: bool,
@@ -35,13 +36,6 @@ pub(super) enum Topology {
     Single(Address),
     Sentinel(Arc<Sentinel>),
     Cluster(Vec<Address>),
-}
-
-/// The sentinels that know which server is the master.
-pub(super) struct Sentinel {
-    pub(super) sentinels: Vec<Address>,
-    pub(super) master: String,
-    pub(super) credentials: Credentials,
 }
 
 /// Where a server listens.
@@ -125,6 +119,7 @@ impl Settings {
                     sentinels: addresses(url, 26379)?,
                     master: master.to_owned(),
                     credentials: Credentials { user, password },
+                    epoch: Mutex::default(),
                 };
                 (Topology::Sentinel(Arc::new(sentinel)), db.to_owned())
             }
@@ -170,6 +165,11 @@ impl Settings {
 }
 
 impl Credentials {
+    /// Whether there is anything to log in with. A user may have no password.
+    pub(super) fn are_given(&self) -> bool {
+        self.user.is_some() || self.password.is_some()
+    }
+
     fn new(pair: Option<(String, Option<String>)>) -> Credentials {
         let (user, password) = pair.unwrap_or_default();
         Credentials { user: Some(user).filter(|user| !user.is_empty()), password }

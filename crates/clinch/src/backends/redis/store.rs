@@ -2,21 +2,21 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use redis::{Cmd, Value};
 
 use super::claims::{Asked, Claims, Note};
-use super::dial::{Dialer, text};
-use super::keys::{Keys, in_slot, lock_key, name_in_claims_key, slot_of};
+use super::dial::Dialer;
+use super::keys::{Home, Keys, lock_key, name_in_claims_key, slot_of};
 use super::link::Link;
 use super::reply::{self, Claimed, Place};
+use super::resp::{Command, Value};
 use super::route::Route;
 use super::script;
-use super::settings::Settings;
+use super::settings::{Fleet, Settings};
 use crate::backend::{Backend, Busy, Capabilities, Freed, Grant, LockState, Progress, Renewal, Wake};
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode, Owner};
 use crate::clock::Instant;
@@ -48,6 +48,8 @@ pub(super) struct Store {
     claims: Arc<Claims>,
     /// Names this client's inbox.
     inbox: String,
+    /// What scripts are told alike, where it is the same for all slots.
+    unsharded: OnceLock<String>,
     /// Whether channels belong to slots.
     pub(super) sharded: bool,
     owner: OwnerText,
@@ -59,7 +61,15 @@ impl Store {
         let inbox = format!("{:016x}", env.random().claim_id()?.bits() as u64);
         let dialer = Arc::new(Dialer { env, settings });
         let route = Route::new(dialer.clone(), claims.clone());
-        Ok(Store { dialer, route, claims, inbox, sharded: false, owner: OwnerText::default() })
+        Ok(Store {
+            dialer,
+            route,
+            claims,
+            inbox,
+            unsharded: OnceLock::new(),
+            sharded: false,
+            owner: OwnerText::default(),
+        })
     }
 
     fn settings(&self) -> &Settings {
@@ -77,7 +87,7 @@ impl Store {
     /// What channels of a slot begin with.
     pub(super) fn channels(&self, slot: u16) -> String {
         match self.sharded {
-            true => in_slot(&self.settings().prefix, slot, "inbox:"),
+            true => Home::of(&self.settings().prefix, slot).key(&["inbox:"]),
             false => format!("{}inbox:", self.settings().prefix),
         }
     }
@@ -87,15 +97,25 @@ impl Store {
         [&self.channels(slot), self.inbox.as_str()].concat()
     }
 
-    /// A script's command on all keys of a lock, with the arguments that all of them share.
-    fn command(&self, script: &script::Script, keys: &Keys) -> Cmd {
-        let mut command = script.on(keys.all());
+    /// What all scripts are told alike; see `queue.lua`.
+    fn setting(&self, channels: &str) -> String {
         // On a cluster of before version 7, PUBLISH tells only of the receivers on one server.
-        let counts = self.sharded || !self.route.is_cluster();
-        command
-            .arg(self.channels(keys.slot))
-            .arg(if self.sharded { "SPUBLISH" } else { "PUBLISH" })
-            .arg(u8::from(counts));
+        let publish = match (self.sharded, self.route.is_cluster()) {
+            (true, _) => "SPUBLISH 1",
+            (false, false) => "PUBLISH 1",
+            (false, true) => "PUBLISH 0",
+        };
+        let Fleet { run, gap } = self.settings().fleet;
+        format!("{publish} {} {} {channels}", millis(run), millis(gap))
+    }
+
+    /// A script's command on all keys of a lock, with the arguments that all of them share.
+    fn command(&self, script: &script::Script, keys: &Keys) -> Command {
+        let mut command = script.on(keys.all());
+        match self.sharded {
+            true => command.arg(self.setting(&self.channels(keys.slot))),
+            false => command.arg(self.unsharded.get_or_init(|| self.setting(&self.channels(keys.slot)))),
+        };
         command
     }
 
@@ -108,13 +128,13 @@ impl Store {
             false => 0,
         };
         let mut command = self.command(&script::ACQUIRE, keys);
+        // Until somebody listens, the claim asks by itself; to the script, an inbox without a listener is a dead one.
+        let listens = if inbox == 0 { "-" } else { &self.inbox };
+        let mode = reply::mode_text(claim.mode);
         command
-            .arg(claim.id.to_string())
+            .arg(claim.id)
             .arg(millis(claim.ttl))
-            .arg(reply::mode_text(claim.mode))
-            .arg(u8::from(claim.enqueue))
-            // Until somebody listens, the claim asks by itself; to the script, an inbox without a listener is a dead one.
-            .arg(if inbox == 0 { "-" } else { self.inbox.as_str() })
+            .arg([&*mode, if claim.enqueue { " 1 " } else { " 0 " }, listens].concat())
             .arg(&*self.owner.of(&claim.owner)?);
         let sent = self.env().now();
         let doubt = Doubt { claims: &self.claims, id: claim.id };
@@ -137,7 +157,7 @@ impl Store {
         let keys = self.keys(&first.name);
         let mut command = self.command(&script::RENEW, &keys);
         for claim in claims {
-            command.arg(claim.id.to_string()).arg(if write { millis(claim.ttl) } else { 0 });
+            command.arg(claim.id).arg(if write { millis(claim.ttl) } else { 0 });
         }
         let answer = match write {
             true => self.route.run_durably(keys.slot, &script::RENEW, &command).await?,
@@ -159,7 +179,7 @@ impl Store {
         let keys: Vec<String> = claims.iter().map(|claim| lock_key(prefix, &claim.name)).collect();
         let mut command = script::RENEW_HELD.on(keys.iter().map(String::as_str));
         for claim in claims {
-            command.arg(claim.id.to_string()).arg(millis(claim.ttl));
+            command.arg(claim.id).arg(millis(claim.ttl));
         }
         let answer = self.route.run_durably(slot, &script::RENEW_HELD, &command).await?;
         let renewal = |(claim, held): (&&Claim, &Value)| {
@@ -171,15 +191,9 @@ impl Store {
     /// Releases, withdraws or evicts a claim.
     async fn free(&self, name: &LockName, id: ClaimId, linger: Duration, evict: bool) -> Result<Freed> {
         let keys = self.keys(name);
-        let fleet = self.settings().fleet;
         let mut command = self.command(&script::RELEASE, &keys);
-        command
-            .arg(id.to_string())
-            .arg(millis(linger))
-            .arg(u8::from(self.claims.is_in_doubt(id)))
-            .arg(millis(fleet.run))
-            .arg(millis(fleet.gap))
-            .arg(u8::from(evict));
+        let doubt = self.claims.is_in_doubt(id);
+        command.arg(id).arg(format!("{} {} {}", millis(linger), u8::from(doubt), u8::from(evict)));
         let answer = self.route.run(keys.slot, &script::RELEASE, &command).await?;
         Ok(if reply::number(&answer)? == 1 { Freed::Removed } else { Freed::Absent })
     }
@@ -203,14 +217,14 @@ impl Store {
         let mut cursor = "0".to_owned();
         let mut keys = Vec::new();
         loop {
-            let mut command = redis::cmd("SCAN");
+            let mut command = Command::new("SCAN");
             command.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000).arg("TYPE").arg(kind);
             let answer = link.call(&command).await.map_err(|failure| failure.into_error(link.server()))?;
             let [next, found] = reply::list(&answer)? else {
                 return Err(Error::new(ErrorKind::Unknown, "SCAN gave no answer that makes sense"));
             };
-            keys.extend(reply::list(found)?.iter().filter_map(text).map(str::to_owned));
-            cursor = text(next).unwrap_or("0").to_owned();
+            keys.extend(reply::list(found)?.iter().filter_map(Value::text).map(str::to_owned));
+            cursor = next.text().unwrap_or("0").to_owned();
             if cursor == "0" {
                 return Ok(keys);
             }
@@ -260,7 +274,8 @@ impl Backend for Store {
                     key: keys.lock,
                     sent,
                     server: place.server,
-                    foreign: place.foreign && place.waiters == 0,
+                    // The next in line, and one more, should that one be dead.
+                    foreign: place.foreign && place.waiters < 2,
                     inbox,
                 };
                 self.claims.queued(claim.id, asked);
@@ -330,7 +345,7 @@ impl Backend for Store {
             }
             let gone = async {
                 match &inbox {
-                    Some(inbox) => inbox.life().gone().await,
+                    Some(inbox) => inbox.link.gone().await,
                     None => std::future::pending().await,
                 }
             };
@@ -411,7 +426,7 @@ impl Backend for Store {
     async fn downgrade(&self, claim: &Claim) -> Result<()> {
         let keys = self.keys(&claim.name);
         let mut command = self.command(&script::DOWNGRADE, &keys);
-        command.arg(claim.id.to_string());
+        command.arg(claim.id);
         let answer = self.route.run_durably(keys.slot, &script::DOWNGRADE, &command).await?;
         match reply::number(&answer)? {
             1 => Ok(()),

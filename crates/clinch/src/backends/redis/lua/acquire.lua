@@ -1,10 +1,11 @@
 -- Claim a lock: one idempotent step.
 --
--- ARGV[4] claim id; [5] TTL (ms); [6] mode (x, s, p<count>/<capacity>); [7] 1 to take a place in the queue; [8] the
--- claim's inbox, or -; [9] owner.
--- Answers {1, token}: granted. {2, now, claims ahead, waiters ahead, ms until a look is worth taking, holder}: queued.
+-- ARGV[2] claim id; [3] TTL (ms); [4] "<mode: x, s, p<count>/<capacity>> <1 to take a place in the queue> <the claim's
+-- inbox, or ->"; [5] owner.
+-- Answers the token: granted. {2, now, claims ahead, waiters ahead, ms until a look is worth taking, holder}: queued.
 -- {3, ...}: busy, and nothing left behind. {4, capacity}: others say another. {5}: released before it came.
-local id, ttl, mode, owner = ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[9]
+local id, ttl, owner = ARGV[2], tonumber(ARGV[3]), ARGV[5]
+local mode, enqueue, listens = string.match(ARGV[4], '^(%S+) (%d) (%S+)$')
 local records = redis.call('HMGET', CLAIMS, id, 'x' .. id)
 local record = records[1]
 if records[2] then
@@ -15,9 +16,9 @@ local value = lock_value()
 if string.sub(value, 1, 33) == id .. ' ' then
   -- Already granted: the same token, and the TTL from now on.
   if redis.call('PTTL', LOCK) < ttl then
-    redis.call('PEXPIRE', LOCK, ARGV[5])
+    redis.call('PEXPIRE', LOCK, ARGV[3])
   end
-  return { 1, string.sub(value, 34, 49) }
+  return string.sub(value, 34, 49)
 end
 if record and string.sub(record, 1, 2) == 'h ' then
   if tonumber(redis.call('ZSCORE', HOLDERS, id) or 0) > now then
@@ -26,7 +27,7 @@ if record and string.sub(record, 1, 2) == 'h ' then
       keep(HOLDERS, ttl)
       mark()
     end
-    return { 1, string.match(record, '^h %S+ (%d+)') }
+    return string.match(record, '^h %S+ (%d+)')
   end
   -- Its lease ran out: it starts anew.
   redis.call('ZREM', HOLDERS, id)
@@ -48,36 +49,36 @@ if capacity and not record then
 end
 
 local taken = value ~= '' and not is_marker(value)
-if not taken and not record and ARGV[7] ~= '1' then
+if not taken and not record and enqueue ~= '1' then
   -- A try: granted now or not at all. Waiters ahead come first, unless none can be reached.
   settle(nil)
   if redis.call('ZCARD', QUEUE) == 0 and admits(mode) then
     local token = next_token()
     grant(id, mode, token, owner, now + ttl)
-    return { 1, token }
+    return token
   end
-elseif record or ARGV[7] == '1' then
+elseif record or enqueue == '1' then
   if record then
     local _, ends, _, since, inbox = waiter(record)
-    inbox = ARGV[8] ~= '-' and ARGV[8] or inbox
-    record = 'w ' .. mode .. ' ' .. int(math.max(ends, now + ttl)) .. ' ' .. ARGV[5] .. ' ' .. since .. ' ' .. inbox
+    inbox = listens ~= '-' and listens or inbox
+    record = 'w ' .. mode .. ' ' .. int(math.max(ends, now + ttl)) .. ' ' .. ARGV[3] .. ' ' .. since .. ' ' .. inbox
   else
     redis.call('ZADD', QUEUE, next_token(), id)
-    record = 'w ' .. mode .. ' ' .. int(now + ttl) .. ' ' .. ARGV[5] .. ' ' .. us .. ' ' .. ARGV[8]
+    record = 'w ' .. mode .. ' ' .. int(now + ttl) .. ' ' .. ARGV[3] .. ' ' .. us .. ' ' .. listens
   end
   redis.call('HSET', CLAIMS, id, record .. ' ' .. owner)
   keep(QUEUE, ttl)
   if not taken then
     local token = settle(id)
     if token then
-      return { 1, token }
+      return token
     end
     value = lock_value()
   end
 end
 
 -- Not granted: how many stand ahead, who holds, and when to look again if nobody tells.
-local queued = ARGV[7] == '1' or record
+local queued = enqueue == '1' or record
 local ahead = queued and redis.call('ZRANK', QUEUE, id) or redis.call('ZCARD', QUEUE)
 local look, holder, parts = redis.call('PTTL', LOCK), value, 0
 if value == '' or is_marker(value) then

@@ -1,6 +1,6 @@
--- Turn the exclusive hold of claim ARGV[4] into a shared one with the same token and lease, and let readers in.
+-- Turn the exclusive hold of claim ARGV[2] into a shared one with the same token and lease, and let readers in.
 -- Answers 1, or 0: the claim does not hold the lock.
-local id = ARGV[4]
+local id = ARGV[2]
 local value = redis.call('GETRANGE', LOCK, 0, 1023)
 local token, since, owner = string.match(value, '^' .. id .. ' (%d+) (%d+) (.*)$')
 if not token then

@@ -10,7 +10,8 @@
 -- KEYS[3] the queue, a sorted set: waiting claim ids by ticket.
 -- KEYS[4] the holders of parts, a sorted set: claim ids by the end of their lease (ms).
 -- KEYS[5] the fence: the last token of the hash slot. The only key without an expiry.
--- ARGV[1] prefix of inbox channels; ARGV[2] PUBLISH or SPUBLISH; ARGV[3] 1 when its answer counts every receiver.
+-- ARGV[1] "<PUBLISH or SPUBLISH> <1 when its answer counts every receiver> <run> <gap> <prefix of inbox channels>": what
+--   does not change from step to step, in one argument, since each costs the server time.
 local LOCK, CLAIMS, QUEUE, HOLDERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = tonumber(clock[1]) * 1000 + math.floor(tonumber(clock[2]) / 1000)
 
@@ -138,8 +139,9 @@ local function tell(inbox, message)
   if inbox == '-' then
     return true
   end
-  local heard = redis.pcall(ARGV[2], ARGV[1] .. inbox, message)
-  return type(heard) == 'number' and (heard > 0 or ARGV[3] ~= '1')
+  local publish, counts, channels = string.match(ARGV[1], '^(%S+) (%d) %d+ %d+ (.*)$')
+  local heard = redis.pcall(publish, channels .. inbox, message)
+  return type(heard) == 'number' and (heard > 0 or counts ~= '1')
 end
 
 -- Grants to the waiters that are next in line, as many as there is room for. The asker's grant is the answer of the

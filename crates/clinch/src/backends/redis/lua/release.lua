@@ -1,14 +1,18 @@
 -- Release a lock or leave its queue, and hand it to whoever is next: one idempotent step.
 --
--- ARGV[4] claim id; [5] ms for which the lock stays closed; [6] 1 when a step of the claim may still arrive, which then
--- finds the claim buried; [7], [8] after how many ms of being handed over the lock is left free for foreign clients,
--- and for how many (0: never); [9] 1 when an operator does it, which also opens a closed lock.
+-- ARGV[2] claim id; [3] "<linger> <doubt> <evict>": for how many ms the lock stays closed; 1 when a step of the claim may
+-- still arrive, which then finds the claim buried; 1 when an operator does it, which also opens a closed lock. Of the
+-- settings, `run` and `gap`: after how many ms of being handed over the lock is left free for foreign clients, and for
+-- how many (0: never).
 -- Answers 1: removed. 0: there was no such claim.
-local id, linger, run, gap = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local id = ARGV[2]
+local linger, doubt, evict = string.match(ARGV[3], '^(%d+) (%d) (%d)$')
+local run, gap = string.match(ARGV[1], '^%S+ %d (%d+) (%d+)')
+linger, run, gap = tonumber(linger), tonumber(run), tonumber(gap)
 local record = redis.call('HGET', CLAIMS, id)
 local removed, free = mine or record, false
 
-if ARGV[9] == '1' then
+if evict == '1' then
   redis.call('HDEL', CLAIMS, '.closed')
   if redis.call('GETRANGE', LOCK, 0, 31) == 'clinch closed' then
     redis.call('DEL', LOCK)
@@ -37,8 +41,10 @@ elseif record then
   end
 end
 local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
-if ARGV[6] == '1' or not head and redis.call('HLEN', CLAIMS) > redis.call('ZCARD', HOLDERS) then
-  -- The buried are few and do not stay: while they do, no claim can take the fast way.
+local idle = not head and redis.call('HLEN', CLAIMS) > redis.call('ZCARD', HOLDERS)
+if idle or doubt == '1' and string.sub(us, -1) == '0' then
+  -- While there are buried, no claim can take the fast way. Among many claims to look for them takes its time: there,
+  -- one in ten who bury does.
   local all = redis.call('HGETALL', CLAIMS)
   for i = 1, #all, 2 do
     if string.sub(all[i], 1, 1) == 'x' and tonumber(all[i + 1]) <= now then
@@ -46,7 +52,7 @@ if ARGV[6] == '1' or not head and redis.call('HLEN', CLAIMS) > redis.call('ZCARD
     end
   end
 end
-if ARGV[6] == '1' then
+if doubt == '1' then
   redis.call('HSET', CLAIMS, 'x' .. id, int(now + SPARE))
   keep(CLAIMS, SPARE)
 end

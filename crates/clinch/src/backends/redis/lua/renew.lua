@@ -1,11 +1,11 @@
 -- Renew claims of one lock, held and waiting alike; with a TTL of 0, only read them.
 --
--- ARGV[4], [5], ...: claim id and TTL (ms) in turn. Answers for each how long it lives now (ms), or -1: it is gone.
+-- ARGV[2], [3], ...: claim id and TTL (ms) in turn. Answers for each how long it lives now (ms), or -1: it is gone.
 -- A lease never gets shorter: an older request may arrive after one that asked for more.
 local answers = {}
 -- A full server refuses a script whose first write needs memory, and looks at no later one; this one needs none.
 redis.call('HDEL', CLAIMS, '')
-for i = 4, #ARGV, 2 do
+for i = 2, #ARGV, 2 do
   local id, ttl, left = ARGV[i], tonumber(ARGV[i + 1]), -1
   local record = redis.call('HGET', CLAIMS, id) or ''
   local mode, ends, old, since, inbox, owner = waiter(record)
