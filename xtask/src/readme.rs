@@ -1,11 +1,20 @@
 //! The README is true: every command in it runs, as it stands there, in a fresh home.
 
-use std::process::Command;
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
 use crate::shell::{Result, root, run as sh};
 
 /// The command that runs these tests; it is not run by itself.
 const THIS: &str = "cargo xtask";
+
+/// The server of the examples. One that runs for them alone stands in for it.
+const EXAMPLE: &str = "redis://localhost";
+
+/// How long that server may take to start.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run() -> Result {
     let readme =
@@ -21,17 +30,62 @@ pub(crate) fn run() -> Result {
     let home = root().join("target/readme-home");
     let _ = std::fs::remove_dir_all(&home);
     std::fs::create_dir_all(&home).map_err(|error| format!("{}: {error}", home.display()))?;
+    let redis = Redis::start(&home)?;
     for block in commands.iter().filter(|block| !block.contains(THIS)) {
+        let block = block.replace(EXAMPLE, &format!("redis://127.0.0.1:{}", redis.port));
         let mut shell = Command::new("bash");
         // The default directory of locks is root's own; the README's commands shall not meet real locks.
         let url = format!("file://{}/locks", home.display());
         let path =
             format!("{}/target/release:{}", root().display(), std::env::var("PATH").unwrap_or_default());
-        shell.args(["-euo", "pipefail", "-c", block]).current_dir(root());
+        shell.args(["-euo", "pipefail", "-c", &block]).current_dir(root());
         shell.env("CLINCH_URL", url).env("PATH", path);
         sh(&mut shell)?;
     }
     Ok(())
+}
+
+/// A server on a free port of this host, until dropped.
+struct Redis {
+    server: Child,
+    port: u16,
+}
+
+impl Redis {
+    fn start(home: &Path) -> Result<Redis> {
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
+        let port = free.map_err(|error| format!("no free port: {error}"))?.port();
+        let server = Command::new("redis-server")
+            .args([
+                "--bind",
+                "127.0.0.1",
+                "--port",
+                &port.to_string(),
+                "--save",
+                "",
+                "--logfile",
+                "redis.log",
+            ])
+            .current_dir(home)
+            .spawn()
+            .map_err(|error| format!("redis-server: {error}"))?;
+        let redis = Redis { server, port };
+        let start = Instant::now();
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            if start.elapsed() > PATIENCE {
+                return Err(format!("redis-server did not start; see {}", home.join("redis.log").display()));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(redis)
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
 }
 
 /// The blocks between "```sh" and "```".

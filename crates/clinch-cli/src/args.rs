@@ -21,7 +21,8 @@ pub(crate) struct Cli {
 /// Where the locks are.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Store {
-    /// The store of the locks: file:// (this host, no server needed), file:///DIR, memory://
+    /// The store of the locks: file:// (this host, no server needed), file:///DIR, memory://, redis://HOST,
+    /// rediss://HOST, redis+unix:///SOCKET, redis+sentinel://HOST,HOST,HOST/MASTER, redis+cluster://HOST,HOST
     #[arg(
         short,
         long,

@@ -2,6 +2,77 @@
 //!
 //! The exclusive lock is one plain string key, so that it excludes and is excluded by every client that locks with
 //! `SET key value NX PX`. What a queue, readers, permits and tokens need lives in side keys of the same hash slot.
+//!
+//! | URL | is |
+//! | --- | --- |
+//! | `redis://user:password@host:6379/0` | one server, database 0 |
+//! | `rediss://...` | the same, with TLS; also `rediss+sentinel://`, `rediss+cluster://` |
+//! | `redis+unix:///run/redis.sock?db=0` | one server, by its socket |
+//! | `redis+sentinel://s1,s2,s3/mymaster/0` | whatever server the sentinels call the master |
+//! | `redis+cluster://h1,h2` | a Cluster, found through any of its servers |
+//!
+//! | key of the URL | means | default |
+//! | --- | --- | --- |
+//! | `prefix=` | what the lock's key begins with, at most 128 bytes; empty makes the lock's name the key | `clinch:` |
+//! | `gap=` | 0 to 10 s: for how long a lock that was handed over for a second without a break is left free, so that clients that poll see it free | 150 ms where `prefix=` is empty, else 0 |
+//! | `wait_replicas=`, `wait_aof=` | grant only when `WAIT` / `WAITAOF` has confirmed so many copies | none |
+//! | `lean=on` | one key per lock and nothing else: no queue, no tokens | `off` |
+//! | `eviction=allow` | use a server that may drop locks when its memory is full | `refuse` |
+//! | `protocol=resp2` | do not ask for protocol 3 | `resp3`, and 2 where the server has no other |
+//! | `ca=`, `cert=`, `key=` | PEM files: the authority to trust, and a certificate of ours | the public authorities |
+//! | `sentinel_user=`, `sentinel_password=` | for the sentinels; those before the host are for the servers | none |
+//!
+//! # Guarantees
+//!
+//! On a server that keeps what it acknowledged all promises hold: over release, expiry, `kill -9`, pauses and cut
+//! connections. A waiter that dies while it is first in line delays the queue by at most 3 s. Time is the server's own; a
+//! client's wall clock plays no part.
+//!
+//! Tokens are `max(last + 1, server time in microseconds)`, with one fence per hash slot: they rise over `FLUSHALL` and over
+//! a failover that lost writes, unless the new master's clock is behind by more than the failover took.
+//!
+//! What a failover may lose: replication is asynchronous, so the new master may not know of a lock that the old one had
+//! granted, and for as long as two masters answer, two may hold. [`survives-failover`](crate::Capabilities::failover) is
+//! therefore off. `wait_replicas=` makes that rarer and slower, not impossible. Clients hear of a new master from every
+//! sentinel, and leave the old one. To be sure, give the token to the store that you guard
+//! ([`fence`](crate::fence)), or use a store with consensus.
+//!
+//! # Other programs' locks
+//!
+//! With `prefix=` empty, and the same key, we and redis-py, redlock, rslock, redsync or `SET key value NX PX` exclude each
+//! other; readers and permits leave a marker in the key, so that they exclude those programs too. Such programs tell
+//! nobody when they release: their release is noticed through client tracking (protocol 3), else by looking ten times a
+//! second, and only by the next in line.
+//!
+//! # What is refused
+//!
+//! When it connects: a replica, a KeyDB active replica, a `maxmemory-policy` that evicts, a user without the rights below,
+//! `require=` of what is not there. Where scripts are missing or forbidden, a server with `SET ... IFEQ` and a conditional
+//! delete (Valkey 9.0, Redis 8.4) is used in the lean mode; [`Capabilities`](crate::Capabilities) tell.
+//!
+//! # Rights
+//!
+//! The least that a user needs, for the default prefix:
+//!
+//! ```text
+//! user clinch on >PASSWORD ~clinch:* resetchannels &clinch:* -@all +evalsha +script|load +time +exists +set +getset
+//!   +getrange +pttl +pexpire +pexpireat +del +hget +hmget +hvals +hgetall +hlen +hdel +hset +zadd +zcard +zrank +zscore
+//!   +zrange +zrevrange +zrangebyscore +zrem +publish +subscribe +ping +client|tracking +client|caching +scan +info
+//! ```
+//!
+//! A Cluster also needs `+cluster|slots +asking`, and from version 7 on `+spublish +ssubscribe`; databases other than 0 `+select`; Sentinel `+role`; `wait_replicas=` `+wait`, `wait_aof=` `+waitaof`. Without
+//! channels waiters ask ten times a second instead of being told. In the lean mode on Valkey: `~clinch:* -@all +set +delifeq
+//! +getrange +pttl +scan +info`.
+//!
+//! # In the store
+//!
+//! | key | type | holds |
+//! | --- | --- | --- |
+//! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry; `clinch parts` while readers or permits hold, `clinch closed` while it lingers |
+//! | `clinch:{tag}\0claims:NAME` | hash | waiters, and holders of parts |
+//! | `clinch:{tag}\0queue:NAME` | sorted set | waiters by ticket |
+//! | `clinch:{tag}\0holders:NAME` | sorted set | holders of parts by the end of their lease |
+//! | `clinch:{tag}\0fence` | string | the last token of the hash slot: the only key without an expiry |
 
 mod check;
 mod claims;
