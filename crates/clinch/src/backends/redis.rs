@@ -82,13 +82,16 @@ mod inbox;
 mod keys;
 mod lean;
 mod link;
+mod listing;
 mod pool;
+mod renewal;
 mod reply;
 mod resp;
 mod route;
 mod script;
 mod sentinel;
 mod settings;
+mod slots;
 mod store;
 mod tls;
 

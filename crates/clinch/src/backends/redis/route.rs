@@ -1,6 +1,5 @@
 //! Which server a command goes to: the one, the master that Sentinel names, or the one that has the slot.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -10,10 +9,11 @@ use super::failure::Failure;
 use super::inbox::Inbox;
 use super::link::Link;
 use super::pool::{Connection, Pool};
-use super::reply::{list, number};
+use super::reply::number;
 use super::resp::{Command, Value};
 use super::script::Script;
 use super::settings::{Address, Durability, Topology};
+use super::slots::{Map, Range, ranges};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 
@@ -35,14 +35,6 @@ enum Kind {
     Cluster { seeds: Vec<Address>, map: Mutex<Map> },
 }
 
-/// Who has which slots, as far as is known.
-#[derive(Default)]
-struct Map {
-    nodes: HashMap<Address, Arc<Node>>,
-    /// First slot of a range -> last slot and owner.
-    slots: std::collections::BTreeMap<u16, (u16, Arc<Node>)>,
-}
-
 /// One server.
 pub(super) struct Node {
     endpoint: Endpoint,
@@ -55,7 +47,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    fn new(endpoint: Endpoint) -> Arc<Node> {
+    pub(super) fn new(endpoint: Endpoint) -> Arc<Node> {
         Arc::new(Node {
             endpoint,
             links: Pool::default(),
@@ -275,13 +267,7 @@ impl Route {
             Kind::One(node) => vec![node.clone()],
             Kind::Cluster { map, .. } => {
                 self.learn().await?;
-                let mut nodes: Vec<Arc<Node>> = Vec::new();
-                for (_, node) in lock(map).slots.values() {
-                    if !nodes.iter().any(|known| Arc::ptr_eq(known, node)) {
-                        nodes.push(node.clone());
-                    }
-                }
-                nodes
+                lock(map).owners()
             }
         };
         let mut links = Vec::new();
@@ -353,86 +339,31 @@ impl Route {
         if let Kind::Cluster { map, .. } = &self.kind
             && self.learn().await.is_err()
         {
-            lock(map).slots.retain(|_, (_, owner)| !Arc::ptr_eq(owner, node));
+            lock(map).forget(node);
         }
     }
 
     /// Asks the servers who has which slots; the first answer counts.
     async fn learn(&self) -> Result<()> {
         let Kind::Cluster { seeds, map } = &self.kind else { return Ok(()) };
-        let known = {
-            let mut map = lock(map);
-            let seeds: Vec<_> = seeds.iter().map(|seed| map.node(seed.clone())).collect();
-            let others = map.nodes.values().filter(|node| !seeds.iter().any(|seed| Arc::ptr_eq(seed, node)));
-            let others: Vec<_> = others.cloned().collect();
-            [seeds, others].concat()
-        };
+        let known = lock(map).known(seeds);
         let asked = known.iter().map(|node| Box::pin(self.ask_for_slots(node)));
         let (slots, _) = futures_util::future::select_ok(asked).await?;
-        let mut map = lock(map);
-        map.slots.clear();
-        for (first, last, address) in slots {
-            let node = map.node(address);
-            map.slots.insert(first, (last, node));
-        }
+        lock(map).replace(slots);
         Ok(())
     }
 
-    async fn ask_for_slots(&self, node: &Arc<Node>) -> Result<Vec<(u16, u16, Address)>> {
+    async fn ask_for_slots(&self, node: &Arc<Node>) -> Result<Vec<Range>> {
         let link = self.link(node).await?;
         let mut command = Command::new("CLUSTER");
         command.arg("SLOTS");
         let answer = link.call(&command).await.map_err(|failure| failure.into_error(link.server()))?;
-        let mut slots = Vec::new();
-        for range in list(&answer)? {
-            let [first, last, master, ..] = list(range)? else { continue };
-            let [host, port, ..] = list(master)? else { continue };
-            let host = match (host.text(), &node.endpoint) {
-                (Some(host), _) if !host.is_empty() && host != "?" => host,
-                (_, Endpoint::At(Address::Tcp(same, _))) => same,
-                _ => continue,
-            };
-            let range =
-                (u16::try_from(number(first)?), u16::try_from(number(last)?), u16::try_from(number(port)?));
-            if let (Ok(first), Ok(last), Ok(port)) = range {
-                slots.push((first, last, Address::Tcp(host.to_owned(), port)));
-            }
+        let slots = ranges(&answer, &node.endpoint)?;
+        if slots.is_empty() {
+            let message = format!("{} knows no slots; is the cluster complete?", link.server());
+            return Err(Error::new(ErrorKind::Unavailable, message));
         }
-        match slots.is_empty() {
-            true => Err(Error::new(
-                ErrorKind::Unavailable,
-                format!("{} knows no slots; is the cluster complete?", link.server()),
-            )),
-            false => Ok(slots),
-        }
-    }
-}
-
-impl Map {
-    fn owner(&self, slot: u16) -> Option<Arc<Node>> {
-        let (_, (last, node)) = self.slots.range(..=slot).next_back()?;
-        (slot <= *last).then(|| node.clone())
-    }
-
-    fn node(&mut self, address: Address) -> Arc<Node> {
-        let new = || Node::new(Endpoint::At(address.clone()));
-        self.nodes.entry(address.clone()).or_insert_with(new).clone()
-    }
-
-    /// Takes one slot out of its range.
-    fn assign(&mut self, slot: u16, node: Arc<Node>) {
-        let range =
-            self.slots.range(..=slot).next_back().map(|(first, (last, old))| (*first, *last, old.clone()));
-        if let Some((first, last, old)) = range.filter(|(_, last, _)| slot <= *last) {
-            self.slots.remove(&first);
-            if first < slot {
-                self.slots.insert(first, (slot - 1, old.clone()));
-            }
-            if slot < last {
-                self.slots.insert(slot + 1, (last, old));
-            }
-        }
-        self.slots.insert(slot, (slot, node));
+        Ok(slots)
     }
 }
 
@@ -463,29 +394,4 @@ async fn exchange(
 /// The last of several answers, unless an earlier one is an error.
 fn last(answers: Vec<Value>) -> Result<Value, Failure> {
     answers.into_iter().try_fold(Value::Nil, |_, answer| Failure::check(answer))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_slot_moves_and_the_others_stay() {
-        let mut map = Map::default();
-        let node = |map: &mut Map, port| map.node(Address::Tcp("h".into(), port));
-        let (one, two) = (node(&mut map, 1), node(&mut map, 2));
-        map.slots.insert(10, (20, one.clone()));
-        for slot in [15, 10, 20, 30] {
-            map.assign(slot, two.clone());
-        }
-        for slot in 0..=40 {
-            let wanted = match slot {
-                10 | 15 | 20 | 30 => Some(&two),
-                11..=19 => Some(&one),
-                _ => None,
-            };
-            let owner = map.owner(slot);
-            assert_eq!(owner.as_ref().map(Arc::as_ptr), wanted.map(Arc::as_ptr), "slot {slot}");
-        }
-    }
 }

@@ -1,24 +1,21 @@
 //! The backend: each step is one script on the server that has the lock's slot.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::join_all;
 
 use super::claims::{Asked, Claims, Note};
 use super::dial::Dialer;
-use super::keys::{Home, Keys, lock_key, name_in_claims_key, slot_of};
-use super::link::Link;
+use super::keys::{Home, Keys, lock_key, slot_of};
 use super::reply::{self, Claimed, Place};
-use super::resp::{Command, Value};
+use super::resp::Command;
 use super::route::Route;
 use super::script;
 use super::settings::{Fleet, Settings};
 use crate::backend::{Backend, Busy, Capabilities, Freed, Grant, LockState, Progress, Renewal, Wake};
-use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode, Owner};
+use crate::claim::{Claim, ClaimId, Loss, LossKind, Owner};
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
@@ -45,7 +42,7 @@ const DRIFT_DIVISOR: u32 = 100;
 pub(super) struct Store {
     pub(super) dialer: Arc<Dialer>,
     pub(super) route: Route,
-    claims: Arc<Claims>,
+    pub(super) claims: Arc<Claims>,
     /// Names this client's inbox.
     inbox: String,
     /// What scripts are told alike, where it is the same for all slots.
@@ -72,7 +69,7 @@ impl Store {
         })
     }
 
-    fn settings(&self) -> &Settings {
+    pub(super) fn settings(&self) -> &Settings {
         &self.dialer.settings
     }
 
@@ -80,7 +77,7 @@ impl Store {
         &self.dialer.env
     }
 
-    fn keys(&self, name: &LockName) -> Keys {
+    pub(super) fn keys(&self, name: &LockName) -> Keys {
         Keys::of(&self.settings().prefix, name)
     }
 
@@ -110,7 +107,7 @@ impl Store {
     }
 
     /// A script's command on all keys of a lock, with the arguments that all of them share.
-    fn command(&self, script: &script::Script, keys: &Keys) -> Command {
+    pub(super) fn command(&self, script: &script::Script, keys: &Keys) -> Command {
         let mut command = script.on(keys.all());
         match self.sharded {
             true => command.arg(self.setting(&self.channels(keys.slot))),
@@ -151,43 +148,6 @@ impl Store {
         now + (ends + WINDOW * place.waiters).min(GUARD)
     }
 
-    /// Renews claims of one lock, or reads them when no TTL is given.
-    async fn renew_lock(&self, claims: &[&Claim], write: bool) -> Result<Vec<Renewal>> {
-        let Some(first) = claims.first() else { return Ok(Vec::new()) };
-        let keys = self.keys(&first.name);
-        let mut command = self.command(&script::RENEW, &keys);
-        for claim in claims {
-            command.arg(claim.id).arg(if write { millis(claim.ttl) } else { 0 });
-        }
-        let answer = match write {
-            true => self.route.run_durably(keys.slot, &script::RENEW, &command).await?,
-            false => self.route.run(keys.slot, &script::RENEW, &command).await?,
-        };
-        let renewal = |(claim, left): (&&Claim, &Value)| {
-            Ok(match u64::try_from(reply::number(left)?) {
-                Ok(_) if write => Renewal::Renewed(Some(claim.ttl)),
-                Ok(left) => Renewal::Renewed(Some(Duration::from_millis(left))),
-                Err(_) => Renewal::Lost(deleted()),
-            })
-        };
-        claims.iter().zip(reply::list(&answer)?).map(renewal).collect()
-    }
-
-    /// Renews exclusive locks that are held, of one slot or, where there are no slots, of any. `None`: not held.
-    async fn renew_held(&self, slot: u16, claims: &[&Claim]) -> Result<Vec<Option<Renewal>>> {
-        let prefix = &self.settings().prefix;
-        let keys: Vec<String> = claims.iter().map(|claim| lock_key(prefix, &claim.name)).collect();
-        let mut command = script::RENEW_HELD.on(keys.iter().map(String::as_str));
-        for claim in claims {
-            command.arg(claim.id).arg(millis(claim.ttl));
-        }
-        let answer = self.route.run_durably(slot, &script::RENEW_HELD, &command).await?;
-        let renewal = |(claim, held): (&&Claim, &Value)| {
-            Ok((reply::number(held)? == 1).then_some(Renewal::Renewed(Some(claim.ttl))))
-        };
-        claims.iter().zip(reply::list(&answer)?).map(renewal).collect()
-    }
-
     /// Releases, withdraws or evicts a claim.
     async fn free(&self, name: &LockName, id: ClaimId, linger: Duration, evict: bool) -> Result<Freed> {
         let keys = self.keys(name);
@@ -196,39 +156,6 @@ impl Store {
         command.arg(id).arg(format!("{} {} {}", millis(linger), u8::from(doubt), u8::from(evict)));
         let answer = self.route.run(keys.slot, &script::RELEASE, &command).await?;
         Ok(if reply::number(&answer)? == 1 { Freed::Removed } else { Freed::Absent })
-    }
-
-    /// The names under which there is something that may be a lock, in order.
-    pub(super) async fn locks_named(&self, prefix: &str) -> Result<Vec<LockName>> {
-        let ours = &self.settings().prefix;
-        let wanted = escaped(prefix);
-        let mut names = std::collections::BTreeSet::new();
-        for link in self.route.masters().await? {
-            let locks = self.scan(&link, &format!("{}{wanted}*", escaped(ours)), "string").await?;
-            names.extend(locks.iter().filter_map(|key| key.strip_prefix(ours.as_str())).map(str::to_owned));
-            let queues = self.scan(&link, &format!("*\0claims:{wanted}*"), "hash").await?;
-            names.extend(queues.iter().filter_map(|key| name_in_claims_key(ours, key)).map(str::to_owned));
-        }
-        Ok(names.iter().filter_map(|name| LockName::new(name).ok()).collect())
-    }
-
-    /// The keys on one server that match.
-    async fn scan(&self, link: &Link, pattern: &str, kind: &str) -> Result<Vec<String>> {
-        let mut cursor = "0".to_owned();
-        let mut keys = Vec::new();
-        loop {
-            let mut command = Command::new("SCAN");
-            command.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000).arg("TYPE").arg(kind);
-            let answer = link.call(&command).await.map_err(|failure| failure.into_error(link.server()))?;
-            let [next, found] = reply::list(&answer)? else {
-                return Err(Error::new(ErrorKind::Unknown, "SCAN gave no answer that makes sense"));
-            };
-            keys.extend(reply::list(found)?.iter().filter_map(Value::text).map(str::to_owned));
-            cursor = next.text().unwrap_or("0").to_owned();
-            if cursor == "0" {
-                return Ok(keys);
-            }
-        }
     }
 }
 
@@ -363,59 +290,7 @@ impl Backend for Store {
     }
 
     async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal> {
-        let mut held: HashMap<u16, Vec<usize>> = HashMap::new();
-        let mut others: HashMap<&LockName, Vec<usize>> = HashMap::new();
-        for (at, claim) in claims.iter().enumerate() {
-            if claim.mode == Mode::Exclusive && !self.claims.is_waiting(claim.id) {
-                let prefix = &self.settings().prefix;
-                let slot = if self.route.is_cluster() { slot_of(&lock_key(prefix, &claim.name)) } else { 0 };
-                held.entry(slot).or_default().push(at);
-            } else {
-                others.entry(&claim.name).or_default().push(at);
-            }
-        }
-        let mut answers: Vec<Option<Renewal>> = claims.iter().map(|_| None).collect();
-        let pick = |group: &[usize]| -> Vec<&Claim> {
-            group.iter().filter_map(|at| claims.get(*at)).map(|claim| &**claim).collect()
-        };
-        // Groups go out together: a server that hangs delays only its own.
-        let held = held.into_iter().map(|(slot, group)| async move {
-            let answer = self.renew_held(slot, &pick(&group)).await;
-            (group, answer)
-        });
-        for (group, answer) in join_all(held).await {
-            match answer {
-                Err(error) => fail(&mut answers, &group, &error),
-                Ok(renewals) => {
-                    for (at, renewal) in group.into_iter().zip(renewals) {
-                        match (renewal, answers.get_mut(at), claims.get(at)) {
-                            (Some(renewal), Some(answer), _) => *answer = Some(renewal),
-                            // Not the sole holder: it may hold a part, or wait.
-                            (None, _, Some(claim)) => others.entry(&claim.name).or_default().push(at),
-                            _ => {}
-                        }
-                    }
-                }
-            }
-        }
-        let others = others.into_values().map(|group| async move {
-            let answer = self.renew_lock(&pick(&group), true).await;
-            (group, answer)
-        });
-        for (group, answer) in join_all(others).await {
-            match answer {
-                Err(error) => fail(&mut answers, &group, &error),
-                Ok(renewals) => {
-                    for (at, renewal) in group.into_iter().zip(renewals) {
-                        if let Some(answer) = answers.get_mut(at) {
-                            *answer = Some(renewal);
-                        }
-                    }
-                }
-            }
-        }
-        let unanswered = || Renewal::Failed(Error::new(ErrorKind::Unknown, "the server left a renewal out"));
-        answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
+        self.renew_all(claims).await
     }
 
     async fn verify(&self, claim: &Claim) -> Result<Renewal> {
@@ -495,14 +370,6 @@ impl OwnerText {
     }
 }
 
-fn fail(answers: &mut [Option<Renewal>], group: &[usize], error: &Error) {
-    for at in group {
-        if let Some(answer) = answers.get_mut(*at) {
-            *answer = Some(Renewal::Failed(error.again()));
-        }
-    }
-}
-
 pub(super) fn deleted() -> Loss {
     Loss::new(LossKind::Deleted, "the store no longer has the claim")
 }
@@ -510,12 +377,6 @@ pub(super) fn deleted() -> Loss {
 /// A duration in whole milliseconds, rounded up: the server must not count less than we do.
 pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
-}
-
-/// Makes a text stand for itself in a pattern.
-fn escaped(text: &str) -> String {
-    let special = |c| matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-');
-    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
 }
 
 /// A moment of our clock that surely lies before the server's clock read `at`, which was no earlier than it read
@@ -557,8 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn milliseconds_round_up_and_patterns_stand_for_themselves() {
+    fn milliseconds_round_up() {
         assert_eq!([1, 1_000_000, 1_000_001].map(|n| millis(Duration::from_nanos(n))), [1, 1, 2]);
-        assert_eq!(escaped("a*[b]\\"), "a\\*\\[b\\]\\\\");
     }
 }
