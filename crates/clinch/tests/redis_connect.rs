@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clinch::{Error, ErrorKind, Guard, Locks, LossKind, Released};
-use clinch_testkit::{Redis, Reply, tools};
+use clinch_testkit::{Cluster, Redis, Reply, Sentinel, tools};
 
 /// How long a state may take to come about before the test counts as failed.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -365,6 +365,60 @@ mod users {
         redis.call(&["ACL", "LOG", "RESET"]);
         use_everything(&redis, &user(&redis, &all(), "resetchannels &clinch:*"), true).await;
         assert_eq!(redis.call(&["ACL", "LOG"]).array(), [], "something was asked for in vain");
+    }
+
+    /// Locks, waits and is handed the lock, and asks none of the servers for anything in vain.
+    async fn hand_over(url: &str, servers: &[Redis]) {
+        let locks = connect(url).await;
+        for name in ["a", "b", "c", "d"] {
+            let guard = lock(&locks, name).await;
+            let waiter = queue(&connect(url).await, name);
+            eventually("it waits", async || {
+                (locks.state(name).await.unwrap()?.claims.len() == 2).then_some(())
+            })
+            .await;
+            guard.extend(Duration::from_secs(30)).await.unwrap();
+            release(guard).await;
+            release(waiter.await.unwrap()).await;
+        }
+        locks.list("").await.unwrap();
+        for server in servers {
+            assert_eq!(server.call(&["ACL", "LOG"]).array(), [], "something was asked for in vain");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_user_with_the_least_rights_can_use_a_cluster() {
+        let servers = Cluster::start();
+        let more = ["cluster|slots", "asking", "spublish", "ssubscribe"];
+        for node in servers.nodes() {
+            user(node, &[all(), more.to_vec()].concat(), "resetchannels &clinch:*");
+        }
+        let url = servers.url().replace("://", "://clinch:pw@");
+        hand_over(&url, servers.nodes()).await;
+    }
+
+    #[tokio::test]
+    async fn a_user_with_the_least_rights_can_use_what_sentinel_names() {
+        let servers = Sentinel::start();
+        for node in servers.nodes() {
+            user(node, &[all(), vec!["role"]].concat(), "resetchannels &clinch:*");
+        }
+        let url = servers.url().replace("://", "://clinch:pw@");
+        hand_over(&url, servers.nodes()).await;
+    }
+
+    #[tokio::test]
+    async fn a_user_with_the_least_rights_can_wait_for_copies_in_another_database() {
+        let master = Redis::start();
+        let replica = Redis::builder().replica_of(&master).start();
+        let url = user(&master, &[all(), vec!["select", "wait"]].concat(), "resetchannels &clinch:*");
+        eventually("the replica follows", async || {
+            (master.call(&["WAIT", "1", "100"]).int() == 1).then_some(())
+        })
+        .await;
+        hand_over(&format!("{url}/3?wait_replicas=1"), &[master]).await;
+        drop(replica);
     }
 
     /// Each command that scripts call is needed, and its absence is told at once.
