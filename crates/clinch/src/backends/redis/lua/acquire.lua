@@ -80,7 +80,8 @@ end
 -- Not granted: how many stand ahead, who holds, and when to look again if nobody tells.
 local queued = enqueue == '1' or record
 local ahead = queued and redis.call('ZRANK', QUEUE, id) or redis.call('ZCARD', QUEUE)
-local look, holder, parts = redis.call('PTTL', LOCK), value, 0
+local left = redis.call('PTTL', LOCK)
+local look, holder, parts = left, value, 0
 if value == '' or is_marker(value) then
   local first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
   parts = redis.call('ZCARD', HOLDERS)
@@ -92,4 +93,4 @@ if value == '' or is_marker(value) then
 elseif value ~= '' then
   parts = 1
 end
-return { queued and 2 or 3, now, ahead + parts, ahead, look, holder, redis.call('PTTL', LOCK) }
+return { queued and 2 or 3, now, ahead + parts, ahead, look, holder, left }

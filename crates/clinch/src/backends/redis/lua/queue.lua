@@ -23,7 +23,7 @@ local GRANTS = 64
 local SPARE = 60000
 
 local function int(number)
-  return string.format('%.0f', number)
+  return string.format('%d', number)
 end
 
 local function waiter(record)
@@ -115,15 +115,14 @@ local function admits(mode)
   return taken + tonumber(count) <= tonumber(capacity), value
 end
 
--- Grants to a claim that nobody stands in the way of, until `ends`.
-local function grant(id, mode, token, owner, ends)
+-- Grants to a claim that nobody stands in the way of, for `lease` ms.
+local function grant(id, mode, token, owner, lease)
   if mode == 'x' then
-    redis.call('SET', LOCK, id .. ' ' .. token .. ' ' .. us .. ' ' .. owner)
-    redis.call('PEXPIREAT', LOCK, int(ends))
+    redis.call('SET', LOCK, id .. ' ' .. token .. ' ' .. us .. ' ' .. owner, 'PX', int(lease))
   else
     redis.call('HSET', CLAIMS, id, 'h ' .. mode .. ' ' .. token .. ' ' .. us .. ' ' .. owner)
-    redis.call('ZADD', HOLDERS, int(ends), id)
-    keep(HOLDERS, ends - now)
+    redis.call('ZADD', HOLDERS, int(now + lease), id)
+    keep(HOLDERS, lease)
     mark()
   end
 end
@@ -146,12 +145,14 @@ end
 
 -- Grants to the waiters that are next in line, as many as there is room for. The asker's grant is the answer of the
 -- script, lives for its whole TTL and is returned here; every other one is pushed and lives for the window. A waiter
--- whose inbox nobody listens to keeps its place, and the next one gets the grant. `free`: known to be free.
-local function settle(asker, free)
+-- whose inbox nobody listens to keeps its place, and the next one gets the grant. `free`: known to be free. `ids`: the
+-- first two of the queue, where they are known.
+local function settle(asker, free, ids)
   local at, granted, own = 0, 0, nil
   while granted < GRANTS do
-    local ids = redis.call('ZRANGE', QUEUE, at, at + 1)
+    ids = ids or redis.call('ZRANGE', QUEUE, at, at + 1)
     local id, next_id = ids[1], ids[2]
+    ids = nil
     if not id then break end
     local records = redis.call('HMGET', CLAIMS, id, next_id or id)
     local mode, ends, ttl, _, inbox, owner = waiter(records[1])
@@ -162,7 +163,7 @@ local function settle(asker, free)
     elseif id == asker then
       own = next_token()
       leave(id)
-      grant(id, mode, own, owner, now + ttl)
+      grant(id, mode, own, owner, ttl)
       granted, free = granted + 1, false
     else
       local lease = math.min(ttl, WINDOW)
@@ -176,7 +177,7 @@ local function settle(asker, free)
       end
       if tell(inbox, message) then
         leave(id)
-        grant(id, mode, token, owner, now + lease)
+        grant(id, mode, token, owner, lease)
         if next_inbox and next_inbox ~= inbox then
           tell(next_inbox, 'n ' .. next_id .. ' ' .. int(now) .. ' ' .. int(lease))
         end

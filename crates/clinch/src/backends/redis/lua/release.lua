@@ -9,8 +9,9 @@ local id = ARGV[2]
 local linger, doubt, evict = string.match(ARGV[3], '^(%d+) (%d) (%d)$')
 local run, gap = string.match(ARGV[1], '^%S+ %d (%d+) (%d+)')
 linger, run, gap = tonumber(linger), tonumber(run), tonumber(gap)
-local record = redis.call('HGET', CLAIMS, id)
-local removed, free = mine or record, false
+local record = not mine and redis.call('HGET', CLAIMS, id)
+local removed, free = mine or record, mine and linger == 0
+local ids = redis.call('ZRANGE', QUEUE, 0, 1)
 
 if evict == '1' then
   redis.call('HDEL', CLAIMS, '.closed')
@@ -23,15 +24,16 @@ if linger > 0 and (mine or string.sub(record or '', 1, 2) == 'h ') then
   keep(CLAIMS, linger)
 end
 if mine then
+  -- The first write: one that needs no memory, so that a full server does not refuse the script.
   redis.call('DEL', LOCK)
-  free = linger == 0
   if not free then
     mark()
   end
 elseif record then
-  local first = redis.call('ZRANK', QUEUE, id) == 0
+  local first = ids[1] == id
   leave(id)
-  local next_id = first and redis.call('ZRANGE', QUEUE, 0, 0)[1]
+  ids = redis.call('ZRANGE', QUEUE, 0, 1)
+  local next_id = first and ids[1]
   local _, _, _, _, inbox = waiter(next_id and redis.call('HGET', CLAIMS, next_id))
   if inbox then
     tell(inbox, 'n ' .. next_id .. ' ' .. int(now) .. ' 0')
@@ -40,7 +42,7 @@ elseif record then
     mark()
   end
 end
-local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
+local head = ids[1]
 local idle = not head and redis.call('HLEN', CLAIMS) > redis.call('ZCARD', HOLDERS)
 if idle or doubt == '1' and string.sub(us, -1) == '0' then
   -- While there are buried, no claim can take the fast way. Among many claims to look for them takes its time: there,
@@ -78,6 +80,6 @@ if linger > 0 and head then
   end
 end
 if head then
-  settle(nil, free)
+  settle(nil, free, ids)
 end
 return removed and 1 or 0

@@ -14,7 +14,7 @@ local function next_token()
     redis.call('SET', KEYS[5], last)
     error('the last token of this hash slot is none; look at the key ' .. KEYS[5])
   end
-  local token = string.format('%.0f', tonumber(last) + 1)
+  local token = string.format('%d', tonumber(last) + 1)
   redis.call('SET', KEYS[5], token)
   return token
 end
