@@ -85,7 +85,10 @@ impl Dialer {
             opened = step => opened,
             () = self.env.sleep_until(self.env.now() + PATIENCE) => Err(Error::new(
                 ErrorKind::Unavailable,
-                format!("{address} did not answer within {PATIENCE:?}"),
+                format!(
+                    "{address} did not answer within {PATIENCE:?}{}",
+                    if self.settings.tls.is_some() { "; does it speak TLS?" } else { "" }
+                ),
             )),
         }
     }
