@@ -62,7 +62,8 @@ async fn a_claim_that_its_own_release_overtook_leaves_nothing() {
         sees_scripts_run(&redis, before + 1).await;
         proxy.black_hole(false);
         sees_scripts_run(&redis, before + 2).await;
-        assert_eq!(holder(&redis, &name).map(|(id, _)| id), guard.as_ref().map(|g| g.claim_id().to_string()));
+        let held_by = holder(&redis, &name).map(|(id, _)| id);
+        assert_eq!(held_by, guard.as_ref().map(|guard| guard.claim_id().to_string()), "the claim came back");
         assert_eq!(waiters(&redis, &name), []);
         drop(guard);
         expect_unused(&redis, &near, &name).await;

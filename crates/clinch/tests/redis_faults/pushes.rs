@@ -30,7 +30,7 @@ async fn into_a_black_hole(lost: bool) {
     let (far, near) = (connect_through(&proxy).await, connect(&SERVER.url()).await);
     let guard = lock(&near, &name).await;
     enter(&SERVER, &guard);
-    let first = queue(&far, &name);
+    let mut first = queue(&far, &name);
     sees_waiters(&SERVER, &name, 1).await;
     let second = queue(&connect(&SERVER.url()).await, &name);
     let waiting = sees_waiters(&SERVER, &name, 2).await;
@@ -45,7 +45,10 @@ async fn into_a_black_hole(lost: bool) {
         proxy.cut_all();
     }
     proxy.black_hole(false);
-    sees_waiters(&SERVER, &name, 1).await;
+    tokio::select! {
+        _ = sees_waiters(&SERVER, &name, 1) => {}
+        early = &mut first => panic!("granted beside another holder: {early:?}"),
+    }
     assert!(!first.is_finished());
     leave_and_release(&SERVER, guard).await;
     let guard = first.await.unwrap();
@@ -89,4 +92,36 @@ async fn a_waiter_that_died_is_passed_over_at_once() {
     leave_and_release(&SERVER, guard).await;
     dead.abort();
     drop(far);
+}
+
+/// Between the end of a dead holder's lease and the next look of those who wait, the lock's key is free.
+#[tokio::test]
+async fn a_newcomer_does_not_pass_who_waits_for_a_dead_holder() {
+    let (near, far) = (connect(&SERVER.url()).await, connect(&SERVER.url()).await);
+    for tries in [true, false] {
+        let name = unique("newcomer");
+        let dead = lock(&near, &name).await;
+        let waiter = queue(&far, &name);
+        let waiting = sees_waiters(&SERVER, &name, 1).await;
+        // Its lease ends.
+        assert_eq!(SERVER.call(&["DEL", &format!("clinch:{name}")]).int(), 1);
+        let newcomer = if tries {
+            let newcomer = near.mutex(&name).unwrap().try_lock().await.unwrap();
+            assert!(newcomer.is_none(), "a try passed a waiter");
+            None
+        } else {
+            Some(queue(&near, &name))
+        };
+        let guard = waiter.await.unwrap();
+        assert_eq!(guard.claim_id().to_string(), waiting[0].0);
+        enter(&SERVER, &guard);
+        leave_and_release(&SERVER, guard).await;
+        if let Some(newcomer) = newcomer {
+            let guard = newcomer.await.unwrap();
+            enter(&SERVER, &guard);
+            leave_and_release(&SERVER, guard).await;
+        }
+        assert!(matches!(dead.release().await.unwrap(), Released::AlreadyLost(_)));
+        expect_unused(&SERVER, &near, &name).await;
+    }
 }

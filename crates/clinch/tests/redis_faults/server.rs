@@ -48,7 +48,7 @@ async fn wiped(wipe: impl FnOnce(&Redis)) {
         assert_eq!(loss.kind, LossKind::Deleted);
     }
     let second = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
-    assert!(second.token() > guard.token());
+    assert!(second.token() > guard.token(), "{} came after {}", second.token(), guard.token());
     assert!(matches!(guard.release().await.unwrap(), Released::AlreadyLost(_)));
     second.verify().await.unwrap();
     assert_eq!(second.release().await.unwrap(), Released::Released);
