@@ -61,7 +61,7 @@
 
 // Without any store of this crate's, for users who bring their own, what only stores use is unused.
 #![cfg_attr(
-    not(any(feature = "memory", feature = "file", feature = "redis")),
+    not(any(feature = "etcd", feature = "memory", feature = "file", feature = "redis")),
     allow(dead_code, unused_variables)
 )]
 
@@ -84,7 +84,7 @@ mod locks;
 mod mutex;
 mod name;
 pub mod net;
-#[cfg(any(feature = "memory", feature = "file"))]
+#[cfg(any(feature = "etcd", feature = "memory", feature = "file"))]
 mod queue;
 mod random;
 #[cfg(any(target_os = "linux", target_os = "android"))]

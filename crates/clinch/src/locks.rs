@@ -29,6 +29,7 @@ const DEFAULT_TTL: Duration = Duration::from_secs(30);
 ///
 /// | URL | store |
 /// | --- | --- |
+/// | `etcd://host`, `etcds://` | etcd, one server or a cluster; see [`backends::etcd`](crate::backends::etcd) |
 /// | `file:///dir` | files of this host; `file://` alone is the user's default directory |
 /// | `memory://` | this process, a fresh store; `memory://NAME` is one store per name |
 /// | `redis://host`, `redis+sentinel://`, `redis+cluster://`, ... | Redis or Valkey; see [`backends::redis`](crate::backends::redis) |
@@ -278,6 +279,8 @@ async fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
         "memory" => crate::backends::memory::open_url(url, env),
         #[cfg(feature = "file")]
         "file" => crate::backends::file::open_url(url, env),
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcds" => crate::backends::etcd::open_url(url, env).await,
         #[cfg(feature = "redis")]
         scheme if scheme.starts_with("redis") => crate::backends::redis::open_url(url, env).await,
         other => {

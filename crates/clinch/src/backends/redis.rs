@@ -11,13 +11,11 @@ mod inbox;
 mod keys;
 mod lean;
 mod link;
-mod pool;
 mod reply;
 mod route;
 mod script;
 mod settings;
 mod store;
-mod tls;
 
 use std::sync::Arc;
 

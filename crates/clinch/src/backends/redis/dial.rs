@@ -8,8 +8,8 @@ use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, Value};
 
 use super::failure::Failure;
 use super::link::Link;
-use super::settings::{Address, Credentials, Sentinel, Settings};
-use super::tls;
+use super::settings::{SCHEMES, Address, Credentials, Sentinel, Settings};
+use crate::backends::tls;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::net::Stream;
@@ -71,7 +71,7 @@ impl Dialer {
             Address::Tcp(host, port) => {
                 let stream = connector.connect(host, *port).await.map_err(failed)?;
                 match &self.settings.tls {
-                    Some(config) => tls::over(stream, config, host).await,
+                    Some(config) => tls::over(stream, config, host, SCHEMES.plain).await,
                     None => Ok(stream),
                 }
             }

@@ -13,8 +13,10 @@ use tokio::sync::Mutex;
 use super::claims::Claims;
 use super::dial::{Dialer, Endpoint, text};
 use super::failure::Failure;
-use super::link::{Gone, Life, Link};
-use super::pool::Connection;
+use super::link::Link;
+
+use crate::backends::life::{Gone, Life};
+use crate::backends::pool::Connection;
 use crate::error::{Error, ErrorKind, Result};
 
 /// How often an inbox is pinged: a connection that died without a word is otherwise noticed by nobody.

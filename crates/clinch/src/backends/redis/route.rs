@@ -10,10 +10,11 @@ use super::dial::{Dialer, Endpoint, text};
 use super::failure::Failure;
 use super::inbox::Inbox;
 use super::link::Link;
-use super::pool::{Connection, Pool};
+
 use super::reply::{list, number};
 use super::script::Script;
 use super::settings::{Address, Durability, Topology};
+use crate::backends::pool::{Connection, Pool};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 
