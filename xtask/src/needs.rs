@@ -9,8 +9,10 @@ use std::process::Command;
 use crate::shell::{Result, run};
 
 /// Commands that tests call, and the Debian packages that bring them.
-const NEEDS: [(&str, &str); 14] = [
+const NEEDS: [(&str, &str); 16] = [
     ("cc", "gcc"),
+    ("etcd", "etcd-server"),
+    ("etcdctl", "etcd-client"),
     ("flock", "util-linux"),
     ("git", "git"),
     ("mount", "mount"),

@@ -31,7 +31,9 @@ pub(super) fn config(
         return match ca.or(cert).or(key) {
             Some(_) => {
                 let Schemes { plain, encrypted } = schemes;
-                Err(Error::invalid(format!("ca=, cert= and key= are for {encrypted}; {plain} is not encrypted")))
+                Err(Error::invalid(format!(
+                    "ca=, cert= and key= are for {encrypted}; {plain} is not encrypted"
+                )))
             }
             None => Ok(None),
         };

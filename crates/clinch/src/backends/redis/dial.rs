@@ -8,7 +8,7 @@ use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, Value};
 
 use super::failure::Failure;
 use super::link::Link;
-use super::settings::{SCHEMES, Address, Credentials, Sentinel, Settings};
+use super::settings::{Address, Credentials, SCHEMES, Sentinel, Settings};
 use crate::backends::tls;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
