@@ -29,10 +29,7 @@ impl Store {
         let probe = TxnRequest {
             // Never true; permissions are checked nevertheless.
             compare: vec![Compare::created(&key, -1)],
-            success: vec![
-                PutRequest { key: key.clone(), ..PutRequest::default() }.into(),
-                wire::delete(&key),
-            ],
+            success: vec![PutRequest { key, ..PutRequest::default() }.into()],
             failure: vec![
                 RangeRequest { limit: 1, keys_only: true, ..wire::scan(self.prefix().as_bytes()) }.into(),
             ],
