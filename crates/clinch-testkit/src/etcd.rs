@@ -117,7 +117,8 @@ impl EtcdBuilder {
         set("initial-advertise-peer-urls", &peer_url);
         set("initial-cluster", cluster);
         set("initial-cluster-state", "new");
-        set("initial-cluster-token", &format!("clinch-{}", peer.number()));
+        // The same for all members, and for no other cluster.
+        set("initial-cluster-token", cluster);
         set("logger", "zap");
         set("log-level", "warn");
         // A busy machine must not look like a dead leader.
