@@ -2,6 +2,7 @@
 
 mod claims;
 mod client;
+mod cuttable;
 mod enter;
 mod failure;
 mod free;

@@ -20,6 +20,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use super::cuttable::Cuttable;
 use super::settings::{Address, SCHEMES, Settings};
 use crate::backends::life::{Gone, Life, Traffic, drive};
 use crate::backends::pool::Connection;
@@ -188,6 +189,8 @@ async fn connect(env: &Env, settings: &Settings, address: &Address, endpoint: us
         }
         None => "http",
     };
+    let (traffic, life) = (Arc::new(Traffic::default()), Arc::new(Life::default()));
+    let stream = Cuttable::new(stream, life.clone());
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder.timer(TokioTimer::new()).keep_alive_interval(PING_EVERY).keep_alive_timeout(PING_FOR);
     let (sender, connection) = builder
@@ -200,7 +203,6 @@ async fn connect(env: &Env, settings: &Settings, address: &Address, endpoint: us
         .path_and_query("/")
         .build()
         .map_err(|error| Error::invalid(format!("\"{address}\" is no host")).with_source(error))?;
-    let (traffic, life) = (Arc::new(Traffic::default()), Arc::new(Life::default()));
     let driver = async {
         // Whoever waits for an answer is told that the connection broke, and why.
         let _ = connection.await;

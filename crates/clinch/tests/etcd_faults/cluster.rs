@@ -1,0 +1,122 @@
+//! Members that die or stand still while others go on.
+
+use super::*;
+
+/// Long enough for an election and a new connection in between.
+const TTL: Duration = Duration::from_secs(15);
+
+/// A holder and a waiter ride out what happens to the cluster; then the lock is handed over.
+async fn rides_out(cluster: &EtcdCluster, happens: impl AsyncFnOnce(&EtcdCluster)) {
+    let near = connect(&cluster.url()).await.ttl(TTL).unwrap();
+    let far = connect(&cluster.url()).await.ttl(TTL).unwrap();
+    let guard = lock(&near, "job").await;
+    let waiter = queue(&far, "job");
+    sees_claims(&near, "job", 2).await;
+    let before = guard.deadline().unwrap();
+    happens(cluster).await;
+    let renewed = async || (!guard.is_held() || guard.deadline().unwrap() > before).then_some(());
+    eventually("the lease is renewed", renewed).await;
+    assert!(guard.is_held() && !waiter.is_finished());
+    let token = guard.token();
+    release(guard).await;
+    let next = join("the waiter is granted", waiter).await;
+    assert!(next.token() > token);
+    next.verify().await.unwrap();
+    release(next).await;
+}
+
+#[tokio::test]
+async fn a_leader_that_is_killed_costs_nobody_a_lock() {
+    rides_out(&EtcdCluster::start(), async |cluster| cluster.leader().kill()).await;
+}
+
+#[tokio::test]
+async fn a_follower_that_is_killed_costs_nobody_a_lock() {
+    rides_out(&EtcdCluster::start(), async |cluster| cluster.follower().kill()).await;
+}
+
+#[tokio::test]
+async fn a_leader_that_stands_still_costs_nobody_a_lock() {
+    let cluster = EtcdCluster::start();
+    rides_out(&cluster, async |cluster| cluster.leader().pause()).await;
+}
+
+#[tokio::test]
+async fn members_that_restart_one_after_the_other_cost_nobody_a_lock() {
+    rides_out(&EtcdCluster::start(), async |cluster| {
+        for member in cluster.members() {
+            member.restart();
+        }
+    })
+    .await;
+}
+
+/// The cluster is down for a moment as a whole; leases then live for their whole TTL again.
+#[tokio::test]
+async fn a_cluster_that_restarts_keeps_locks_and_queues() {
+    rides_out(&EtcdCluster::start(), async |cluster| {
+        cluster.members().iter().for_each(Etcd::kill);
+        cluster.members().iter().for_each(Etcd::start_again);
+        cluster.members().iter().for_each(Etcd::becomes_ready);
+    })
+    .await;
+}
+
+/// Where only a minority is left, nobody is granted anything, and a holder is told of its loss by its deadline.
+#[tokio::test]
+async fn a_minority_grants_nothing_and_its_holder_is_told_in_time() {
+    let cluster = EtcdCluster::start();
+    let near = connect(&cluster.url()).await.ttl(Duration::from_secs(4)).unwrap();
+    let far = connect(&cluster.url()).await.ttl(Duration::from_secs(4)).unwrap();
+    let guard = lock(&near, "job").await;
+    let waiter = queue(&far, "job");
+    sees_claims(&near, "job", 2).await;
+    let minority = cluster.leader();
+    let others = || cluster.members().iter().filter(|member| member.addr() != minority.addr());
+    others().for_each(Etcd::pause);
+    let clock = Clock::host();
+    let loss = within("the loss is told", guard.lost()).await;
+    let told = clock.now();
+    assert_eq!(loss.kind, LossKind::Expired, "{loss}");
+    assert!(!waiter.is_finished());
+    others().for_each(Etcd::resume);
+    let next = join("the waiter is granted", waiter).await;
+    assert!(clock.now() > told && next.token() > guard.token());
+    assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost(loss));
+    next.verify().await.unwrap();
+    release(next).await;
+}
+
+/// A leader that stood still for longer than a lease may revoke it when it wakes, although another leader has renewed it
+/// (etcd#15247). Then the holder is told at once, whose next renewal is far away.
+#[tokio::test]
+async fn whoever_loses_a_lease_to_a_woken_leader_is_told() {
+    let cluster = EtcdCluster::start();
+    let near = connect(&cluster.url()).await.ttl(Duration::from_secs(6)).unwrap();
+    let far = connect(&cluster.url()).await;
+    let guard = lock(&near, "job").await;
+    let first = guard.deadline().unwrap();
+    let leader = cluster.leader();
+    leader.pause();
+    // By then the old leader takes the lease for expired, had it not slept.
+    let clock = Clock::host();
+    let slept = async || (!guard.is_held() || clock.now() > first + Duration::from_secs(2)).then_some(());
+    eventually("the lease has outlived its first end", slept).await;
+    assert!(guard.is_held(), "it was renewed at the new leader");
+    leader.resume();
+    let followed = async || leader.has_leader().then_some(());
+    eventually("the old leader follows the new one", followed).await;
+    let waiter = queue(&far, "job");
+    sees_claims(
+        &far,
+        "job",
+        if far.state("job").await.unwrap().is_some_and(|s| s.claims[0].granted) { 2 } else { 1 },
+    )
+    .await;
+    if guard.is_held() && guard.verify().await.is_ok() {
+        release(guard).await;
+    } else {
+        within("the loss is told", guard.lost()).await;
+    }
+    release(join("the waiter is granted", waiter).await).await;
+}
