@@ -150,6 +150,28 @@ async fn a_login_that_the_server_forgot_is_made_again() {
     release(lock(&locks, "job").await).await;
 }
 
+/// A login that ran out is refused to the stream of watches as if the user were not allowed to watch.
+#[tokio::test]
+async fn a_login_that_ran_out_stops_no_waiter() {
+    let etcd = with_users(Etcd::builder().root_password(SECRET).arg("--auth-token-ttl", "1").start());
+    let url = etcd.url_as("locker", SECRET);
+    let (near, far) = (connect(&url).await, connect(&url).await);
+    for _ in 0..3 {
+        let guard = lock(&near, "job").await;
+        release(lock(&far, "other").await).await;
+        // The server looks once a second for logins that ran out.
+        let ran_out = tokio::time::Instant::now() + Duration::from_secs(3);
+        eventually("the login runs out", async || (tokio::time::Instant::now() > ran_out).then_some(()))
+            .await;
+        let far = far.clone();
+        let waiter = tokio::spawn(async move { lock(&far, "job").await });
+        let queued = async || (near.state("job").await.unwrap().unwrap().claims.len() == 2).then_some(());
+        eventually("it queues", queued).await;
+        release(guard).await;
+        release(tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap()).await;
+    }
+}
+
 #[tokio::test]
 async fn tls_is_spoken_and_nobody_is_trusted_blindly() {
     let tls = ENCRYPTED.certificates();

@@ -235,11 +235,16 @@ impl Client {
         }
     }
 
+    /// Forgets what proves us: the next call logs in anew.
+    pub(super) fn log_in_again(&self) {
+        *lock(&self.token) = None;
+    }
+
     /// What the end of the stream of watches means for the connection.
     pub(super) fn watch_broke(&self, link: &Link, status: Status) -> Error {
         let failure = Failure::new(status, link.server());
         if failure.wants_login(self.settings.credentials.is_some()) {
-            *lock(&self.token) = None;
+            self.log_in_again();
         }
         self.turn_away(link, &failure, false);
         failure.into_error()

@@ -1,6 +1,7 @@
 //! One step of a claim: a transaction that makes its key and finds what is ahead, or a read once it has a place.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::claims::{Claims, Known};
 use super::keys;
@@ -61,9 +62,8 @@ impl Store {
         let mut success = vec![self.put(claim, known)?];
         success.extend(ahead(&self.queue(&claim.name), claim.mode, 0).map(RequestOp::from));
         let compare = vec![Compare::created(&known.key, 0)];
-        let Some(answer) = self.make(claim, known, compare, success, Vec::new()).await? else {
-            return Ok(Entered::Again);
-        };
+        let answer = self.make(claim, known, compare, success, Vec::new()).await?;
+        let Some(answer) = answer.filter(|answer| answer.succeeded) else { return Ok(Entered::Again) };
         self.made(claim, answer.revision())?;
         self.judge(claim, known, answer.revision(), &answer, sent).await
     }
@@ -87,14 +87,17 @@ impl Store {
             };
             let places = places(answer.ranges().next().map_or(&[], |range| &range.kvs));
             let modes = || places.iter().map(Place::mode);
-            agree(&places, claim.mode).inspect_err(|_| self.settle(claim.id))?;
+            agree(&places, claim.mode)?;
             if !admits(modes(), claim.mode) {
-                self.settle(claim.id);
+                if self.claims.get(claim.id).is_some_and(|known| known.in_doubt) {
+                    // Nobody releases what was refused, so an earlier step of it must not come any more.
+                    self.free(claim, Duration::ZERO).await?;
+                }
+                self.claims.forget(claim.id);
                 return Ok(Entered::Done(Progress::Busy(busy(&places))));
             }
             condition = Compare::unchanged_since(&queue, answer.revision());
         }
-        self.settle(claim.id);
         Err(Error::new(ErrorKind::Unavailable, "others came and went faster than this claim could look"))
     }
 
@@ -129,7 +132,7 @@ impl Store {
         }
         let ahead: Vec<Place> = kvs.into_iter().map(Place::read).collect();
         if let Err(error) = agree(&ahead, claim.mode) {
-            self.free(claim, std::time::Duration::ZERO).await?;
+            self.free(claim, Duration::ZERO).await?;
             return Err(error);
         }
         if admits(ahead.iter().map(Place::mode), claim.mode) {
@@ -221,7 +224,7 @@ impl Store {
         self.claims.watch_later(claim.id, &self.client.env, &self.watcher)
     }
 
-    /// Forgets a claim that was refused, unless a step of it may still reach the server.
+    /// Forgets a place in the queue that is gone, unless a step of it may still reach the server.
     fn settle(&self, id: ClaimId) {
         if self.claims.get(id).is_some_and(|known| !known.in_doubt) {
             self.claims.forget(id);

@@ -90,6 +90,8 @@ impl Failure {
                 (ErrorKind::Unavailable, "; too few members of the cluster are up or reach each other")
             }
             _ if says("too large TTL") => (ErrorKind::Invalid, "; use a shorter TTL"),
+            // A list that was read in pages, of a revision that was forgotten meanwhile.
+            _ if says("has been compacted") => (ErrorKind::Unavailable, "; ask again"),
             _ if self.is_surely_not_applied() => (ErrorKind::Unavailable, ""),
             Code::PermissionDenied | Code::Unauthenticated => (ErrorKind::Refused, ""),
             Code::Unimplemented => (ErrorKind::Unsupported, "; is it an etcd of version 3.4 or later?"),

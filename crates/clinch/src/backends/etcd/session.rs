@@ -146,7 +146,16 @@ impl Sessions {
             return Ok(session);
         }
         let session = self.make(seconds, false).await?;
-        lock(&self.shared).insert(seconds, session.clone());
+        let old = {
+            let mut shared = lock(&self.shared);
+            let over: Vec<u64> =
+                shared.iter().filter(|(_, old)| old.is_over()).map(|(seconds, _)| *seconds).collect();
+            let old: Vec<_> = over.iter().filter_map(|seconds| shared.remove(seconds)).collect();
+            shared.insert(seconds, session.clone());
+            old
+        };
+        // Ends their watches, which takes other locks.
+        drop(old);
         Ok(session)
     }
 

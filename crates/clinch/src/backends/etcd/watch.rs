@@ -74,6 +74,8 @@ pub(super) struct News {
     pub(super) changes: Vec<Change>,
     /// Why it cannot be opened.
     pub(super) refused: Option<Error>,
+    /// Whether it was refused once, by a stream whose login may have run out.
+    denied: bool,
 }
 
 /// A key was written or deleted.
@@ -94,7 +96,7 @@ impl Subscription {
     pub(super) fn news(&self) -> News {
         let mut news = lock(&self.sub.news);
         let (changes, refused) = (std::mem::take(&mut news.changes), news.refused.take());
-        News { opened: news.opened, since: news.since, changes, refused }
+        News { opened: news.opened, since: news.since, changes, refused, denied: news.denied }
     }
 
     /// Waits for something to be told.
@@ -186,19 +188,24 @@ impl Watcher {
     }
 
     /// Takes in what the stream said; gives the key that is to be read, if one is.
-    fn take(&self, answer: WatchResponse) -> Option<Arc<Sub>> {
-        let sub = lock(&self.state).subs.get(&answer.watch_id).cloned()?;
+    ///
+    /// # Errors
+    ///
+    /// The stream is of no use any more.
+    fn take(&self, answer: WatchResponse) -> Result<Option<Arc<Sub>>, Stale> {
+        let Some(sub) = lock(&self.state).subs.get(&answer.watch_id).cloned() else { return Ok(None) };
         if answer.canceled {
-            return self.canceled(&sub, &answer);
+            return self.canceled(&sub, &answer).map(|()| None);
         }
         if answer.created {
             let mut news = lock(&sub.news);
             news.opened += 1;
             news.since = wire::revision(answer.header.as_ref());
+            news.denied = false;
             let again = news.opened > 1 || sub.start == 0;
             drop(news);
             sub.told.notify_one();
-            return (again && matches!(sub.purpose, Purpose::Guard(_))).then_some(sub);
+            return Ok((again && matches!(sub.purpose, Purpose::Guard(_))).then_some(sub));
         }
         match &sub.purpose {
             Purpose::Guard(gone) => {
@@ -208,27 +215,38 @@ impl Watcher {
             }
             Purpose::Read => sub.tell(answer.events),
         }
-        None
+        Ok(None)
     }
 
     /// The server gave a watch up: because its past was compacted, or because it is not allowed.
-    fn canceled(&self, sub: &Arc<Sub>, answer: &WatchResponse) -> Option<Arc<Sub>> {
+    fn canceled(&self, sub: &Arc<Sub>, answer: &WatchResponse) -> Result<(), Stale> {
+        let mut news = lock(&sub.news);
         if answer.cancel_reason.contains("permission denied") {
-            lock(&sub.news).refused = Some(Error::new(
+            news.denied = !news.denied;
+            if news.denied {
+                // Said as well when the login has run out with which the stream was opened.
+                return Err(Stale);
+            }
+            news.refused = Some(Error::new(
                 ErrorKind::Refused,
                 "etcd does not allow this user to watch the lock; see the documentation of the etcd store",
             ));
+            drop(news);
             sub.told.notify_one();
-            return None;
+            return Ok(());
         }
         // Opened again from the present, it counts as opened anew, and is read.
-        lock(&sub.news).opened += 1;
+        news.opened += 1;
+        drop(news);
         if let Some(orders) = &lock(&self.state).orders {
             let _ = orders.send(sub.create(0));
         }
-        None
+        Ok(())
     }
 }
+
+/// A stream that takes no more watches.
+struct Stale;
 
 impl Sub {
     fn create(&self, start: i64) -> WatchRequest {
@@ -321,7 +339,10 @@ async fn follow(
         match answer {
             Ok(Some(answer)) => {
                 let Some(watcher) = watcher.upgrade() else { return };
-                unread.extend(watcher.take(answer));
+                match watcher.take(answer) {
+                    Ok(read) => unread.extend(read),
+                    Err(Stale) => return client.log_in_again(),
+                }
             }
             Ok(None) => return,
             Err(status) => {
