@@ -41,6 +41,7 @@
 //!
 //! | URL | feature | freed when the holder dies | order | tokens rise over |
 //! | --- | --- | --- | --- | --- |
+//! | `etcd://host` | `etcd` | after the TTL | FIFO, with etcd's own recipes | failover, restart |
 //! | `file:///dir` | `file` (default) | at once, by the kernel | FIFO | kill -9, reboot, removal of the directory |
 //! | `memory://` | `memory` (default) | after the TTL | FIFO | everything within the process |
 //!

@@ -167,6 +167,9 @@ async fn a_login_that_ran_out_stops_no_waiter() {
         let waiter = tokio::spawn(async move { lock(&far, "job").await });
         let queued = async || (near.state("job").await.unwrap().unwrap().claims.len() == 2).then_some(());
         eventually("it queues", queued).await;
+        let watched = async || (etcd.metric("etcd_debugging_mvcc_watcher_total") >= 3.0).then_some(());
+        // The sessions' keys and the predecessor.
+        eventually("the waiter watches", watched).await;
         release(guard).await;
         release(tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap()).await;
     }

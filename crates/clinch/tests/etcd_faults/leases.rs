@@ -174,3 +174,28 @@ async fn a_server_that_restarts_keeps_locks_queues_and_rising_tokens() {
     release(next).await;
     expect_unused(&etcd, &near, "job").await;
 }
+
+/// The comparison that the documentation of fenced writes names holds exactly as long as the claim.
+#[tokio::test]
+async fn a_fenced_write_is_refused_once_the_claim_is_gone() {
+    let etcd = Etcd::start();
+    let locks = connect(&etcd.url()).await;
+    let guard = lock(&locks, "job").await;
+    let txn = format!(
+        "create(\"{}\") = \"{}\"\n\nput data written\n\n\n\n",
+        guard.store_key().unwrap(),
+        guard.token()
+    );
+    let write = || {
+        let mut ctl = etcd.etcdctl().arg("txn").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        ctl.stdin.take().unwrap().write_all(txn.as_bytes()).unwrap();
+        let output = ctl.wait_with_output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap().lines().next().unwrap().to_owned()
+    };
+    assert_eq!(write(), "SUCCESS");
+    release(guard).await;
+    let next = lock(&locks, "job").await;
+    assert_eq!(write(), "FAILURE");
+    release(next).await;
+}

@@ -73,7 +73,8 @@ async fn connections_that_break_at_any_byte_leave_nothing_behind() {
         proxy.cut_after(direction, u64::try_from(bytes).unwrap());
         let name = format!("cut-{bytes}");
         let guard = lock(&near, &name).await;
-        guard.verify().await.or_else(|_| Ok::<_, ()>(())).unwrap();
+        // It may be this that is cut.
+        let _ = guard.verify().await;
         assert_eq!(keys(&etcd, &name).len(), 1, "a repeated claim stands in the queue twice");
         release(guard).await;
         expect_unused(&etcd, &far, &name).await;

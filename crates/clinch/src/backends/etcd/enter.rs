@@ -20,6 +20,7 @@ use crate::token::Token;
 const TRIES: usize = 16;
 
 /// What a step came to.
+#[allow(clippy::large_enum_variant, reason = "moved once, on its way to the caller")]
 pub(super) enum Entered {
     Done(Progress),
     /// What it rested on has changed.

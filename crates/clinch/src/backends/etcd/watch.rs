@@ -41,6 +41,8 @@ struct State {
     subs: HashMap<i64, Arc<Sub>>,
     /// Leads into the open stream.
     orders: Option<mpsc::UnboundedSender<WatchRequest>>,
+    /// Whether a watch was refused, and none opened since.
+    denied: bool,
     /// Ends the stream's task when dropped.
     alive: Option<oneshot::Sender<()>>,
 }
@@ -74,8 +76,6 @@ pub(super) struct News {
     pub(super) changes: Vec<Change>,
     /// Why it cannot be opened.
     pub(super) refused: Option<Error>,
-    /// Whether it was refused once, by a stream whose login may have run out.
-    denied: bool,
 }
 
 /// A key was written or deleted.
@@ -96,7 +96,7 @@ impl Subscription {
     pub(super) fn news(&self) -> News {
         let mut news = lock(&self.sub.news);
         let (changes, refused) = (std::mem::take(&mut news.changes), news.refused.take());
-        News { opened: news.opened, since: news.since, changes, refused, denied: news.denied }
+        News { opened: news.opened, since: news.since, changes, refused }
     }
 
     /// Waits for something to be told.
@@ -193,17 +193,21 @@ impl Watcher {
     ///
     /// The stream is of no use any more.
     fn take(&self, answer: WatchResponse) -> Result<Option<Arc<Sub>>, Stale> {
+        if answer.canceled && answer.created && !answer.cancel_reason.contains("compacted") {
+            return self.denied(&answer.cancel_reason).map(|()| None);
+        }
         let Some(sub) = lock(&self.state).subs.get(&answer.watch_id).cloned() else { return Ok(None) };
         if answer.canceled {
-            return self.canceled(&sub, &answer).map(|()| None);
+            self.canceled(&sub);
+            return Ok(None);
         }
         if answer.created {
             let mut news = lock(&sub.news);
             news.opened += 1;
             news.since = wire::revision(answer.header.as_ref());
-            news.denied = false;
             let again = news.opened > 1 || sub.start == 0;
             drop(news);
+            lock(&self.state).denied = false;
             sub.told.notify_one();
             return Ok((again && matches!(sub.purpose, Purpose::Guard(_))).then_some(sub));
         }
@@ -218,30 +222,37 @@ impl Watcher {
         Ok(None)
     }
 
-    /// The server gave a watch up: because its past was compacted, or because it is not allowed.
-    fn canceled(&self, sub: &Arc<Sub>, answer: &WatchResponse) -> Result<(), Stale> {
-        let mut news = lock(&sub.news);
-        if answer.cancel_reason.contains("permission denied") {
-            news.denied = !news.denied;
-            if news.denied {
-                // Said as well when the login has run out with which the stream was opened.
-                return Err(Stale);
-            }
-            news.refused = Some(Error::new(
-                ErrorKind::Refused,
-                "etcd does not allow this user to watch the lock; see the documentation of the etcd store",
-            ));
-            drop(news);
-            sub.told.notify_one();
-            return Ok(());
+    /// The server opens no watch for us: because the login has run out with which the stream was opened, or because we
+    /// may not watch at all. Not every version says which watch it means.
+    fn denied(&self, reason: &str) -> Result<(), Stale> {
+        let mut state = lock(&self.state);
+        state.denied = !state.denied;
+        if state.denied {
+            return Err(Stale);
         }
-        // Opened again from the present, it counts as opened anew, and is read.
-        news.opened += 1;
-        drop(news);
+        for sub in state.subs.values() {
+            let mut news = lock(&sub.news);
+            if news.opened == 0 {
+                news.refused = Some(Error::new(
+                    ErrorKind::Refused,
+                    format!(
+                        "etcd does not let this user watch the lock: {reason}; see the documentation of the etcd store"
+                    ),
+                ));
+                drop(news);
+                sub.told.notify_one();
+            }
+        }
+        Ok(())
+    }
+
+    /// The server gave a watch up, for its past was compacted. Opened again from the present, it counts as opened anew,
+    /// and is read.
+    fn canceled(&self, sub: &Arc<Sub>) {
+        lock(&sub.news).opened += 1;
         if let Some(orders) = &lock(&self.state).orders {
             let _ = orders.send(sub.create(0));
         }
-        Ok(())
     }
 }
 
@@ -288,8 +299,11 @@ async fn run(watcher: Weak<Watcher>, client: Arc<Client>, kick: Arc<Notify>) {
         };
         let requests = futures_util::stream::poll_fn(move |context| orders.poll_recv(context));
         if let Ok((link, answers)) = client.watch(requests).await {
-            pause = BACKOFF.0;
+            let opened = client.env.now();
             follow(&watcher, &client, &link, answers).await;
+            if client.env.now().since(opened) > BACKOFF.1 {
+                pause = BACKOFF.0;
+            }
         }
         let Some(watcher) = watcher.upgrade() else { return };
         lock(&watcher.state).orders = None;
