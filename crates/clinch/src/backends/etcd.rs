@@ -37,7 +37,7 @@
 //!   claim's deletion once the claim is a quarter of a second old.
 //! - A claim whose step was lost on its way leaves nothing behind once it was released, however late the step arrives.
 //!
-//! **What a stalled leader may still do.** Before versions 3.4.36 and 3.5.17 or so (etcd#15247), a leader that stood still, was
+//! **What a stalled leader may still do.** Before versions 3.4.31 and 3.5.13 (etcd#15247), a leader that stood still, was
 //! replaced, and wakes may revoke leases that its successor has renewed. The holder's deadline has then not passed, and no
 //! client can prevent it. It is told within the time that an event takes, and a waiter needs one more round trip to be
 //! let in, but both are races with the network: give [`Guard::token`](crate::Guard::token) to what you guard, or make your
