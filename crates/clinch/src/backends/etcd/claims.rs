@@ -41,7 +41,6 @@ struct Entry {
     known: Known,
     /// Tells of the key's end.
     guard: Option<Subscription>,
-    woken: Arc<Notify>,
     view: Option<Arc<View>>,
 }
 
@@ -49,7 +48,7 @@ struct Entry {
 #[derive(Clone)]
 pub(super) struct Known {
     pub(super) session: Arc<Session>,
-    pub(super) key: Vec<u8>,
+    pub(super) key: Arc<[u8]>,
     /// At which revision its key was created: its place in the queue, and its token.
     pub(super) created: Option<i64>,
     /// Whether a step was sent whose answer did not come, so that it may still reach the server.
@@ -71,8 +70,8 @@ impl Claims {
 
     /// Notes where a claim is about to be made.
     pub(super) fn begin(&self, id: ClaimId, session: Arc<Session>, key: Vec<u8>) -> Known {
-        let known = Known { session, key, created: None, in_doubt: false, lost: None };
-        let entry = Entry { known: known.clone(), guard: None, woken: Arc::default(), view: None };
+        let known = Known { session, key: key.into(), created: None, in_doubt: false, lost: None };
+        let entry = Entry { known: known.clone(), guard: None, view: None };
         let old = lock(&self.table).entries.insert(id, entry);
         drop(old);
         known
@@ -116,10 +115,8 @@ impl Claims {
     }
 
     /// What a waiting claim has ahead of it.
-    pub(super) fn view(&self, id: ClaimId) -> Option<(Arc<View>, Arc<Notify>)> {
-        let table = lock(&self.table);
-        let entry = table.entries.get(&id)?;
-        Some((entry.view.clone()?, entry.woken.clone()))
+    pub(super) fn view(&self, id: ClaimId) -> Option<Arc<View>> {
+        lock(&self.table).entries.get(&id)?.view.clone()
     }
 
     pub(super) fn set_view(&self, id: ClaimId, view: Option<Arc<View>>) {
@@ -138,7 +135,7 @@ impl Claims {
     }
 
     /// The keys of some claims that hang on a lease, others each round.
-    pub(super) fn some_of(&self, lease: i64, count: usize, round: usize) -> Vec<(ClaimId, Vec<u8>, i64)> {
+    pub(super) fn some_of(&self, lease: i64, count: usize, round: usize) -> Vec<(ClaimId, Arc<[u8]>, i64)> {
         let table = lock(&self.table);
         let all = table.entries.len().max(1);
         let of_lease = table.entries.iter().cycle().skip(round.wrapping_mul(count) % all).take(all);
@@ -187,7 +184,7 @@ impl Table {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         if entry.known.lost.is_none() {
             entry.known.lost = Some(loss.clone());
-            entry.woken.notify_one();
+            entry.view.iter().for_each(|view| view.woken.notify_one());
             self.losses.push((id, loss));
         }
     }
@@ -230,7 +227,7 @@ async fn watch_young(claims: Arc<Claims>, env: Env, watcher: Arc<Watcher>) {
                 }
             };
             // Without a background thread, renewals find out.
-            let Ok(guard) = watcher.guard(&key, created, gone) else { continue };
+            let Ok(guard) = watcher.guard(key, created, gone) else { continue };
             let mut table = lock(&claims.table);
             let unused = match table.entries.get_mut(&id) {
                 Some(entry) => entry.guard.replace(guard),

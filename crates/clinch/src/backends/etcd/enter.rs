@@ -126,7 +126,7 @@ impl Store {
         let first = found.next().and_then(|range| range.kvs.first());
         kvs.sort_unstable_by_key(|kv| kv.create_revision);
         let own = kvs.pop();
-        if own.is_none_or(|own| own.key != known.key || own.create_revision != created) {
+        if own.is_none_or(|own| own.key[..] != *known.key || own.create_revision != created) {
             self.claims.deleted(claim.id, created);
             self.settle(claim.id);
             return Ok(Entered::Again);
@@ -142,7 +142,7 @@ impl Store {
         let place_ttl = Some(claim.ttl.min((known.session.confirmed() + known.session.ttl).since(sent)));
         let busy = Busy { place_ttl, ..busy(&first.map_or(ahead.clone(), |first| vec![Place::read(first)])) };
         let mut view = View::new(claim.mode, answer.revision(), ahead);
-        if let Some((before, _)) = self.claims.view(claim.id) {
+        if let Some(before) = self.claims.view(claim.id) {
             view.date_closing(Some(&before), self.now());
             let queue = self.queue(&claim.name);
             let key =
@@ -173,7 +173,7 @@ impl Store {
 
     fn put(&self, claim: &Claim, known: &Known) -> Result<RequestOp> {
         let value = record::of(claim, claim.mode, self.client.env.clock().wall())?;
-        let (key, lease) = (known.key.clone(), known.session.lease);
+        let (key, lease) = (known.key.to_vec(), known.session.lease);
         Ok(PutRequest { key, value, lease, ..PutRequest::default() }.into())
     }
 

@@ -145,7 +145,7 @@ impl Store {
 
     /// Writes a claim's record anew; false when the claim is gone.
     pub(super) async fn rewrite(&self, known: &Known, value: Vec<u8>) -> Result<bool> {
-        let put = PutRequest { key: known.key.clone(), value, ignore_lease: true, ..PutRequest::default() };
+        let put = PutRequest { key: known.key.to_vec(), value, ignore_lease: true, ..PutRequest::default() };
         let write = |lease| TxnRequest {
             compare: vec![Compare::lease(&known.key, lease)],
             success: vec![put.clone().into()],

@@ -192,7 +192,7 @@ impl Sessions {
         };
         session.raise_fence(answer.revision());
         let (weak, claims) = (Arc::downgrade(&session), Arc::downgrade(&self.claims));
-        let guard = self.watcher.guard(&session.key, answer.revision(), move || {
+        let guard = self.watcher.guard(session.key.as_slice().into(), answer.revision(), move || {
             if let (Some(session), Some(claims)) = (weak.upgrade(), claims.upgrade()) {
                 end(&session, &claims);
             }

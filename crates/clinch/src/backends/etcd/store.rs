@@ -64,7 +64,7 @@ impl Store {
     }
 
     /// Waits until what stands in a claim's way has changed.
-    async fn watch(&self, claim: &Claim, view: &View, woken: &tokio::sync::Notify) -> Result<Wake> {
+    async fn watch(&self, claim: &Claim, view: &View) -> Result<Wake> {
         let Some(known) = self.claims.get(claim.id) else { return Ok(Wake::Step) };
         let subscription = {
             let mut progress = lock(&view.progress);
@@ -102,7 +102,7 @@ impl Store {
             tokio::select! {
                 biased;
                 () = subscription.told() => {}
-                () = woken.notified() => {}
+                () = view.woken.notified() => {}
                 () = known.session.over() => return Ok(Wake::Step),
                 () = self.client.env.sleep_until(look) => {
                     self.open_again(view).await?;
@@ -176,7 +176,7 @@ impl Backend for Store {
 
     async fn wait(&self, claim: &Claim) -> Result<Wake> {
         match self.claims.view(claim.id) {
-            Some((view, woken)) => self.watch(claim, &view, &woken).await,
+            Some(view) => self.watch(claim, &view).await,
             None => Ok(Wake::Step),
         }
     }
@@ -255,7 +255,7 @@ impl Backend for Store {
     fn key(&self, claim: ClaimId) -> Option<String> {
         let known = self.claims.get(claim)?;
         known.created?;
-        String::from_utf8(known.key).ok()
+        std::str::from_utf8(&known.key).ok().map(str::to_owned)
     }
 }
 

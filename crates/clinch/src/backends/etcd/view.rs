@@ -2,6 +2,8 @@
 
 use std::sync::Mutex;
 
+use tokio::sync::Notify;
+
 use super::record::{Place, Standing};
 use super::watch::{Change, Subscription};
 use crate::claim::Mode;
@@ -23,6 +25,8 @@ pub(super) struct View {
     /// Until when the one in the way keeps the lock closed.
     pub(super) closed_until: Option<Instant>,
     pub(super) progress: Mutex<Progress>,
+    /// Told when the claim itself is lost.
+    pub(super) woken: Notify,
 }
 
 /// How far the events have been followed.
@@ -46,7 +50,14 @@ impl View {
             Mode::Permits { .. } => ahead,
         };
         let progress = Progress { gone: vec![false; in_the_way.len()], ..Progress::default() };
-        View { mode, revision, ahead: in_the_way, closed_until: None, progress: Mutex::new(progress) }
+        View {
+            mode,
+            revision,
+            ahead: in_the_way,
+            closed_until: None,
+            progress: Mutex::new(progress),
+            woken: Notify::new(),
+        }
     }
 
     /// Notes when the lock opens that the last in the way keeps closed, counted from `now` unless `before` knows better.

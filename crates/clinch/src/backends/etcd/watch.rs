@@ -50,8 +50,9 @@ struct State {
 /// One watch.
 struct Sub {
     id: i64,
-    key: Vec<u8>,
-    range_end: Vec<u8>,
+    key: Arc<[u8]>,
+    /// Whether all keys are watched that begin like that.
+    range: bool,
     /// From which revision on it is opened first; 0: from the present.
     start: i64,
     purpose: Purpose,
@@ -125,24 +126,23 @@ impl Watcher {
 
     /// Watches one key, or with `range` all that begin with it.
     pub(super) fn read(self: &Arc<Watcher>, key: &[u8], range: bool) -> Result<Subscription> {
-        let range_end = if range { wire::end_of(key) } else { Vec::new() };
-        self.subscribe(key, range_end, 0, Purpose::Read)
+        self.subscribe(key.into(), range, 0, Purpose::Read)
     }
 
     /// Calls `gone` once when a key that was last seen at this revision is not there any more.
     pub(super) fn guard(
         self: &Arc<Watcher>,
-        key: &[u8],
+        key: Arc<[u8]>,
         seen: i64,
         gone: impl Fn() + Send + Sync + 'static,
     ) -> Result<Subscription> {
-        self.subscribe(key, Vec::new(), seen.saturating_add(1), Purpose::Guard(Box::new(gone)))
+        self.subscribe(key, false, seen.saturating_add(1), Purpose::Guard(Box::new(gone)))
     }
 
     fn subscribe(
         self: &Arc<Watcher>,
-        key: &[u8],
-        range_end: Vec<u8>,
+        key: Arc<[u8]>,
+        range: bool,
         start: i64,
         purpose: Purpose,
     ) -> Result<Subscription> {
@@ -162,8 +162,8 @@ impl Watcher {
         state.last_id += 1;
         let sub = Arc::new(Sub {
             id: state.last_id,
-            key: key.to_vec(),
-            range_end,
+            key,
+            range,
             start,
             purpose,
             news: Mutex::default(),
@@ -262,8 +262,8 @@ struct Stale;
 impl Sub {
     fn create(&self, start: i64) -> WatchRequest {
         let create = WatchCreate {
-            key: self.key.clone(),
-            range_end: self.range_end.clone(),
+            key: self.key.to_vec(),
+            range_end: if self.range { wire::end_of(&self.key) } else { Vec::new() },
             start_revision: start,
             watch_id: self.id,
         };
