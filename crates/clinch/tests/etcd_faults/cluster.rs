@@ -106,13 +106,54 @@ async fn whoever_loses_a_lease_to_a_woken_leader_is_told() {
     leader.resume();
     let followed = async || leader.has_leader().then_some(());
     eventually("the old leader follows the new one", followed).await;
-    let waiter = queue(&far, "job");
+    agree(guard, &far).await;
+}
+
+/// The same with a leader whose disk stands still instead: it takes part in nothing while it waits for its disk.
+#[tokio::test]
+async fn whoever_loses_a_lease_to_a_leader_with_a_stalled_disk_is_told() {
+    let cluster = EtcdCluster::start();
+    let near = connect(&cluster.url()).await.ttl(Duration::from_secs(5)).unwrap();
+    let far = connect(&cluster.url()).await;
+    let guard = lock(&near, "job").await;
+    let leader = cluster.leader();
+    let mut strace = Command::new("strace")
+        .args(["-f", "-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=8000000:when=1"])
+        .args(["-p", &leader.pid().to_string()])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(strace.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(said.any(|line| line.contains("attached")));
+    let other = cluster.follower();
+    let deposed = async || {
+        // Whatever is written makes the leader wait for its disk.
+        let _ = other.try_ctl(&["put", "unrelated", "x"]);
+        cluster
+            .members()
+            .iter()
+            .any(|member| member.addr() != leader.addr() && member.is_leader())
+            .then_some(())
+    };
+    eventually("another leads", deposed).await;
+    // Ends once the disk has moved again, and lets the leader wake.
+    let woken = said.find(|line| line.contains("fdatasync") && line.contains("DELAYED"));
+    assert!(woken.is_some());
+    let _ = strace.kill();
+    let _ = strace.wait();
+    let followed = async || (leader.has_leader() && !leader.is_leader()).then_some(());
+    eventually("the old leader follows the new one", followed).await;
+    agree(guard, &far).await;
+}
+
+/// Whatever became of a lease, holder and store agree about it; and the lock can be had again.
+async fn agree(guard: Guard, far: &Locks) {
+    let waiter = queue(far, "job");
     let decided = async || {
         let claims = far.state("job").await.ok()??.claims;
         let held = claims.len() == 2 && claims[0].id == guard.claim_id();
         (held || !guard.is_held()).then_some(held)
     };
-    // Whatever became of the lease, holder and store agree about it.
     if eventually("the lease is held, or its loss is told", decided).await {
         match guard.release().await.unwrap() {
             Released::Released => {}
