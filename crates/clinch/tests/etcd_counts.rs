@@ -189,3 +189,24 @@ async fn an_isolated_lock_has_a_lease_of_its_own_and_gives_it_back() {
         release(guard).await;
     }
 }
+
+/// etcd remembers every key that ever was until it is compacted, and whoever looks at a queue reads past them all: a lock
+/// that took a new key for each claim would become slower with every one.
+#[tokio::test]
+async fn a_lock_that_is_taken_often_uses_few_keys() {
+    let etcd = Etcd::start();
+    let (near, far) = (connect(&etcd).await, connect(&etcd).await);
+    let mut used = std::collections::BTreeSet::new();
+    for _ in 0..30 {
+        let guard = lock(&near, "job").await;
+        used.extend(guard.store_key());
+        let waiters = [queue(&near, "job"), queue(&far, "job")];
+        release(guard).await;
+        for waiter in waiters {
+            let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
+            used.extend(guard.store_key());
+            release(guard).await;
+        }
+    }
+    assert!(used.len() <= 4, "{used:?}");
+}

@@ -19,7 +19,7 @@
 //!
 //! | key | what it is |
 //! | --- | --- |
-//! | `<prefix><name>/<lease>-<claim>` | a claim; its value says in JSON who made it, when, and what for |
+//! | `<prefix><name>/<lease>-<number>` | a claim; its value says in JSON which, who made it, when, and what for |
 //! | `<prefix><name>/<anything else>` | a claim of another program's, exclusive; shown as of "another program" |
 //! | `<prefix>%session/<lease>` | a client's lease. Whoever deletes it ends all claims that hang on it |
 //!

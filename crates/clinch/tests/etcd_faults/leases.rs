@@ -105,8 +105,12 @@ async fn a_waiter_whose_key_goes_with_its_predecessor_is_not_let_in() {
     let second = queue(&behind, "job");
     sees_claims(&near, "job", 3).await;
     let claims = near.state("job").await.unwrap().unwrap().claims;
-    let key =
-        |at: usize| keys(&etcd, "job").into_iter().find(|key| key.ends_with(&claims[at].id.to_string()));
+    let printed = etcd.ctl(&["get", "--prefix", "/clinch/job/"]);
+    let lines: Vec<&str> = printed.lines().collect();
+    let key = |at: usize| {
+        let id = claims[at].id.to_string();
+        lines.chunks(2).find(|pair| pair[1].contains(&id)).map(|pair| pair[0])
+    };
     let txn = format!("\ndel {}\ndel {}\n\n\n", key(0).unwrap(), key(1).unwrap());
     let mut ctl = etcd.etcdctl().arg("txn").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     ctl.stdin.take().unwrap().write_all(txn.as_bytes()).unwrap();

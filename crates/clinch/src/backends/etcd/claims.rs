@@ -1,11 +1,12 @@
 //! What this client knows of its claims, and the losses that are still to be told.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::keys;
 use super::session::Session;
 use super::view::View;
 use super::watch::{Subscription, Watcher};
@@ -29,6 +30,8 @@ pub(super) struct Claims {
 #[derive(Default)]
 struct Table {
     entries: HashMap<ClaimId, Entry>,
+    /// The keys of them all.
+    keys: HashSet<Arc<[u8]>>,
     losses: Vec<(ClaimId, Loss)>,
     /// Claims whose own key is not watched yet, oldest first.
     young: VecDeque<(Instant, ClaimId)>,
@@ -68,13 +71,34 @@ impl Claims {
         lock(&self.table).entries.get(&id).map(|entry| entry.known.clone())
     }
 
-    /// Notes where a claim is about to be made.
-    pub(super) fn begin(&self, id: ClaimId, session: Arc<Session>, key: Vec<u8>) -> Known {
-        let known = Known { session, key: key.into(), created: None, in_doubt: false, lost: None };
-        let entry = Entry { known: known.clone(), guard: None, view: None };
-        let old = lock(&self.table).entries.insert(id, entry);
+    /// Finds a key for a claim that is about to be made. A claim that is made anew on the same lease keeps its own.
+    pub(super) fn begin(&self, id: ClaimId, session: Arc<Session>, queue: &[u8]) -> Known {
+        let mut table = lock(&self.table);
+        let old = table.take(id);
+        let same = old.as_ref().map(|old| &old.known).filter(|old| old.session.lease == session.lease);
+        let (key, in_doubt) = match same {
+            Some(same) => (same.key.clone(), same.in_doubt),
+            None => (table.free_key(queue, session.lease), false),
+        };
+        let known = Known { session, key, created: None, in_doubt, lost: None };
+        table.keys.insert(known.key.clone());
+        table.entries.insert(id, Entry { known: known.clone(), guard: None, view: None });
+        drop(table);
+        // Ends watches, which takes other locks.
         drop(old);
         known
+    }
+
+    /// Has a claim take another key: something that is not ours stands under this one.
+    pub(super) fn move_over(&self, id: ClaimId, queue: &[u8]) {
+        let mut table = lock(&self.table);
+        let Some(lease) = table.entries.get(&id).map(|entry| entry.known.session.lease) else { return };
+        // The old one stays taken.
+        let key = table.free_key(queue, lease);
+        table.keys.insert(key.clone());
+        if let Some(entry) = table.entries.get_mut(&id) {
+            entry.known.key = key;
+        }
     }
 
     /// Notes that a step's answer did not come.
@@ -130,7 +154,7 @@ impl Claims {
 
     /// Forgets a claim that is gone.
     pub(super) fn forget(&self, id: ClaimId) {
-        let entry = lock(&self.table).entries.remove(&id);
+        let entry = lock(&self.table).take(id);
         drop(entry);
     }
 
@@ -180,6 +204,20 @@ impl Claims {
 }
 
 impl Table {
+    fn take(&mut self, id: ClaimId) -> Option<Entry> {
+        let entry = self.entries.remove(&id)?;
+        self.keys.remove(&entry.known.key);
+        Some(entry)
+    }
+
+    /// A key on this lease that no claim has.
+    fn free_key(&self, queue: &[u8], lease: i64) -> Arc<[u8]> {
+        let keys = (0..).map(|slot| keys::claim(queue, lease, slot));
+        // One more than there are claims is free for sure.
+        let mut keys = keys.take(self.keys.len() + 1).skip_while(|key| self.keys.contains(key.as_slice()));
+        keys.next().unwrap_or_default().into()
+    }
+
     fn lose(&mut self, id: ClaimId, loss: Loss) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         if entry.known.lost.is_none() {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::claims::{Claims, Known};
-use super::keys;
 use super::record::{self, Place};
 use super::store::Store;
 use super::view::View;
@@ -47,8 +46,7 @@ impl Store {
             Some(known) => known,
             None => {
                 let session = self.sessions.open(claim.ttl, claim.isolated).await?;
-                let key = keys::claim(&self.queue(&claim.name), session.lease, claim.id);
-                self.claims.begin(claim.id, session, key)
+                self.claims.begin(claim.id, session, &self.queue(&claim.name))
             }
         };
         match known.created {
@@ -212,8 +210,12 @@ impl Store {
             Some(kv) => session.raise_fence(kv.mod_revision),
         }
         if let Some(kv) = own.and_then(|range| range.kvs.first()) {
-            // An earlier step had come through after all.
-            self.made(claim, kv.create_revision)?;
+            if Place::read(kv).is(claim.id) {
+                // An earlier step had come through after all.
+                self.made(claim, kv.create_revision)?;
+            } else {
+                self.claims.move_over(claim.id, &self.queue(&claim.name));
+            }
             return Ok(None);
         }
         let same = fenced.is_some_and(|kv| kv.mod_revision == fence);

@@ -1,7 +1,8 @@
 //! Ends and moves of claims: release, eviction, a closed lock, another lease.
 //!
-//! Everything is conditional on the lease that the claim's key hangs on, so that a request that comes late changes
-//! nothing: a key that was released is gone, one that was moved or closed hangs on another.
+//! Everything is conditional on the revision that created the claim's key and on the lease that it hangs on, so that a
+//! request that comes late changes nothing: a key that was released is gone or somebody else's, one that was moved or
+//! closed hangs on another lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +13,8 @@ use super::session::Session;
 use super::store::{Store, deleted};
 use super::view::View;
 use super::wire::{
-    self, Compare, KeyValue, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest,
-    PutRequest, RequestOp, TxnRequest,
+    self, Compare, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest, PutRequest,
+    RequestOp, TxnRequest, TxnResponse,
 };
 use crate::backend::{Freed, Renewal};
 use crate::claim::{Claim, ClaimId};
@@ -28,13 +29,15 @@ impl Store {
     pub(super) async fn free(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
         let Some(known) = self.claims.get(claim.id) else {
             return match self.find(&claim.name, claim.id).await? {
-                Some(place) => self.end_key(claim, &place.key, place.lease, None, linger).await,
+                Some(Place { key, created, lease, .. }) => {
+                    self.end_key(claim, &key, Some(Stand { created, lease }), None, linger).await
+                }
                 None => Ok(Freed::Absent),
             };
         };
-        let lease = known.session.lease;
+        let stand = known.created.map(|created| Stand { created, lease: known.session.lease });
         let doubted = known.in_doubt.then_some(&known.session);
-        let freed = self.end_key(claim, &known.key, lease, doubted, linger).await?;
+        let freed = self.end_key(claim, &known.key, stand, doubted, linger).await?;
         self.claims.forget(claim.id);
         if known.session.isolated {
             self.sessions.revoke(&known.session).await;
@@ -42,12 +45,13 @@ impl Store {
         Ok(freed)
     }
 
-    /// Deletes or closes a claim's key; for a claim in doubt, raises the fence of its session.
+    /// Deletes or closes a claim's key; for a claim in doubt, raises the fence of its session. Without `stand` it is read
+    /// first whether the key is there.
     async fn end_key(
         &self,
         claim: &Claim,
         key: &[u8],
-        mut lease: i64,
+        mut stand: Option<Stand>,
         mut doubted: Option<&Arc<Session>>,
         linger: Duration,
     ) -> Result<Freed> {
@@ -55,7 +59,7 @@ impl Store {
         for _ in 0..TURNS {
             let fence = doubted.map(|session| RequestOp::from(session.put(self.sessions.value())));
             let txn = TxnRequest {
-                compare: vec![Compare::lease(key, lease)],
+                compare: Stand::compare(stand, key),
                 success: [end.clone()].into_iter().chain(fence.clone()).collect(),
                 failure: [wire::get(key).into()].into_iter().chain(fence).collect(),
             };
@@ -71,15 +75,15 @@ impl Store {
                 }
                 continue;
             };
-            if let Some(session) = doubted {
+            if let Some(session) = doubted.take() {
                 session.raise_fence(answer.revision());
             }
             if answer.succeeded {
                 return Ok(Freed::Removed);
             }
-            match answer.ranges().next().and_then(|range| range.kvs.first()) {
-                Some(kv) if !is_closed(kv) => lease = kv.lease,
-                _ => return Ok(Freed::Absent),
+            match Stand::found(&answer, claim.id) {
+                Some(found) => stand = Some(found),
+                None => return Ok(Freed::Absent),
             }
         }
         Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease while it was released"))
@@ -144,22 +148,22 @@ impl Store {
     }
 
     /// Writes a claim's record anew; false when the claim is gone.
-    pub(super) async fn rewrite(&self, known: &Known, value: Vec<u8>) -> Result<bool> {
+    pub(super) async fn rewrite(&self, claim: &Claim, known: &Known, value: Vec<u8>) -> Result<bool> {
         let put = PutRequest { key: known.key.to_vec(), value, ignore_lease: true, ..PutRequest::default() };
-        let write = |lease| TxnRequest {
-            compare: vec![Compare::lease(&known.key, lease)],
-            success: vec![put.clone().into()],
-            failure: vec![wire::get(&known.key).into()],
-        };
-        let mut lease = known.session.lease;
+        let mut stand = known.created.map(|created| Stand { created, lease: known.session.lease });
         for _ in 0..TURNS {
-            let Some(answer) = self.client.txn(write(lease)).await? else { return Ok(false) };
+            let txn = TxnRequest {
+                compare: Stand::compare(stand, &known.key),
+                success: vec![put.clone().into()],
+                failure: vec![wire::get(&known.key).into()],
+            };
+            let Some(answer) = self.client.txn(txn).await? else { return Ok(false) };
             if answer.succeeded {
                 return Ok(true);
             }
-            match answer.ranges().next().and_then(|range| range.kvs.first()) {
-                Some(kv) if !is_closed(kv) => lease = kv.lease,
-                _ => return Ok(false),
+            match Stand::found(&answer, claim.id) {
+                Some(found) => stand = Some(found),
+                None => return Ok(false),
             }
         }
         Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease"))
@@ -177,7 +181,8 @@ impl Store {
         let now = self.now();
         let Some(known) = self.claims.get(claim.id) else { return Ok(Renewal::Lost(deleted())) };
         let session = self.sessions.open(claim.ttl, claim.isolated).await?;
-        let Some(_) = self.change_lease(&known.key, known.session.lease, &session).await? else {
+        let stand = known.created.map(|created| Stand { created, lease: known.session.lease });
+        let Some(()) = self.change_lease(claim.id, &known.key, stand, &session).await? else {
             return Ok(Renewal::Lost(if known.session.is_over() { session_ended() } else { deleted() }));
         };
         self.claims.moved(claim.id, session.clone());
@@ -185,21 +190,20 @@ impl Store {
         Ok(Renewal::Renewed(Some(claim.ttl.min(left))))
     }
 
-    /// Hangs a key on another lease; `None` when it is gone.
-    async fn change_lease(&self, key: &[u8], mut from: i64, to: &Session) -> Result<Option<()>> {
+    /// Hangs a claim's key on another lease; `None` when it is gone.
+    async fn change_lease(
+        &self,
+        id: ClaimId,
+        key: &[u8],
+        mut stand: Option<Stand>,
+        to: &Session,
+    ) -> Result<Option<()>> {
+        let put =
+            PutRequest { key: key.to_vec(), lease: to.lease, ignore_value: true, ..PutRequest::default() };
         for _ in 0..TURNS {
-            let put = PutRequest {
-                key: key.to_vec(),
-                lease: to.lease,
-                ignore_value: true,
-                ..PutRequest::default()
-            };
             let txn = TxnRequest {
-                compare: vec![
-                    Compare::lease(key, from),
-                    Compare { result: wire::GREATER, ..Compare::created(key, 0) },
-                ],
-                success: vec![put.into()],
+                compare: Stand::compare(stand, key),
+                success: vec![put.clone().into()],
                 failure: vec![wire::get(key).into()],
             };
             let Some(answer) = self.client.txn(txn).await? else {
@@ -209,11 +213,10 @@ impl Store {
             if answer.succeeded {
                 return Ok(Some(()));
             }
-            match answer.ranges().next().and_then(|range| range.kvs.first()) {
-                Some(kv) if is_closed(kv) => return Ok(None),
+            match Stand::found(&answer, id) {
                 // A move whose answer was lost.
-                Some(kv) if kv.lease == to.lease => return Ok(Some(())),
-                Some(kv) => from = kv.lease,
+                Some(found) if found.lease == to.lease => return Ok(Some(())),
+                Some(found) => stand = Some(found),
                 None => return Ok(None),
             }
         }
@@ -232,7 +235,8 @@ impl Store {
         }
         if Duration::from_secs(u64::try_from(answer.ttl).unwrap_or(0)) < claim.ttl {
             let session = self.sessions.open(claim.ttl, true).await?;
-            if self.change_lease(&place.key, place.lease, &session).await?.is_none() {
+            let stand = Some(Stand { created: place.created, lease: place.lease });
+            if self.change_lease(claim.id, &place.key, stand, &session).await?.is_none() {
                 return Ok(Renewal::Lost(deleted()));
             }
         }
@@ -240,6 +244,28 @@ impl Store {
     }
 }
 
-fn is_closed(kv: &KeyValue) -> bool {
-    matches!(Place::read(kv).standing, Standing::Closed { .. })
+/// How a claim's key stood when it was last seen.
+#[derive(Clone, Copy)]
+struct Stand {
+    created: i64,
+    lease: i64,
+}
+
+impl Stand {
+    /// What holds of a key that still stands like that; of no key, where it was not seen yet.
+    fn compare(stand: Option<Stand>, key: &[u8]) -> Vec<Compare> {
+        match stand {
+            Some(Stand { created, lease }) => {
+                vec![Compare::created(key, created), Compare::lease(key, lease)]
+            }
+            None => vec![Compare::created(key, -1)],
+        }
+    }
+
+    /// How the key stands that was read because it did not stand as expected; `None` when the claim is gone.
+    fn found(answer: &TxnResponse, id: ClaimId) -> Option<Stand> {
+        let kv = answer.ranges().next()?.kvs.first()?;
+        let stand = Stand { created: kv.create_revision, lease: kv.lease };
+        Place::read(kv).is(id).then_some(stand)
+    }
 }

@@ -4,7 +4,6 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::keys;
 use super::wire::KeyValue;
 use crate::backend::ClaimState;
 use crate::claim::{Claim, ClaimId, Mode, Owner};
@@ -17,6 +16,7 @@ const FOREIGN: &str = "another program";
 /// A claim's record.
 #[derive(Serialize, Deserialize)]
 struct Record {
+    claim: String,
     mode: String,
     since: String,
     #[serde(flatten)]
@@ -49,6 +49,7 @@ pub(super) enum Standing {
 /// The record of a claim that is made now.
 pub(super) fn of(claim: &Claim, mode: Mode, now: SystemTime) -> Result<Vec<u8>> {
     text(&Record {
+        claim: claim.id.to_string(),
         mode: mode.to_string(),
         since: humantime::format_rfc3339_micros(now).to_string(),
         owner: (*claim.owner).clone(),
@@ -59,6 +60,7 @@ pub(super) fn of(claim: &Claim, mode: Mode, now: SystemTime) -> Result<Vec<u8>> 
 /// The record of a lock that is closed from now on.
 pub(super) fn closed(claim: &Claim, time: Duration, now: SystemTime) -> Result<Vec<u8>> {
     text(&Record {
+        claim: claim.id.to_string(),
         mode: claim.mode.to_string(),
         since: humantime::format_rfc3339_micros(now).to_string(),
         owner: (*claim.owner).clone(),
@@ -76,6 +78,11 @@ impl Place {
     pub(super) fn read(kv: &KeyValue) -> Place {
         let standing = ours(kv).unwrap_or(Standing::Foreign);
         Place { key: kv.key.clone(), created: kv.create_revision, lease: kv.lease, standing }
+    }
+
+    /// Whether it is a claim of ours with this id, held or queued.
+    pub(super) fn is(&self, claim: ClaimId) -> bool {
+        matches!(self.standing, Standing::Ours { id, .. } if id == claim)
     }
 
     /// How much of the lock it asks for.
@@ -116,8 +123,8 @@ impl Place {
 }
 
 fn ours(kv: &KeyValue) -> Option<Standing> {
-    let id = keys::claim_of(&kv.key)?;
     let record: Record = serde_json::from_slice(&kv.value).ok()?;
+    let id = record.claim.parse().ok()?;
     let since = humantime::parse_rfc3339(&record.since).ok()?;
     match record.closed_ms {
         Some(time) => Some(Standing::Closed { time: Duration::from_millis(time), since }),
@@ -155,7 +162,7 @@ mod tests {
         let value = of(&claim(), claim().mode, now).unwrap();
         let text = std::str::from_utf8(&value).unwrap();
         assert!(text.contains("\"2 of 5\"") && text.contains("2023-11-14T22:13:20.000001Z"), "{text}");
-        let key = format!("/clinch/n/1f-{}", claim().id);
+        let key = "/clinch/n/1f-0".to_owned();
         let state = Place::read(&kv(&key, &value)).state(true, None).unwrap();
         assert_eq!((state.id, state.mode, state.since), (claim().id, claim().mode, now));
         assert_eq!((state.token.unwrap().get(), state.owner), (9, (*claim().owner).clone()));
@@ -169,7 +176,7 @@ mod tests {
 
     #[test]
     fn what_others_write_is_an_exclusive_claim_of_a_stranger() {
-        let own = format!("/clinch/n/1f-{}", claim().id);
+        let own = "/clinch/n/1f-0".to_owned();
         for (key, value) in [("/clinch/n/694d81", &b""[..]), (&own, b""), (&own, b"{}"), (&own, b"\xff")] {
             let state = Place::read(&kv(key, value)).state(true, None).unwrap();
             assert_eq!((state.owner.host.as_str(), state.owner.pid), ("another program", 0));

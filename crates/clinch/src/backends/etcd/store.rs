@@ -230,7 +230,7 @@ impl Backend for Store {
         let Some(known) = self.claims.get(claim.id).filter(|known| known.is_good()) else {
             return Err(Error::lost(&claim.name, deleted()));
         };
-        match self.rewrite(&known, value).await? {
+        match self.rewrite(claim, &known, value).await? {
             true => Ok(()),
             false => Err(Error::lost(&claim.name, deleted())),
         }

@@ -91,13 +91,13 @@ impl View {
         let mut progress = lock(&self.progress);
         for change in changes {
             let Some(at) = self.ahead.iter().position(|place| place.key == change.key) else { continue };
-            if !change.deleted {
+            let Some(gone) = progress.gone.get_mut(at) else { continue };
+            if !change.deleted && !*gone {
                 // Downgraded, moved to another lease, or closed.
                 return true;
             }
-            if let Some(gone) = progress.gone.get_mut(at) {
-                *gone = true;
-            }
+            // What is written under the key of one that is gone is a claim behind this one.
+            *gone = true;
         }
         let left = self.ahead.iter().zip(&progress.gone).filter(|(_, gone)| !**gone);
         admits(left.map(|(place, _)| place.mode()), self.mode)

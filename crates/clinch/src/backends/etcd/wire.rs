@@ -135,7 +135,6 @@ pub(super) enum Reply {
 }
 
 /// How a comparison compares.
-pub(super) const GREATER: i32 = 1;
 pub(super) const LESS: i32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
