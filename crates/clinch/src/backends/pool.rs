@@ -76,6 +76,7 @@ impl<C: Connection> Pool<C> {
     }
 
     /// The open connection of the current runtime, if there is one.
+    #[cfg(feature = "redis")]
     pub(super) fn peek(&self) -> Option<Arc<C>> {
         let runtime = Handle::try_current().ok()?;
         let opening = lock(&self.0).get(&runtime.id())?.clone();
