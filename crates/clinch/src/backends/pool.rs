@@ -85,6 +85,7 @@ impl<C: Connection> Pool<C> {
     }
 
     /// Those connections that are open.
+    #[cfg(feature = "redis")]
     pub(super) fn all(&self) -> Vec<Arc<C>> {
         let connection = |opening: &Opening<C>| opening.borrow().as_ref()?.as_ref().ok().cloned();
         lock(&self.0).values().filter_map(connection).collect()
