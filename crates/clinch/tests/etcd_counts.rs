@@ -183,6 +183,8 @@ async fn an_isolated_lock_has_a_lease_of_its_own_and_gives_it_back() {
     assert_eq!(etcd.leases().len(), 1);
     let isolated = lock(&locks.clone().isolated(), "c").await;
     assert_eq!(etcd.leases().len(), 2);
+    assert!(locks.clone().isolated().mutex("c").unwrap().try_lock().await.unwrap().is_none());
+    assert_eq!(etcd.leases().len(), 2);
     release(isolated).await;
     assert_eq!(etcd.leases().len(), 1);
     for guard in shared {
