@@ -46,8 +46,8 @@
 //! # Leases
 //!
 //! The claims of one client with the same TTL share one lease, so that one keepalive serves any number of locks, and are
-//! lost together if it ends. [`Locks::isolated`](crate::Locks::isolated) gives each lock one of its own, which costs two
-//! more requests. A lock that nobody renews, and a detached one, always has its own.
+//! lost together if it ends. [`Locks::isolated`](crate::Locks::isolated) gives each lock one of its own, which costs
+//! three more requests for each. A lock that nobody renews, and a detached one, always has its own.
 //!
 //! - etcd counts leases in whole seconds and keeps each for at least 1.5 election time-outs, 2 s unless configured.
 //!   A guard with a shorter TTL ends in time all the same; the lock of a holder that died comes free later.

@@ -93,6 +93,9 @@ impl Store {
                     self.free(claim, Duration::ZERO).await?;
                 }
                 self.claims.forget(claim.id);
+                if known.session.isolated {
+                    self.sessions.revoke(&known.session).await;
+                }
                 return Ok(Entered::Done(Progress::Busy(busy(&places))));
             }
             condition = Compare::unchanged_since(&queue, answer.revision());

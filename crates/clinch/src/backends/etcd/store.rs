@@ -150,12 +150,14 @@ impl Backend for Store {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             fencing: true,
+            queue: true,
             fifo: true,
             shared: true,
             permits: true,
             push: true,
             expiry: true,
             detached: true,
+            linger: true,
             processes: true,
             hosts: true,
             restart: true,
