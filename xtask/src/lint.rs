@@ -3,7 +3,7 @@
 use crate::shell::{Result, cargo, run as sh};
 
 /// Features of the library; each must compile without the others.
-const FEATURES: [&str; 4] = ["memory", "file", "redis", "conformance"];
+const FEATURES: [&str; 5] = ["etcd", "memory", "file", "redis", "conformance"];
 
 pub(crate) fn run() -> Result {
     sh(&mut cargo(&["fmt", "--all", "--check"]))?;

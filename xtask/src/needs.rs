@@ -9,10 +9,13 @@ use std::process::Command;
 use crate::shell::{Result, run};
 
 /// Commands that tests call, and the Debian packages that bring them.
-const NEEDS: [(&str, &str); 14] = [
+const NEEDS: [(&str, &str); 17] = [
     ("cc", "gcc"),
+    ("etcd", "etcd-server"),
+    ("etcdctl", "etcd-client"),
     ("flock", "util-linux"),
     ("git", "git"),
+    ("go", "golang-go"),
     ("mount", "mount"),
     ("node", "nodejs"),
     ("npm", "npm"),
@@ -27,7 +30,10 @@ const NEEDS: [(&str, &str); 14] = [
 ];
 
 /// What no command's name tells: a command that succeeds where the package is there.
-const PROBES: [(&[&str], &str); 1] = [(&["python3", "-c", "import ensurepip, venv"], "python3-venv")];
+const PROBES: [(&[&str], &str); 2] = [
+    (&["python3", "-c", "import ensurepip, venv"], "python3-venv"),
+    (&["test", "-d", "/usr/share/gocode/src/go.etcd.io/etcd/clientv3"], "golang-etcd-server-dev"),
+];
 
 /// Where Debian's packages ask whether they may start a service.
 const POLICY: &str = "/usr/sbin/policy-rc.d";

@@ -15,6 +15,7 @@
 )]
 
 mod cluster;
+mod etcd;
 mod port;
 mod process;
 mod proxy;
@@ -26,6 +27,7 @@ pub mod tools;
 mod wait;
 
 pub use cluster::{Cluster, Migration, slot_of};
+pub use etcd::{Etcd, EtcdBuilder, EtcdCluster, etcd_3_5};
 pub use port::Port;
 pub use process::{Process, temp_dir};
 pub use proxy::{Direction, Proxy};

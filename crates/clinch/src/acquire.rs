@@ -26,6 +26,7 @@ pub(crate) struct LeaseOptions {
     pub(crate) ttl: Duration,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) manual: bool,
+    pub(crate) isolated: bool,
     pub(crate) owner: Arc<Owner>,
 }
 
@@ -77,6 +78,8 @@ impl Target {
             mode,
             ttl: self.options.ttl,
             enqueue,
+            // What nobody renews must end although others are renewed.
+            isolated: self.options.isolated || self.options.manual,
             owner: self.options.owner.clone(),
         });
         Ok((Claimed::new(self.engine.clone(), claim.clone()), claim))

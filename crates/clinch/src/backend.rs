@@ -46,6 +46,16 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// lease shorter: an older request may arrive after one that asked for more.
     async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal>;
 
+    /// Waits until the store tells of its own accord that claims are gone, and which. The keeper asks all the time, so
+    /// that a loss is told at once and not at the next renewal. A store that tells nothing never answers.
+    ///
+    /// # Cancel safety
+    ///
+    /// What was not returned is told by the next call, or by the claim's next renewal.
+    async fn lost(&self) -> Vec<(ClaimId, Loss)> {
+        std::future::pending().await
+    }
+
     /// Reads whether a granted claim still holds, without renewing it: the strongest read that the store has.
     async fn verify(&self, claim: &Claim) -> Result<Renewal>;
 
@@ -71,6 +81,12 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// A descriptor that keeps a granted claim alive in whatever process inherits it, on stores where the kernel frees
     /// the lock with its last descriptor. Close-on-exec is set.
     fn descriptor(&self, _claim: ClaimId) -> Option<OwnedFd> {
+        None
+    }
+
+    /// The key that stands for a claim of this client, on stores where a transaction of the caller's own can be made
+    /// conditional on it.
+    fn key(&self, _claim: ClaimId) -> Option<String> {
         None
     }
 }

@@ -129,6 +129,8 @@ pub struct Claim {
     pub ttl: Duration,
     /// Whether a claim that cannot be granted at once takes a place in the queue.
     pub enqueue: bool,
+    /// Whether its lease shall end for itself, where a store would let one lease carry many claims.
+    pub isolated: bool,
     /// Who asks.
     pub owner: Arc<Owner>,
 }

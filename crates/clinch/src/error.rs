@@ -76,7 +76,7 @@ impl Error {
     }
 
     /// The same words for another who waited for the same thing; the cause stays with the first.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "etcd", feature = "redis"))]
     pub(crate) fn again(&self) -> Error {
         Error::new(self.kind(), self.0.message.clone())
     }

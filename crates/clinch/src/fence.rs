@@ -14,6 +14,18 @@
 //! ```text
 //! EVAL <REDIS_SET> 2 report:{7} report:{7}:fence <guard.token()> <value>   -> 1: written, 0: refused
 //! ```
+//!
+//! # etcd
+//!
+//! Where locks and data are in the same etcd, nothing has to be remembered: the token is the revision that created the
+//! claim's key, [`Guard::store_key`](crate::Guard::store_key). Put this comparison into the transaction that writes, and it
+//! is refused as soon as the claim is gone:
+//!
+//! ```text
+//! Compare { key: guard.store_key(), target: CREATE, result: EQUAL, create_revision: guard.token() }
+//!
+//! etcdctl txn:   create("<guard.store_key()>") = "<guard.token()>"
+//! ```
 
 /// A Redis script that sets a key only if no newer holder has written: `KEYS[1]` the data, `KEYS[2]` the largest token
 /// seen (in a Cluster, of the same slot), `ARGV[1]` the token, `ARGV[2]` the value. Answers 1 when it was written, 0 when

@@ -261,6 +261,7 @@ impl Guard {
             ));
         }
         // One that was handed over may be short until its first renewal, and nobody will renew it now.
+        self.tenure().isolate();
         self.extend(self.claimed.claim.ttl).await?;
         let detached = Detached { name: self.name().clone(), claim: self.claim_id(), token: self.token };
         self.claimed.settle();
@@ -271,6 +272,12 @@ impl Guard {
     /// with its last descriptor; `None` elsewhere. Close-on-exec is set. [`Guard::release`] frees the lock nevertheless.
     pub fn descriptor(&self) -> Option<OwnedFd> {
         self.engine().backend.descriptor(self.claim_id())
+    }
+
+    /// The key that stands for this lease in the store, on stores where your own transactions can be made conditional on
+    /// it; `None` elsewhere. See [`fence`](crate::fence).
+    pub fn store_key(&self) -> Option<String> {
+        self.engine().backend.key(self.claim_id())
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {

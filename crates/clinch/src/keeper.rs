@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::backend::{Backend, Grant, Renewal};
-use crate::claim::Claim;
+use crate::claim::{Claim, ClaimId, Loss};
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
@@ -180,6 +180,19 @@ impl Shared {
         }
     }
 
+    /// Tells the holders of claims what the store said of them.
+    fn tell(&self, losses: Vec<(ClaimId, Loss)>, env: &Env) {
+        let losses: HashMap<ClaimId, Loss> = losses.into_iter().collect();
+        let kept: Vec<Arc<Tenure>> =
+            lock(&self.schedule).tenures.values().map(|(_, tenure)| tenure.clone()).collect();
+        for tenure in kept {
+            let Some(loss) = losses.get(&tenure.claim.id) else { continue };
+            let now = env.now();
+            let _ = tenure.answer(Renewal::Lost(loss.clone()), now, now, env.random().jitter());
+            self.look_again(&tenure, now);
+        }
+    }
+
     /// Reviews all that is due. `None`: stopped.
     fn review(&self, now: Instant) -> Option<Todo> {
         let mut schedule = lock(&self.schedule);
@@ -237,6 +250,7 @@ async fn keep(shared: Arc<Shared>, env: Env) {
         let next = todo.next.unwrap_or_else(|| env.now() + CHECK_EVERY);
         tokio::select! {
             () = shared.kick.notified() => {}
+            losses = shared.backend.lost() => shared.tell(losses, &env),
             () = env.sleep_until(next) => {}
         }
     }

@@ -41,6 +41,7 @@
 //!
 //! | URL | feature | freed when the holder dies | order | tokens rise over |
 //! | --- | --- | --- | --- | --- |
+//! | `etcd://host` | `etcd` | after the TTL | FIFO, with etcd's own recipes | failover, restart |
 //! | `file:///dir` | `file` (default) | at once, by the kernel | FIFO | kill -9, reboot, removal of the directory |
 //! | `memory://` | `memory` (default) | after the TTL | FIFO | everything within the process |
 //!
@@ -61,7 +62,7 @@
 
 // Without any store of this crate's, for users who bring their own, what only stores use is unused.
 #![cfg_attr(
-    not(any(feature = "memory", feature = "file", feature = "redis")),
+    not(any(feature = "etcd", feature = "memory", feature = "file", feature = "redis")),
     allow(dead_code, unused_variables)
 )]
 
@@ -84,7 +85,7 @@ mod locks;
 mod mutex;
 mod name;
 pub mod net;
-#[cfg(any(feature = "memory", feature = "file"))]
+#[cfg(any(feature = "etcd", feature = "memory", feature = "file"))]
 mod queue;
 mod random;
 #[cfg(any(target_os = "linux", target_os = "android"))]

@@ -29,6 +29,7 @@ const DEFAULT_TTL: Duration = Duration::from_secs(30);
 ///
 /// | URL | store |
 /// | --- | --- |
+/// | `etcd://host`, `etcds://` | etcd, one server or a cluster; see [`backends::etcd`](crate::backends::etcd) |
 /// | `file:///dir` | files of this host; `file://` alone is the user's default directory |
 /// | `memory://` | this process, a fresh store; `memory://NAME` is one store per name |
 /// | `redis://host`, `redis+sentinel://`, `redis+cluster://`, ... | Redis or Valkey; see [`backends::redis`](crate::backends::redis) |
@@ -92,8 +93,13 @@ impl Locks {
 
     /// The locks of a backend that was made otherwise.
     pub fn new(backend: Arc<dyn Backend>, env: Env) -> Locks {
-        let options =
-            LeaseOptions { ttl: DEFAULT_TTL, max_hold: None, manual: false, owner: this_process().clone() };
+        let options = LeaseOptions {
+            ttl: DEFAULT_TTL,
+            max_hold: None,
+            manual: false,
+            isolated: false,
+            owner: this_process().clone(),
+        };
         Locks { engine: Engine::new(backend, env), options }
     }
 
@@ -135,6 +141,15 @@ impl Locks {
     /// The same locks with leases that are renewed like this.
     pub fn renew(mut self, renew: Renew) -> Locks {
         self.options.manual = renew == Renew::Never;
+        self
+    }
+
+    /// The same locks, each with a lease of its own.
+    ///
+    /// Where a store's leases can carry many claims (etcd), those of one client and TTL share one, so that one renewal
+    /// serves them all; but then they are also lost together. Elsewhere this changes nothing.
+    pub fn isolated(mut self) -> Locks {
+        self.options.isolated = true;
         self
     }
 
@@ -261,7 +276,15 @@ impl Locks {
 
     fn detached(&self, name: &str, id: ClaimId) -> Result<Claim> {
         let LeaseOptions { ttl, owner, .. } = self.options.clone();
-        Ok(Claim { id, name: LockName::new(name)?, mode: Mode::Exclusive, ttl, enqueue: false, owner })
+        Ok(Claim {
+            id,
+            name: LockName::new(name)?,
+            mode: Mode::Exclusive,
+            ttl,
+            enqueue: false,
+            isolated: true,
+            owner,
+        })
     }
 }
 
@@ -278,6 +301,8 @@ async fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
         "memory" => crate::backends::memory::open_url(url, env),
         #[cfg(feature = "file")]
         "file" => crate::backends::file::open_url(url, env),
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcds" => crate::backends::etcd::open_url(url, env).await,
         #[cfg(feature = "redis")]
         scheme if scheme.starts_with("redis") => crate::backends::redis::open_url(url, env).await,
         other => {

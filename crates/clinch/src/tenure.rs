@@ -46,6 +46,8 @@ struct State {
     ttl: Option<Duration>,
     /// The TTL to ask for.
     ask: Duration,
+    /// Whether the lease shall end for itself from now on.
+    isolated: bool,
     renew_at: Option<Instant>,
     standing: Standing,
 }
@@ -72,7 +74,8 @@ impl Tenure {
         policy: Policy,
     ) -> Tenure {
         let ask = claim.ttl;
-        let state = State { confirmed, ttl, ask, renew_at: None, standing: Standing::Held };
+        let isolated = claim.isolated;
+        let state = State { confirmed, ttl, ask, isolated, renew_at: None, standing: Standing::Held };
         Tenure { id, claim, token, policy, state: Mutex::new(state), changed: Notify::new() }
     }
 
@@ -186,12 +189,17 @@ impl Tenure {
 
     /// The claim as it is to be renewed.
     pub(crate) fn asking(&self) -> Arc<Claim> {
-        let ttl = lock(&self.state).ask;
-        if ttl == self.claim.ttl {
+        let State { ask: ttl, isolated, .. } = *lock(&self.state);
+        if ttl == self.claim.ttl && isolated == self.claim.isolated {
             self.claim.clone()
         } else {
-            Arc::new(Claim { ttl, ..(*self.claim).clone() })
+            Arc::new(Claim { ttl, isolated, ..(*self.claim).clone() })
         }
+    }
+
+    /// From the next renewal on, the lease shall end for itself: nobody will renew it together with others.
+    pub(crate) fn isolate(&self) {
+        lock(&self.state).isolated = true;
     }
 
     fn next_renewal(&self, state: &State, jitter: f64) -> Option<Instant> {

@@ -94,14 +94,14 @@ impl StoreUrl {
     }
 
     /// Whether a password seems to have ended up elsewhere because it was not escaped.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "etcd", feature = "redis"))]
     pub(crate) fn hides_credentials(&self) -> bool {
         let stray = |text: &str| text.contains('@');
         self.credentials.is_none() && (stray(&self.path) || self.params.iter().any(|(key, _)| stray(key)))
     }
 
     /// Takes user and password.
-    #[cfg(any(feature = "redis", test))]
+    #[cfg(any(feature = "etcd", feature = "redis", test))]
     pub(crate) fn take_credentials(&mut self) -> Option<(String, Option<String>)> {
         self.credentials.take()
     }

@@ -61,7 +61,8 @@ impl<'a> Session<'a> {
     async fn open(store: &'a Store, run: &'a Run) -> Result<Session<'a>, Failure> {
         let events = Events::open(run.events.as_deref(), &run.name)?;
         let env = Env::host(Lane::here()?);
-        let locks = Locks::connect(&store.url, env.clone()).await?;
+        // A job is not lost with others: nothing else hangs on its lease.
+        let locks = Locks::connect(&store.url, env.clone()).await?.isolated();
         let can = locks.capabilities();
         refuse_to_linger(run, can)?;
         let ttl = can.expiry.then(|| run.lease.ttl.unwrap_or_else(|| locks.lease_ttl()));

@@ -83,7 +83,6 @@ mod keys;
 mod lean;
 mod link;
 mod listing;
-mod pool;
 mod renewal;
 mod reply;
 mod resp;
@@ -93,7 +92,6 @@ mod sentinel;
 mod settings;
 mod slots;
 mod store;
-mod tls;
 
 use std::sync::Arc;
 

@@ -111,7 +111,15 @@ impl Client {
     pub(super) fn claim(&self, name: &str, mode: Mode, ttl: Duration, enqueue: bool) -> Claim {
         let owner = Owner { host: "conformance".into(), pid: 1, user: "nobody".into(), label: String::new() };
         let id = self.env.random().claim_id().unwrap();
-        Claim { id, name: LockName::new(name).unwrap(), mode, ttl, enqueue, owner: Arc::new(owner) }
+        Claim {
+            id,
+            name: LockName::new(name).unwrap(),
+            mode,
+            ttl,
+            enqueue,
+            isolated: false,
+            owner: Arc::new(owner),
+        }
     }
 }
 

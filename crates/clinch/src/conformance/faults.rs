@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 use crate::backend::{Backend, Capabilities, Freed, LockState, Progress, Renewal, Wake};
-use crate::claim::{Claim, ClaimId};
+use crate::claim::{Claim, ClaimId, Loss};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
@@ -263,6 +263,19 @@ impl Backend for Faulty {
         })
     }
 
+    async fn lost(&self) -> Vec<(ClaimId, Loss)> {
+        let mut severed = self.severed.subscribe();
+        loop {
+            // The sender is ours, so neither wait can fail.
+            let _ = severed.wait_for(|severed| !*severed).await;
+            tokio::select! {
+                biased;
+                _ = severed.wait_for(|severed| *severed) => {}
+                losses = self.inner.lost() => return losses,
+            }
+        }
+    }
+
     async fn verify(&self, claim: &Claim) -> Result<Renewal> {
         self.through(Step::Verify, self.inner.verify(claim)).await
     }
@@ -289,5 +302,9 @@ impl Backend for Faulty {
 
     fn descriptor(&self, claim: ClaimId) -> Option<OwnedFd> {
         self.inner.descriptor(claim)
+    }
+
+    fn key(&self, claim: ClaimId) -> Option<String> {
+        self.inner.key(claim)
     }
 }

@@ -11,8 +11,8 @@ use super::claims::Claims;
 use super::dial::{Dialer, Endpoint, Protocol};
 use super::failure::Failure;
 use super::link::Link;
-use super::pool::Connection;
 use super::resp::{Command, Value};
+use crate::backends::pool::Connection;
 use crate::error::Result;
 
 /// How often an inbox is pinged: a connection that died without a word is otherwise noticed by nobody.

@@ -16,9 +16,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, oneshot};
 
 use super::failure::Failure;
-use super::pool::Connection;
 use super::resp::{self, Command, Stop, Value};
 use super::settings::Address;
+use crate::backends::pool::Connection;
 use crate::env::Env;
 use crate::net::Stream;
 use crate::sync::lock;

@@ -8,12 +8,12 @@ use super::dial::{Dialer, Endpoint};
 use super::failure::Failure;
 use super::inbox::Inbox;
 use super::link::Link;
-use super::pool::{Connection, Pool};
 use super::reply::number;
 use super::resp::{Command, Value};
 use super::script::Script;
 use super::settings::{Address, Durability, Topology};
 use super::slots::{Map, Range, ranges};
+use crate::backends::pool::{Connection, Pool};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 

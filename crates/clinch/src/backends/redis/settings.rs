@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::sentinel::Sentinel;
-use super::tls;
+use crate::backends::tls;
 use crate::error::{Error, Result};
 use crate::url::StoreUrl;
 
@@ -16,6 +16,9 @@ const GAP: Duration = Duration::from_millis(150);
 
 /// The longest gap: a lock that nobody may take for longer is an outage.
 const MAX_GAP: Duration = Duration::from_secs(10);
+
+/// The two ways to speak, as errors name them.
+pub(super) const SCHEMES: tls::Schemes = tls::Schemes { plain: "redis://", encrypted: "rediss://" };
 
 /// A parsed URL.
 pub(super) struct Settings {
@@ -91,7 +94,7 @@ impl Settings {
         }
         let scheme = url.scheme.clone();
         let (base, variant) = scheme.split_once('+').unwrap_or((&scheme, ""));
-        let tls = tls::config(url, base == "rediss")?;
+        let tls = tls::config(url, SCHEMES, base == "rediss")?;
         let credentials = Credentials::new(url.take_credentials());
         let path = url.path.trim_matches('/').to_owned();
         let (topology, db) = match variant {

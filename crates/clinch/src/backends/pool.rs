@@ -76,6 +76,7 @@ impl<C: Connection> Pool<C> {
     }
 
     /// The open connection of the current runtime, if there is one.
+    #[cfg(feature = "redis")]
     pub(super) fn peek(&self) -> Option<Arc<C>> {
         let runtime = Handle::try_current().ok()?;
         let opening = lock(&self.0).get(&runtime.id())?.clone();
@@ -84,6 +85,7 @@ impl<C: Connection> Pool<C> {
     }
 
     /// Those connections that are open.
+    #[cfg(feature = "redis")]
     pub(super) fn all(&self) -> Vec<Arc<C>> {
         let connection = |opening: &Opening<C>| opening.borrow().as_ref()?.as_ref().ok().cloned();
         lock(&self.0).values().filter_map(connection).collect()

@@ -1,4 +1,4 @@
-//! TLS for `rediss` URLs: rustls with ring, given to each connection by hand, so that no process-wide provider is needed.
+//! TLS for stores reached over TCP: rustls with ring, given to each connection by hand, so that no process-wide provider is needed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,14 +12,28 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::net::Stream;
 use crate::url::StoreUrl;
 
+/// The two ways to speak to one kind of store, as errors name them.
+#[derive(Clone, Copy)]
+pub(super) struct Schemes {
+    pub(super) plain: &'static str,
+    pub(super) encrypted: &'static str,
+}
+
 /// What the URL says about certificates: `ca=` trusts these authorities instead of the public ones, `cert=` and `key=`
 /// show the server a certificate of ours. Paths of PEM files.
-pub(super) fn config(url: &mut StoreUrl, wanted: bool) -> Result<Option<Arc<ClientConfig>>> {
+pub(super) fn config(
+    url: &mut StoreUrl,
+    schemes: Schemes,
+    wanted: bool,
+) -> Result<Option<Arc<ClientConfig>>> {
     let (ca, cert, key) = (url.take("ca")?, url.take("cert")?, url.take("key")?);
     if !wanted {
         return match ca.or(cert).or(key) {
             Some(_) => {
-                Err(Error::invalid("ca=, cert= and key= are for rediss://; redis:// is not encrypted"))
+                let Schemes { plain, encrypted } = schemes;
+                Err(Error::invalid(format!(
+                    "ca=, cert= and key= are for {encrypted}; {plain} is not encrypted"
+                )))
             }
             None => Ok(None),
         };
@@ -70,6 +84,7 @@ pub(super) async fn over(
     stream: Box<dyn Stream>,
     config: &Arc<ClientConfig>,
     host: &str,
+    plain: &str,
 ) -> Result<Box<dyn Stream>> {
     let name = ServerName::try_from(host.to_owned())
         .map_err(|error| Error::invalid(format!("\"{host}\" is no name for TLS")).with_source(error))?;
@@ -79,7 +94,7 @@ pub(super) async fn over(
         Err(error) if error.kind() == std::io::ErrorKind::InvalidData => Err(Error::new(
             ErrorKind::Refused,
             format!(
-                "no TLS with {host}: {error}; ca= names the authority to trust, redis:// speaks without TLS"
+                "no TLS with {host}: {error}; ca= names the authority to trust, {plain} speaks without TLS"
             ),
         )
         .with_source(error)),

@@ -1,0 +1,111 @@
+//! `etcd://` and `etcds://`: etcd 3.4 and later, one server or a cluster.
+//!
+//! The store whose lock stays right over a failover: a grant is a write that a majority has on disk. Its own recipes are
+//! understood and excluded: Go's `concurrency.Mutex`, the server's lock API, and `etcdctl lock`.
+//!
+//! # URLs
+//!
+//! `etcd://[user:password@]host[:port][,host[:port]...]`, or `etcds://` for TLS. The port is 2379 unless it is given.
+//!
+//! | key | meaning |
+//! | --- | --- |
+//! | `prefix=` | where keys begin, `/clinch/` unless given; may be empty |
+//! | `ca=` | a PEM file with the authorities to trust instead of the public ones (`etcds://`) |
+//! | `cert=`, `key=` | PEM files with a certificate to show, and its key (`etcds://`) |
+//!
+//! Members are tried in turn when one does not answer, has no leader, or is cut off.
+//!
+//! # Keys
+//!
+//! | key | what it is |
+//! | --- | --- |
+//! | `<prefix><name>/<lease>-<number>` | a claim; its value says in JSON which, who made it, when, and what for |
+//! | `<prefix><name>/<anything else>` | a claim of another program's, exclusive; shown as of "another program" |
+//! | `<prefix>%session/<lease>` | a client's lease. Whoever deletes it ends all claims that hang on it |
+//!
+//! `/` and `%` in names are written as `%2F` and `%25`, so that lock `a` and lock `a/b` do not touch. A claim's place in
+//! the queue is the revision that created its key, and that is also its fencing token. To share the lock `/jobs/nightly`
+//! with programs that use etcd's own recipes, connect with `prefix=/jobs/` and lock `nightly`.
+//!
+//! # Guarantees
+//!
+//! - Exclusion and rising tokens hold over the loss of any minority of members and over restarts of all. A backup that is
+//!   restored turns revisions back: restore with `--bump-revision`, or tokens fall.
+//! - First come, first served, together with foreign clients. A waiter that is let in has first read, linearizably, that
+//!   its own place is still there; etcd's own recipes lacked that for long.
+//! - A loss is told as soon as etcd tells it, not only at the next renewal: the end of a lease from the first moment on, a
+//!   claim's deletion once the claim is a quarter of a second old.
+//! - A claim whose step was lost on its way leaves nothing behind once it was released, however late the step arrives.
+//!
+//! **What a stalled leader may still do.** Before versions 3.4.31 and 3.5.13 (etcd#15247), a leader that stood still, was
+//! replaced, and wakes may revoke leases that its successor has renewed. The holder's deadline has then not passed, and no
+//! client can prevent it. It is told within the time that an event takes, and a waiter needs one more round trip to be
+//! let in, but both are races with the network: give [`Guard::token`](crate::Guard::token) to what you guard, or make your
+//! own writes in etcd conditional on the claim ([`fence`](crate::fence#etcd)).
+//!
+//! # Leases
+//!
+//! The claims of one client with the same TTL share one lease, so that one keepalive serves any number of locks, and are
+//! lost together if it ends. [`Locks::isolated`](crate::Locks::isolated) gives each lock one of its own, which costs
+//! three more requests for each. A lock that nobody renews, and a detached one, always has its own.
+//!
+//! - etcd counts leases in whole seconds and keeps each for at least 1.5 election time-outs, 2 s unless configured.
+//!   A guard with a shorter TTL ends in time all the same; the lock of a holder that died comes free later.
+//! - After a lost leader, etcd keeps every lease for its whole TTL from the election on.
+//! - A lock [released closed](crate::Guard::release_closed) opens on the dot for whoever waits next to it, and else with
+//!   its lease: up to some two seconds later.
+//! - [`Guard::extend`](crate::Guard::extend) with the TTL that the lease has may count from a renewal that is younger than
+//!   a sixteenth of it.
+//!
+//! # The least role
+//!
+//! ```text
+//! etcdctl role add clinch
+//! etcdctl role grant-permission clinch --prefix=true readwrite /clinch/
+//! etcdctl user grant-role USER clinch
+//! ```
+
+mod claims;
+mod client;
+mod cuttable;
+mod enter;
+mod failure;
+mod free;
+mod keys;
+mod life;
+mod link;
+mod list;
+mod record;
+mod session;
+mod settings;
+mod store;
+mod view;
+mod watch;
+mod wire;
+
+use std::sync::Arc;
+
+use crate::backend::Backend;
+use crate::env::Env;
+use crate::error::Result;
+use crate::url::StoreUrl;
+
+/// The store of an `etcd` URL, without what every URL may say besides (`ttl=`, `require=`).
+///
+/// # Errors
+///
+/// As [`connect`](crate::connect).
+pub async fn open(url: &str, env: Env) -> Result<Arc<dyn Backend>> {
+    open_url(&mut StoreUrl::parse(url)?, &env).await
+}
+
+/// Opens the store of a URL, and refuses a server or user that could not keep its promises.
+pub(crate) async fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
+    let settings = settings::Settings::parse(url)?;
+    // What the URL says too much is refused before anything is sent.
+    url.finish()?;
+    let client = client::Client::new(env.clone(), settings);
+    let store = store::Store::new(client);
+    store.check().await?;
+    Ok(Arc::new(store))
+}

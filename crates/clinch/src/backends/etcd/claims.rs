@@ -1,0 +1,278 @@
+//! What this client knows of its claims, and the losses that are still to be told.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::keys;
+use super::session::Session;
+use super::view::View;
+use super::watch::{Subscription, Watcher};
+use crate::claim::{ClaimId, Loss, LossKind};
+use crate::clock::Instant;
+use crate::env::Env;
+use crate::error::Result;
+use crate::sync::lock;
+
+/// How old a claim is before its own key is watched. Most are gone by then, and cost nothing; the end of a lease is told
+/// from the first moment on, by the session's key.
+const WATCHED_AFTER: Duration = Duration::from_millis(250);
+
+/// The claims of one client, and their losses.
+#[derive(Default)]
+pub(super) struct Claims {
+    table: Mutex<Table>,
+    told: Notify,
+}
+
+#[derive(Default)]
+struct Table {
+    entries: HashMap<ClaimId, Entry>,
+    /// The keys of them all.
+    keys: HashSet<Arc<[u8]>>,
+    losses: Vec<(ClaimId, Loss)>,
+    /// Claims whose own key is not watched yet, oldest first.
+    young: VecDeque<(Instant, ClaimId)>,
+    /// Whether the task runs that watches them.
+    watching: bool,
+}
+
+/// One claim.
+struct Entry {
+    known: Known,
+    /// Tells of the key's end.
+    guard: Option<Subscription>,
+    view: Option<Arc<View>>,
+}
+
+/// What is known of a claim.
+#[derive(Clone)]
+pub(super) struct Known {
+    pub(super) session: Arc<Session>,
+    pub(super) key: Arc<[u8]>,
+    /// At which revision its key was created: its place in the queue, and its token.
+    pub(super) created: Option<i64>,
+    /// Whether a step was sent whose answer did not come, so that it may still reach the server.
+    pub(super) in_doubt: bool,
+    pub(super) lost: Option<Loss>,
+}
+
+impl Known {
+    /// Whether it can still be granted.
+    pub(super) fn is_good(&self) -> bool {
+        self.lost.is_none() && !self.session.is_over()
+    }
+}
+
+impl Claims {
+    pub(super) fn get(&self, id: ClaimId) -> Option<Known> {
+        lock(&self.table).entries.get(&id).map(|entry| entry.known.clone())
+    }
+
+    /// Finds a key for a claim that is about to be made. A claim that is made anew on the same lease keeps its own.
+    pub(super) fn begin(&self, id: ClaimId, session: Arc<Session>, queue: &[u8]) -> Known {
+        let mut table = lock(&self.table);
+        let old = table.take(id);
+        let same = old.as_ref().map(|old| &old.known).filter(|old| old.session.lease == session.lease);
+        let (key, in_doubt) = match same {
+            Some(same) => (same.key.clone(), same.in_doubt),
+            None => (table.free_key(queue, session.lease), false),
+        };
+        let known = Known { session, key, created: None, in_doubt, lost: None };
+        table.keys.insert(known.key.clone());
+        table.entries.insert(id, Entry { known: known.clone(), guard: None, view: None });
+        drop(table);
+        // Ends watches, which takes other locks.
+        drop(old);
+        known
+    }
+
+    /// Has a claim take another key: something that is not ours stands under this one.
+    pub(super) fn move_over(&self, id: ClaimId, queue: &[u8]) {
+        let mut table = lock(&self.table);
+        let Some(lease) = table.entries.get(&id).map(|entry| entry.known.session.lease) else { return };
+        // The old one stays taken.
+        let key = table.free_key(queue, lease);
+        table.keys.insert(key.clone());
+        if let Some(entry) = table.entries.get_mut(&id) {
+            entry.known.key = key;
+        }
+    }
+
+    /// Notes that a step's answer did not come.
+    pub(super) fn doubt(&self, id: ClaimId) {
+        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
+            entry.known.in_doubt = true;
+        }
+    }
+
+    /// Notes that a claim's key is there.
+    pub(super) fn made(&self, id: ClaimId, created: i64) {
+        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
+            entry.known.created = Some(created);
+        }
+    }
+
+    /// Has the key of a claim watched, if that lives for long enough.
+    pub(super) fn watch_later(
+        self: &Arc<Claims>,
+        id: ClaimId,
+        env: &Env,
+        watcher: &Arc<Watcher>,
+    ) -> Result<()> {
+        let mut table = lock(&self.table);
+        table.young.push_back((env.now() + WATCHED_AFTER, id));
+        if !table.watching {
+            env.lane().spawn(watch_young(self.clone(), env.clone(), watcher.clone()))?;
+            table.watching = true;
+        }
+        Ok(())
+    }
+
+    /// Notes that a claim hangs on another lease now.
+    pub(super) fn moved(&self, id: ClaimId, session: Arc<Session>) {
+        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
+            entry.known.session = session;
+        }
+    }
+
+    /// What a waiting claim has ahead of it.
+    pub(super) fn view(&self, id: ClaimId) -> Option<Arc<View>> {
+        lock(&self.table).entries.get(&id)?.view.clone()
+    }
+
+    pub(super) fn set_view(&self, id: ClaimId, view: Option<Arc<View>>) {
+        let old = match lock(&self.table).entries.get_mut(&id) {
+            Some(entry) => std::mem::replace(&mut entry.view, view),
+            None => view,
+        };
+        // Ends a watch, which takes other locks.
+        drop(old);
+    }
+
+    /// Forgets a claim that is gone.
+    pub(super) fn forget(&self, id: ClaimId) {
+        let entry = lock(&self.table).take(id);
+        drop(entry);
+    }
+
+    /// The keys of some claims that hang on a lease, others each round.
+    pub(super) fn some_of(&self, lease: i64, count: usize, round: usize) -> Vec<(ClaimId, Arc<[u8]>, i64)> {
+        let table = lock(&self.table);
+        let all = table.entries.len().max(1);
+        let of_lease = table.entries.iter().cycle().skip(round.wrapping_mul(count) % all).take(all);
+        let made =
+            of_lease.filter(|(_, entry)| entry.known.session.lease == lease && entry.known.lost.is_none());
+        let made = made.filter_map(|(id, entry)| Some((*id, entry.known.key.clone(), entry.known.created?)));
+        made.take(count).collect()
+    }
+
+    /// Notes that a claim's key is gone, unless it was made anew since.
+    pub(super) fn deleted(&self, id: ClaimId, created: i64) {
+        let mut table = lock(&self.table);
+        let loss = || Loss::new(LossKind::Deleted, "the claim's key was deleted from etcd");
+        if table.entries.get(&id).is_some_and(|entry| entry.known.created == Some(created)) {
+            table.lose(id, loss());
+            self.told.notify_one();
+        }
+    }
+
+    /// Notes that a lease is gone, with all claims that hang on it.
+    pub(super) fn session_ended(&self, lease: i64) {
+        let mut table = lock(&self.table);
+        let hang = |entry: &Entry| entry.known.session.lease == lease;
+        let ids: Vec<ClaimId> =
+            table.entries.iter().filter(|(_, entry)| hang(entry)).map(|(id, _)| *id).collect();
+        for id in ids {
+            table.lose(id, session_ended());
+        }
+        self.told.notify_one();
+    }
+
+    /// Waits for losses, and takes them.
+    pub(super) async fn losses(&self) -> Vec<(ClaimId, Loss)> {
+        loop {
+            let losses = std::mem::take(&mut lock(&self.table).losses);
+            if !losses.is_empty() {
+                return losses;
+            }
+            self.told.notified().await;
+        }
+    }
+}
+
+impl Table {
+    fn take(&mut self, id: ClaimId) -> Option<Entry> {
+        let entry = self.entries.remove(&id)?;
+        self.keys.remove(&entry.known.key);
+        Some(entry)
+    }
+
+    /// A key on this lease that no claim has.
+    fn free_key(&self, queue: &[u8], lease: i64) -> Arc<[u8]> {
+        let keys = (0..).map(|slot| keys::claim(queue, lease, slot));
+        // One more than there are claims is free for sure.
+        let mut keys = keys.take(self.keys.len() + 1).skip_while(|key| self.keys.contains(key.as_slice()));
+        keys.next().unwrap_or_default().into()
+    }
+
+    fn lose(&mut self, id: ClaimId, loss: Loss) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        if entry.known.lost.is_none() {
+            entry.known.lost = Some(loss.clone());
+            entry.view.iter().for_each(|view| view.woken.notify_one());
+            self.losses.push((id, loss));
+        }
+    }
+}
+
+/// What the end of a lease means for its claims.
+pub(super) fn session_ended() -> Loss {
+    Loss::new(LossKind::SessionEnded, "the lease of etcd that carried it was revoked or ran out")
+}
+
+/// Watches the keys of claims that have become old enough, until there are no more young ones.
+async fn watch_young(claims: Arc<Claims>, env: Env, watcher: Arc<Watcher>) {
+    loop {
+        let due = {
+            let mut table = lock(&claims.table);
+            let Some((due, _)) = table.young.front() else {
+                table.watching = false;
+                return;
+            };
+            *due
+        };
+        env.sleep_until(due).await;
+        let now = env.now();
+        loop {
+            let mut table = lock(&claims.table);
+            let Some(id) = table.young.front().filter(|(due, _)| *due <= now).map(|(_, id)| *id) else {
+                break;
+            };
+            table.young.pop_front();
+            let Some(entry) = table.entries.get(&id) else { continue };
+            let (Some(created), None, None) = (entry.known.created, &entry.guard, &entry.known.lost) else {
+                continue;
+            };
+            let key = entry.known.key.clone();
+            drop(table);
+            let known = Arc::downgrade(&claims);
+            let gone = move || {
+                if let Some(claims) = known.upgrade() {
+                    claims.deleted(id, created);
+                }
+            };
+            // Without a background thread, renewals find out.
+            let Ok(guard) = watcher.guard(key, created, gone) else { continue };
+            let mut table = lock(&claims.table);
+            let unused = match table.entries.get_mut(&id) {
+                Some(entry) => entry.guard.replace(guard),
+                None => Some(guard),
+            };
+            drop(table);
+            drop(unused);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Calls on whatever member answers: endpoints in turn, logged in.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use futures_util::Stream;
+use prost::Message;
+use tonic::{Status, Streaming};
+
+use super::failure::Failure;
+use super::link::{Link, Token};
+use super::settings::Settings;
+use super::wire::{self, AuthenticateRequest, AuthenticateResponse, TxnRequest, TxnResponse};
+use super::wire::{WatchRequest, WatchResponse};
+use crate::backends::pool::Pool;
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::lock;
+
+/// A client of one cluster.
+pub(super) struct Client {
+    pub(super) env: Env,
+    pub(super) settings: Settings,
+    pool: Pool<Link>,
+    /// The endpoint to dial next.
+    at: AtomicUsize,
+    token: Mutex<Option<Token>>,
+    /// Held while logging in: a password's hash is slow on purpose, and once is enough.
+    login: tokio::sync::Mutex<()>,
+}
+
+/// How a method is called.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    /// One request, one answer.
+    Unary,
+    /// A stream, of which one request and one answer are used.
+    Once,
+}
+
+impl Client {
+    pub(super) fn new(env: Env, settings: Settings) -> Arc<Client> {
+        // Clients spread over the members.
+        let first = (env.random().jitter() * settings.endpoints.len() as f64) as usize;
+        Arc::new(Client {
+            env,
+            settings,
+            pool: Pool::default(),
+            at: AtomicUsize::new(first),
+            token: Mutex::default(),
+            login: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// A guarded write, or a read of several keys at one revision; `None` when a lease that it names is gone.
+    ///
+    /// Never sent twice, so that whoever asks knows when a write may still be on its way.
+    pub(super) async fn txn(self: &Arc<Client>, txn: TxnRequest) -> Result<Option<TxnResponse>> {
+        match self.call_shaped(Shape::Unary, wire::TXN, &txn, false).await? {
+            Ok(answer) => Ok(Some(answer)),
+            Err(failure) if failure.is_lease_gone() => Ok(None),
+            Err(failure) => Err(failure.into_error()),
+        }
+    }
+
+    /// A call that may be sent twice.
+    pub(super) async fn call<Q, R>(self: &Arc<Client>, method: &'static str, request: &Q) -> Result<R>
+    where
+        Q: Message + Clone + Send + Sync + 'static,
+        R: Message + Default + Send + Sync + 'static,
+    {
+        self.call_shaped(Shape::Unary, method, request, true).await?.map_err(Failure::into_error)
+    }
+
+    /// One request on a stream of its own; may be sent twice.
+    pub(super) async fn call_once<Q, R>(self: &Arc<Client>, method: &'static str, request: &Q) -> Result<R>
+    where
+        Q: Message + Clone + Send + Sync + 'static,
+        R: Message + Default + Send + Sync + 'static,
+    {
+        self.call_shaped(Shape::Once, method, request, true).await?.map_err(Failure::into_error)
+    }
+
+    async fn call_shaped<Q, R>(
+        self: &Arc<Client>,
+        shape: Shape,
+        method: &'static str,
+        request: &Q,
+        repeatable: bool,
+    ) -> Result<Result<R, Failure>>
+    where
+        Q: Message + Clone + Send + Sync + 'static,
+        R: Message + Default + Send + Sync + 'static,
+    {
+        let mut logged_in = false;
+        let mut attempt = 0;
+        loop {
+            let link = self.link().await?;
+            let token = self.token(&link).await?;
+            let answer = match shape {
+                Shape::Unary => link.unary(method, request.clone(), token.as_ref()).await,
+                Shape::Once => link.once(method, request.clone(), token.as_ref()).await,
+            };
+            let failure = match answer {
+                Ok(answer) => return Ok(Ok(answer)),
+                Err(status) => Failure::new(status, link.server()),
+            };
+            if failure.wants_login(self.settings.credentials.is_some()) && !logged_in {
+                logged_in = true;
+                self.forget(token.as_ref());
+                continue;
+            }
+            let again = self.turn_away(&link, &failure, repeatable);
+            attempt += 1;
+            if !again || attempt > self.settings.endpoints.len() {
+                return Ok(Err(failure));
+            }
+        }
+    }
+
+    /// Leaves a member that does not serve; says whether the call may be repeated.
+    fn turn_away(&self, link: &Link, failure: &Failure, repeatable: bool) -> bool {
+        if failure.is_cut() {
+            link.life().close();
+            self.leave(link);
+            return repeatable;
+        }
+        if failure.is_leaderless() {
+            // It may be cut off from the others, and they may have a leader.
+            if self.settings.endpoints.len() > 1 {
+                link.life().close();
+            }
+            self.leave(link);
+            return self.settings.endpoints.len() > 1;
+        }
+        false
+    }
+
+    /// Dials another endpoint next time.
+    fn leave(&self, link: &Link) {
+        let count = self.settings.endpoints.len().max(1);
+        let next = (link.endpoint + 1) % count;
+        let _ = self.at.compare_exchange(link.endpoint, next, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// The connection of the current runtime.
+    pub(super) async fn link(self: &Arc<Client>) -> Result<Arc<Link>> {
+        let client = self.clone();
+        self.pool
+            .get(self.env.lane(), move || {
+                let client = client.clone();
+                async move { client.dial().await }
+            })
+            .await
+    }
+
+    /// Connects to the first endpoint that lets us, from the current one on.
+    async fn dial(&self) -> Result<Link> {
+        let count = self.settings.endpoints.len();
+        let first = self.at.load(Ordering::Acquire) % count.max(1);
+        let mut failure: Option<Error> = None;
+        for step in 0..count {
+            let endpoint = (first + step) % count;
+            match Link::open(&self.env, &self.settings, endpoint).await {
+                Ok(link) => {
+                    self.at.store(endpoint, Ordering::Release);
+                    return Ok(link);
+                }
+                // That a server is not to be trusted says more than that another is away.
+                Err(error) => match &failure {
+                    Some(known) if known.kind() != ErrorKind::Unavailable => {}
+                    _ => failure = Some(error),
+                },
+            }
+        }
+        Err(failure.unwrap_or_else(|| Error::invalid("the URL names no server")))
+    }
+
+    /// What proves us, once logged in; `None` when the URL has no user or the server keeps none.
+    async fn token(&self, link: &Link) -> Result<Option<Token>> {
+        let Some((name, password)) = &self.settings.credentials else { return Ok(None) };
+        if let Some(token) = lock(&self.token).clone() {
+            return Ok(Some(token));
+        }
+        let _once = self.login.lock().await;
+        if let Some(token) = lock(&self.token).clone() {
+            return Ok(Some(token));
+        }
+        let request = AuthenticateRequest { name: name.clone(), password: password.clone() };
+        match link.unary::<_, AuthenticateResponse>(wire::AUTHENTICATE, request, None).await {
+            Ok(answer) => {
+                let token: Token = answer.token.parse().map_err(|error| {
+                    Error::new(ErrorKind::Unsupported, "the server gave a token that is no text")
+                        .with_source(error)
+                })?;
+                *lock(&self.token) = Some(token.clone());
+                Ok(Some(token))
+            }
+            Err(status) => {
+                let failure = Failure::new(status, link.server());
+                if failure.is_auth_disabled() {
+                    return Ok(None);
+                }
+                self.turn_away(link, &failure, false);
+                // Logging in changes nothing, so nothing is unknown.
+                let unknown = failure.into_error();
+                match unknown.kind() {
+                    ErrorKind::Unknown => {
+                        Err(Error::new(ErrorKind::Unavailable, unknown.to_string()).with_source(unknown))
+                    }
+                    _ => Err(unknown),
+                }
+            }
+        }
+    }
+
+    /// Forgets a token that was refused, unless somebody has got another already.
+    fn forget(&self, stale: Option<&Token>) {
+        let mut token = lock(&self.token);
+        if token.as_ref() == stale {
+            *token = None;
+        }
+    }
+
+    /// Opens the stream of watches on the current runtime's connection.
+    pub(super) async fn watch(
+        self: &Arc<Client>,
+        requests: impl Stream<Item = WatchRequest> + Send + 'static,
+    ) -> Result<(Arc<Link>, Streaming<WatchResponse>)> {
+        let link = self.link().await?;
+        let token = self.token(&link).await?;
+        match link.stream(wire::WATCH, requests, token.as_ref()).await {
+            Ok(answers) => Ok((link, answers)),
+            Err(status) => Err(self.watch_broke(&link, status)),
+        }
+    }
+
+    /// Forgets what proves us: the next call logs in anew.
+    pub(super) fn log_in_again(&self) {
+        *lock(&self.token) = None;
+    }
+
+    /// What the end of the stream of watches means for the connection.
+    pub(super) fn watch_broke(&self, link: &Link, status: Status) -> Error {
+        let failure = Failure::new(status, link.server());
+        if failure.wants_login(self.settings.credentials.is_some()) {
+            self.log_in_again();
+        }
+        self.turn_away(link, &failure, false);
+        failure.into_error()
+    }
+}

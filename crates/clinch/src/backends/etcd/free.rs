@@ -1,0 +1,271 @@
+//! Ends and moves of claims: release, eviction, a closed lock, another lease.
+//!
+//! Everything is conditional on the revision that created the claim's key and on the lease that it hangs on, so that a
+//! request that comes late changes nothing: a key that was released is gone or somebody else's, one that was moved or
+//! closed hangs on another lease.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::claims::{Known, session_ended};
+use super::record::{self, Place, Standing};
+use super::session::Session;
+use super::store::{Store, deleted};
+use super::view::View;
+use super::wire::{
+    self, Compare, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest, PutRequest,
+    RequestOp, TxnRequest, TxnResponse,
+};
+use crate::backend::{Freed, Renewal};
+use crate::claim::{Claim, ClaimId};
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::LockName;
+
+/// How often a write is begun anew because the key had been moved to another lease.
+const TURNS: usize = 4;
+
+impl Store {
+    /// Releases or withdraws a claim; with a `linger` the lock stays closed for that long.
+    pub(super) async fn free(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
+        let Some(known) = self.claims.get(claim.id) else {
+            return match self.find(&claim.name, claim.id).await? {
+                Some(Place { key, created, lease, .. }) => {
+                    self.end_key(claim, &key, Some(Stand { created, lease }), None, linger).await
+                }
+                None => Ok(Freed::Absent),
+            };
+        };
+        let stand = known.created.map(|created| Stand { created, lease: known.session.lease });
+        let doubted = known.in_doubt.then_some(&known.session);
+        let freed = self.end_key(claim, &known.key, stand, doubted, linger).await?;
+        self.claims.forget(claim.id);
+        if known.session.isolated {
+            self.sessions.revoke(&known.session).await;
+        }
+        Ok(freed)
+    }
+
+    /// Deletes or closes a claim's key; for a claim in doubt, raises the fence of its session. Without `stand` it is read
+    /// first whether the key is there.
+    async fn end_key(
+        &self,
+        claim: &Claim,
+        key: &[u8],
+        mut stand: Option<Stand>,
+        mut doubted: Option<&Arc<Session>>,
+        linger: Duration,
+    ) -> Result<Freed> {
+        let end = if linger.is_zero() { wire::delete(key) } else { self.close(claim, key, linger).await? };
+        for _ in 0..TURNS {
+            let fence = doubted.map(|session| RequestOp::from(session.put(self.sessions.value())));
+            let txn = TxnRequest {
+                compare: Stand::compare(stand, key),
+                success: [end.clone()].into_iter().chain(fence.clone()).collect(),
+                failure: [wire::get(key).into()].into_iter().chain(fence).collect(),
+            };
+            let answer = match self.client.txn(txn).await {
+                // On a full server the fence cannot be raised; but no late claim can be made there either.
+                Err(error) if error.kind() == ErrorKind::Exhausted && doubted.take().is_some() => continue,
+                answer => answer?,
+            };
+            let Some(answer) = answer else {
+                // With its lease, the claim and whatever was still to come are gone, unless it was moved.
+                if let Some(session) = doubted.take() {
+                    self.sessions.end(session);
+                }
+                continue;
+            };
+            if let Some(session) = doubted.take() {
+                session.raise_fence(answer.revision());
+            }
+            if answer.succeeded {
+                return Ok(Freed::Removed);
+            }
+            match Stand::found(&answer, claim.id) {
+                Some(found) => stand = Some(found),
+                None => return Ok(Freed::Absent),
+            }
+        }
+        Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease while it was released"))
+    }
+
+    /// What closes a lock: the claim's key stays, and with it its place, ahead of everybody; but it hangs on a lease
+    /// that ends when the lock opens, and says that nobody holds it. So it closes the lock to every program.
+    async fn close(&self, claim: &Claim, key: &[u8], linger: Duration) -> Result<RequestOp> {
+        let value = record::closed(claim, linger, self.client.env.clock().wall())?;
+        let seconds = linger.as_nanos().div_ceil(1_000_000_000);
+        let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX) };
+        let granted: LeaseGrantResponse = self.client.call(wire::LEASE_GRANT, &request).await?;
+        Ok(PutRequest { key: key.to_vec(), value, lease: granted.id, ..PutRequest::default() }.into())
+    }
+
+    /// Opens a lock whose time is up: leases count whole seconds, and two at least.
+    pub(super) async fn open_again(&self, view: &View) -> Result<()> {
+        let up = view.closed_until.is_some_and(|open| open <= self.now());
+        if let Some(place) = view.ahead.last().filter(|_| up) {
+            self.delete_as_seen(place).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a key if it is still the one that was seen.
+    async fn delete_as_seen(&self, place: &Place) -> Result<Freed> {
+        let compare =
+            vec![Compare::created(&place.key, place.created), Compare::lease(&place.key, place.lease)];
+        let txn = TxnRequest { compare, success: vec![wire::delete(&place.key)], failure: Vec::new() };
+        let deleted = self.client.txn(txn).await?.is_some_and(|answer| answer.succeeded);
+        Ok(if deleted { Freed::Removed } else { Freed::Absent })
+    }
+
+    /// An operator's release; opens a closed lock as well.
+    pub(super) async fn evict_claim(&self, name: &LockName, id: ClaimId) -> Result<Freed> {
+        let mut freed = Freed::Absent;
+        for _ in 0..TURNS {
+            let mut moved = false;
+            for place in self.places(name).await? {
+                let closed = matches!(place.standing, Standing::Closed { .. });
+                if !closed && place.id() != id {
+                    continue;
+                }
+                match self.delete_as_seen(&place).await? {
+                    Freed::Removed if !closed => freed = Freed::Removed,
+                    Freed::Absent if !closed => moved = true,
+                    _ => {}
+                }
+            }
+            if !moved {
+                break;
+            }
+        }
+        Ok(freed)
+    }
+
+    /// The claim of this id, wherever it was made.
+    pub(super) async fn find(&self, name: &LockName, id: ClaimId) -> Result<Option<Place>> {
+        let ours =
+            |place: &Place| matches!(place.standing, Standing::Ours { id: theirs, .. } if theirs == id);
+        Ok(self.places(name).await?.into_iter().find(ours))
+    }
+
+    /// Writes a claim's record anew; false when the claim is gone.
+    pub(super) async fn rewrite(&self, claim: &Claim, known: &Known, value: Vec<u8>) -> Result<bool> {
+        let put = PutRequest { key: known.key.to_vec(), value, ignore_lease: true, ..PutRequest::default() };
+        let mut stand = known.created.map(|created| Stand { created, lease: known.session.lease });
+        for _ in 0..TURNS {
+            let txn = TxnRequest {
+                compare: Stand::compare(stand, &known.key),
+                success: vec![put.clone().into()],
+                failure: vec![wire::get(&known.key).into()],
+            };
+            let Some(answer) = self.client.txn(txn).await? else { return Ok(false) };
+            if answer.succeeded {
+                return Ok(true);
+            }
+            match Stand::found(&answer, claim.id) {
+                Some(found) => stand = Some(found),
+                None => return Ok(false),
+            }
+        }
+        Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease"))
+    }
+
+    /// Moves a claim to a lease that is longer, or its own, so that it lasts its TTL from now.
+    pub(super) async fn move_to_longer(&self, claim: &Claim) -> Renewal {
+        match self.try_move(claim).await {
+            Ok(renewal) => renewal,
+            Err(error) => Renewal::Failed(error),
+        }
+    }
+
+    async fn try_move(&self, claim: &Claim) -> Result<Renewal> {
+        let now = self.now();
+        let Some(known) = self.claims.get(claim.id) else { return Ok(Renewal::Lost(deleted())) };
+        let session = self.sessions.open(claim.ttl, claim.isolated).await?;
+        let stand = known.created.map(|created| Stand { created, lease: known.session.lease });
+        let Some(()) = self.change_lease(claim.id, &known.key, stand, &session).await? else {
+            return Ok(Renewal::Lost(if known.session.is_over() { session_ended() } else { deleted() }));
+        };
+        self.claims.moved(claim.id, session.clone());
+        let left = session.ttl.saturating_sub(now.since(session.confirmed()));
+        Ok(Renewal::Renewed(Some(claim.ttl.min(left))))
+    }
+
+    /// Hangs a claim's key on another lease; `None` when it is gone.
+    async fn change_lease(
+        &self,
+        id: ClaimId,
+        key: &[u8],
+        mut stand: Option<Stand>,
+        to: &Session,
+    ) -> Result<Option<()>> {
+        let put =
+            PutRequest { key: key.to_vec(), lease: to.lease, ignore_value: true, ..PutRequest::default() };
+        for _ in 0..TURNS {
+            let txn = TxnRequest {
+                compare: Stand::compare(stand, key),
+                success: vec![put.clone().into()],
+                failure: vec![wire::get(key).into()],
+            };
+            let Some(answer) = self.client.txn(txn).await? else {
+                self.sessions.end(to);
+                return Err(Error::new(ErrorKind::Unavailable, "a lease ended as soon as it was granted"));
+            };
+            if answer.succeeded {
+                return Ok(Some(()));
+            }
+            match Stand::found(&answer, id) {
+                // A move whose answer was lost.
+                Some(found) if found.lease == to.lease => return Ok(Some(())),
+                Some(found) => stand = Some(found),
+                None => return Ok(None),
+            }
+        }
+        Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease"))
+    }
+
+    /// Renews a claim that another client, or this one in another life, made.
+    pub(super) async fn renew_detached(&self, claim: &Claim) -> Result<Renewal> {
+        let Some(place) = self.find(&claim.name, claim.id).await? else {
+            return Ok(Renewal::Lost(deleted()));
+        };
+        let request = LeaseRequest { id: place.lease };
+        let answer: LeaseKeepAliveResponse = self.client.call_once(wire::LEASE_KEEP_ALIVE, &request).await?;
+        if answer.ttl <= 0 {
+            return Ok(Renewal::Lost(deleted()));
+        }
+        if Duration::from_secs(u64::try_from(answer.ttl).unwrap_or(0)) < claim.ttl {
+            let session = self.sessions.open(claim.ttl, true).await?;
+            let stand = Some(Stand { created: place.created, lease: place.lease });
+            if self.change_lease(claim.id, &place.key, stand, &session).await?.is_none() {
+                return Ok(Renewal::Lost(deleted()));
+            }
+        }
+        Ok(Renewal::Renewed(Some(claim.ttl)))
+    }
+}
+
+/// How a claim's key stood when it was last seen.
+#[derive(Clone, Copy)]
+struct Stand {
+    created: i64,
+    lease: i64,
+}
+
+impl Stand {
+    /// What holds of a key that still stands like that; of no key, where it was not seen yet.
+    fn compare(stand: Option<Stand>, key: &[u8]) -> Vec<Compare> {
+        match stand {
+            Some(Stand { created, lease }) => {
+                vec![Compare::created(key, created), Compare::lease(key, lease)]
+            }
+            None => vec![Compare::created(key, -1)],
+        }
+    }
+
+    /// How the key stands that was read because it did not stand as expected; `None` when the claim is gone.
+    fn found(answer: &TxnResponse, id: ClaimId) -> Option<Stand> {
+        let kv = answer.ranges().next()?.kvs.first()?;
+        let stand = Stand { created: kv.create_revision, lease: kv.lease };
+        Place::read(kv).is(id).then_some(stand)
+    }
+}

@@ -1,0 +1,113 @@
+//! The life of a connection: how it ends, and the watch that ends it when the server does not answer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::env::Env;
+
+/// How often a connection is looked at. One that answered nothing between two looks, though it was asked, is ended: so a
+/// server that hangs fails its commands after one to two of these. No timer per command.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How much is asked and answered on a connection.
+#[derive(Default)]
+pub(super) struct Traffic {
+    /// Commands whose answer somebody waits for.
+    waiting: AtomicU64,
+    /// Commands that were answered.
+    answered: AtomicU64,
+}
+
+impl Traffic {
+    /// Notes that somebody waits for an answer.
+    pub(super) fn waiting(&self) -> Waiting<'_> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        Waiting(self)
+    }
+}
+
+/// Whether a connection still lives, and how to end it.
+#[derive(Default)]
+pub(super) struct Life {
+    closed: AtomicBool,
+    close: Notify,
+    gone: Notify,
+}
+
+impl Life {
+    pub(super) fn is_open(&self) -> bool {
+        !self.closed.load(Ordering::Acquire)
+    }
+
+    /// Ends the connection; whoever waits for an answer is told that it broke.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.close.notify_one();
+        self.gone.notify_waiters();
+    }
+
+    /// Waits until somebody closes the connection. For its driver alone.
+    pub(super) async fn closing(&self) {
+        self.close.notified().await;
+    }
+
+    /// Waits until the connection is gone.
+    pub(super) async fn gone(&self) {
+        loop {
+            let mut gone = std::pin::pin!(self.gone.notified());
+            gone.as_mut().enable();
+            if !self.is_open() {
+                return;
+            }
+            gone.await;
+        }
+    }
+}
+
+/// Says that a connection is gone when its driver is, also when that is because its runtime ended.
+pub(super) struct Gone(pub(super) Arc<Life>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Somebody waits for an answer.
+pub(super) struct Waiting<'a>(&'a Traffic);
+
+impl Waiting<'_> {
+    /// The answer came.
+    pub(super) fn answered(self) {
+        self.0.answered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Drives a connection until it breaks, is closed, or stops answering.
+pub(super) async fn drive(driver: impl Future<Output = ()>, env: Env, traffic: Arc<Traffic>, gone: Gone) {
+    let mut driver = std::pin::pin!(driver);
+    let mut unanswered = None;
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut driver => return,
+            () = gone.0.closing() => return,
+            () = env.sleep_until(env.now() + LOOK_EVERY) => {}
+        }
+        let answered = traffic.answered.load(Ordering::Relaxed);
+        let waiting = traffic.waiting.load(Ordering::Relaxed) > 0;
+        if waiting && unanswered == Some(answered) {
+            return;
+        }
+        unanswered = waiting.then_some(answered);
+    }
+}

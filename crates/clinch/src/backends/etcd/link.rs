@@ -1,0 +1,229 @@
+//! One live HTTP/2 connection to one member, and gRPC calls on it.
+//!
+//! Tonic's own channel is left out on purpose: its balancer goes on choosing dead endpoints, and its worker task costs
+//! every call two hops. What is left of it are framing, codec and status.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::Stream;
+use http::Uri;
+use http::uri::PathAndQuery;
+use hyper::body::Incoming;
+use hyper::client::conn::http2::{self, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use prost::Message;
+use tonic::body::Body;
+use tonic::client::Grpc;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::{Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::cuttable::Cuttable;
+use super::life::{Gone, Life, Traffic, drive};
+use super::settings::{Address, SCHEMES, Settings};
+use crate::backends::pool::Connection;
+use crate::backends::tls;
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Result};
+
+/// How long opening a connection may take.
+const DIAL_FOR: Duration = Duration::from_secs(2);
+
+/// How often a silent connection with an open watch is asked whether it lives. Servers take more than one ping in 5 s
+/// for an attack and hang up (`--grpc-keepalive-min-time`).
+const PING_EVERY: Duration = Duration::from_secs(6);
+
+/// How long the answer to a ping may take.
+const PING_FOR: Duration = Duration::from_secs(2);
+
+/// How long a server works on a call before it gives up on it by itself.
+const CALL_FOR: Duration = Duration::from_secs(5);
+
+/// The largest answer. A thousand waiters of one semaphore are 300 KB.
+const MAX_ANSWER: usize = 64 << 20;
+
+/// What a client proves itself with.
+pub(super) type Token = MetadataValue<Ascii>;
+
+/// A connection to one member, shared by everybody on one runtime.
+pub(super) struct Link {
+    sender: SendRequest<Body>,
+    origin: Uri,
+    server: String,
+    /// Which of the endpoints it leads to.
+    pub(super) endpoint: usize,
+    traffic: Arc<Traffic>,
+    life: Arc<Life>,
+}
+
+impl Link {
+    /// Connects to a member. Must run inside a tokio runtime, which then drives the connection.
+    pub(super) async fn open(env: &Env, settings: &Settings, endpoint: usize) -> Result<Link> {
+        let Some(address) = settings.endpoints.get(endpoint) else {
+            return Err(Error::invalid("the URL names no server"));
+        };
+        tokio::select! {
+            biased;
+            link = connect(env, settings, address, endpoint) => link,
+            () = env.sleep_until(env.now() + DIAL_FOR) => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("{address} did not answer within {DIAL_FOR:?}"),
+            )),
+        }
+    }
+
+    /// The server's address, for people.
+    pub(super) fn server(&self) -> &str {
+        &self.server
+    }
+
+    pub(super) fn life(&self) -> &Arc<Life> {
+        &self.life
+    }
+
+    /// One request, one answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// The server may go on with the request.
+    pub(super) async fn unary<Q, R>(
+        &self,
+        method: &'static str,
+        request: Q,
+        token: Option<&Token>,
+    ) -> Result<R, Status>
+    where
+        Q: Message + Send + Sync + 'static,
+        R: Message + Default + Send + Sync + 'static,
+    {
+        let waiting = self.traffic.waiting();
+        let mut request = prepared(request, token);
+        request.set_timeout(CALL_FOR);
+        let codec = ProstCodec::<Q, R>::default();
+        let answer = self.grpc().unary(request, PathAndQuery::from_static(method), codec).await;
+        waiting.answered();
+        Ok(answer?.into_inner())
+    }
+
+    /// A stream of requests and one of answers.
+    pub(super) async fn stream<Q, R>(
+        &self,
+        method: &'static str,
+        requests: impl Stream<Item = Q> + Send + 'static,
+        token: Option<&Token>,
+    ) -> Result<Streaming<R>, Status>
+    where
+        Q: Message + Send + Sync + 'static,
+        R: Message + Default + Send + Sync + 'static,
+    {
+        let waiting = self.traffic.waiting();
+        let codec = ProstCodec::<Q, R>::default();
+        let path = PathAndQuery::from_static(method);
+        let answer = self.grpc().streaming(prepared(requests, token), path, codec).await;
+        waiting.answered();
+        Ok(answer?.into_inner())
+    }
+
+    /// One request on a stream of its own, and the first answer.
+    pub(super) async fn once<Q, R>(
+        &self,
+        method: &'static str,
+        request: Q,
+        token: Option<&Token>,
+    ) -> Result<R, Status>
+    where
+        Q: Message + Send + Sync + 'static,
+        R: Message + Default + Send + Sync + 'static,
+    {
+        let waiting = self.traffic.waiting();
+        let request = futures_util::stream::iter([request]);
+        let mut answers: Streaming<R> = self.stream(method, request, token).await?;
+        let answer = answers.message().await;
+        waiting.answered();
+        answer?.ok_or_else(|| Status::unavailable("the stream ended without an answer"))
+    }
+
+    fn grpc(&self) -> Grpc<Http> {
+        Grpc::with_origin(Http(self.sender.clone()), self.origin.clone())
+            .max_decoding_message_size(MAX_ANSWER)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.life.close();
+    }
+}
+
+impl Connection for Link {
+    fn is_open(&self) -> bool {
+        self.life.is_open()
+    }
+}
+
+/// A request that says who we are, and that a member without a leader shall refuse it instead of letting it hang.
+fn prepared<T>(message: T, token: Option<&Token>) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+    if let Some(token) = token {
+        request.metadata_mut().insert("token", token.clone());
+    }
+    request
+}
+
+async fn connect(env: &Env, settings: &Settings, address: &Address, endpoint: usize) -> Result<Link> {
+    let unreachable = |error: &dyn std::error::Error| {
+        Error::new(ErrorKind::Unavailable, format!("no connection to {address}: {error}"))
+    };
+    let mut stream = env
+        .connector()
+        .connect(&address.host, address.port)
+        .await
+        .map_err(|error| unreachable(&error).with_source(error))?;
+    let scheme = match &settings.tls {
+        Some(config) => {
+            stream = tls::over(stream, config, &address.host, SCHEMES.plain).await?;
+            "https"
+        }
+        None => "http",
+    };
+    let (traffic, life) = (Arc::new(Traffic::default()), Arc::new(Life::default()));
+    let stream = Cuttable::new(stream, life.clone());
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder.timer(TokioTimer::new()).keep_alive_interval(PING_EVERY).keep_alive_timeout(PING_FOR);
+    let (sender, connection) = builder
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| unreachable(&error).with_source(error))?;
+    let origin = Uri::builder()
+        .scheme(scheme)
+        .authority(address.to_string())
+        .path_and_query("/")
+        .build()
+        .map_err(|error| Error::invalid(format!("\"{address}\" is no host")).with_source(error))?;
+    let driver = async {
+        // Whoever waits for an answer is told that the connection broke, and why.
+        let _ = connection.await;
+    };
+    tokio::spawn(drive(driver, env.clone(), traffic.clone(), Gone(life.clone())));
+    Ok(Link { sender, origin, server: address.to_string(), endpoint, traffic, life })
+}
+
+/// Hyper's connection in the words of tower.
+struct Http(SendRequest<Body>);
+
+impl tower_service::Service<http::Request<Body>> for Http {
+    type Response = http::Response<Incoming>;
+    type Error = hyper::Error;
+    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Self::Response, hyper::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), hyper::Error>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        Box::pin(self.0.send_request(request))
+    }
+}

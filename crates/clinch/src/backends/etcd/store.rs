@@ -1,0 +1,272 @@
+//! The backend: steps of claims as transactions.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::claims::{Claims, session_ended};
+use super::client::Client;
+use super::enter::Entered;
+use super::keys;
+use super::session::Sessions;
+use super::view::View;
+use super::watch::Watcher;
+use super::wire;
+use crate::backend::{Backend, Capabilities, Freed, LockState, Progress, Renewal, Wake};
+use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::LockName;
+use crate::sync::lock;
+
+/// How long a waiter trusts its watch before it reads for itself.
+const GUARD: Duration = Duration::from_secs(30);
+
+/// How long a watch may take to open before the waiter reads for itself, and again after as long.
+const OPEN_FOR: Duration = Duration::from_secs(2);
+
+/// How often one step is begun anew when leases end under it.
+const TURNS: usize = 16;
+
+/// A renewal of a lease as recent as this part of its TTL is as good as another: so claims that are renewed one by one,
+/// at moments spread over a thirtieth of the TTL, share one.
+const SHARED_FOR: u32 = 16;
+
+/// A store on etcd.
+pub(super) struct Store {
+    pub(super) client: Arc<Client>,
+    pub(super) watcher: Arc<Watcher>,
+    pub(super) claims: Arc<Claims>,
+    pub(super) sessions: Sessions,
+}
+
+impl Store {
+    pub(super) fn new(client: Arc<Client>) -> Store {
+        let watcher = Watcher::new(client.clone());
+        let claims = Arc::<Claims>::default();
+        let sessions = Sessions::new(client.clone(), watcher.clone(), claims.clone());
+        Store { client, watcher, claims, sessions }
+    }
+
+    pub(super) fn prefix(&self) -> &str {
+        &self.client.settings.prefix
+    }
+
+    pub(super) fn queue(&self, name: &LockName) -> Vec<u8> {
+        keys::queue(self.prefix(), name)
+    }
+
+    pub(super) fn now(&self) -> Instant {
+        self.client.env.now()
+    }
+
+    /// Waits until what stands in a claim's way has changed.
+    async fn watch(&self, claim: &Claim, view: &View) -> Result<Wake> {
+        let Some(known) = self.claims.get(claim.id) else { return Ok(Wake::Step) };
+        let subscription = {
+            let mut progress = lock(&view.progress);
+            match (&progress.subscription, view.ahead.last()) {
+                (Some(subscription), _) => subscription.clone(),
+                (None, None) => return Ok(Wake::Step),
+                (None, Some(last)) => {
+                    let queue = self.queue(&claim.name);
+                    let key = if view.watches_all() { &queue } else { &last.key };
+                    let subscription = Arc::new(self.watcher.read(key, view.watches_all())?);
+                    progress.subscription = Some(subscription.clone());
+                    subscription
+                }
+            }
+        };
+        let begun = self.now();
+        loop {
+            if self.claims.get(claim.id).is_none_or(|known| !known.is_good()) {
+                return Ok(Wake::Step);
+            }
+            let news = subscription.news();
+            if let Some(refused) = news.refused {
+                return Err(refused);
+            }
+            let anew = {
+                let mut progress = lock(&view.progress);
+                std::mem::replace(&mut progress.opened, news.opened) != news.opened
+            };
+            // What happened before it was opened, but after the last read, nobody tells.
+            if view.follow(&news.changes) || anew && news.since > view.revision {
+                return Ok(Wake::Step);
+            }
+            let patience = begun + if news.opened == 0 { OPEN_FOR } else { GUARD };
+            let look = view.closed_until.map_or(patience, |open| patience.min(open));
+            tokio::select! {
+                biased;
+                () = subscription.told() => {}
+                () = view.woken.notified() => {}
+                () = known.session.over() => return Ok(Wake::Step),
+                () = self.client.env.sleep_until(look) => {
+                    self.open_again(view).await?;
+                    return Ok(Wake::Step);
+                }
+            }
+        }
+    }
+
+    /// Renews claims that hang on one lease.
+    async fn renew_session(&self, claims: &[(usize, &Claim)]) -> Vec<(usize, Renewal)> {
+        let failed =
+            |error: Error| claims.iter().map(|(at, _)| (*at, Renewal::Failed(error.again()))).collect();
+        let Some(known) = claims.first().and_then(|(_, claim)| self.claims.get(claim.id)) else {
+            return failed(Error::new(ErrorKind::Unknown, "the claim was just released"));
+        };
+        let now = self.now();
+        let session = known.session;
+        let kept = match self.sessions.keep(&session, session.ttl / SHARED_FOR).await {
+            Ok(kept) => kept,
+            Err(error) => return failed(error),
+        };
+        let mut answers = Vec::with_capacity(claims.len());
+        for (at, claim) in claims {
+            let lost = self.claims.get(claim.id).and_then(|known| known.lost);
+            let renewal = match (lost, kept) {
+                (Some(loss), _) => Renewal::Lost(loss),
+                (None, None) => Renewal::Lost(session_ended()),
+                (None, Some(_)) if claim.ttl > session.ttl || claim.isolated && !session.isolated => {
+                    self.move_to_longer(claim).await
+                }
+                // The engine counts from before this call; the server, perhaps, from a moment before that.
+                (None, Some(kept)) => {
+                    Renewal::Renewed(Some(claim.ttl.min(session.ttl.saturating_sub(now.since(kept)))))
+                }
+            };
+            answers.push((*at, renewal));
+        }
+        answers
+    }
+}
+
+#[async_trait]
+impl Backend for Store {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            fencing: true,
+            queue: true,
+            fifo: true,
+            shared: true,
+            permits: true,
+            push: true,
+            expiry: true,
+            detached: true,
+            linger: true,
+            processes: true,
+            hosts: true,
+            restart: true,
+            failover: true,
+            ..Capabilities::default()
+        }
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Progress> {
+        for _ in 0..TURNS {
+            match self.enter(claim).await? {
+                Entered::Done(progress) => return Ok(progress),
+                Entered::Again => {}
+            }
+        }
+        Err(Error::new(ErrorKind::Unavailable, "etcd ended one lease after another; is it overloaded?"))
+    }
+
+    async fn wait(&self, claim: &Claim) -> Result<Wake> {
+        match self.claims.view(claim.id) {
+            Some(view) => self.watch(claim, &view).await,
+            None => Ok(Wake::Step),
+        }
+    }
+
+    async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal> {
+        let mut sessions: HashMap<i64, Vec<(usize, &Claim)>> = HashMap::new();
+        let mut answers: Vec<Option<Renewal>> = claims.iter().map(|_| None).collect();
+        for (at, claim) in claims.iter().enumerate() {
+            match self.claims.get(claim.id) {
+                Some(known) => sessions.entry(known.session.lease).or_default().push((at, claim)),
+                None => {
+                    let renewal = self.renew_detached(claim).await.unwrap_or_else(Renewal::Failed);
+                    if let Some(answer) = answers.get_mut(at) {
+                        *answer = Some(renewal);
+                    }
+                }
+            }
+        }
+        let sessions = sessions.into_values().map(|group| async move { self.renew_session(&group).await });
+        for (at, renewal) in futures_util::future::join_all(sessions).await.into_iter().flatten() {
+            if let Some(answer) = answers.get_mut(at) {
+                *answer = Some(renewal);
+            }
+        }
+        let unanswered = || Renewal::Failed(Error::new(ErrorKind::Unknown, "a renewal was left out"));
+        answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
+    }
+
+    async fn lost(&self) -> Vec<(ClaimId, Loss)> {
+        self.claims.losses().await
+    }
+
+    async fn verify(&self, claim: &Claim) -> Result<Renewal> {
+        let Some(known) = self.claims.get(claim.id) else {
+            return Ok(match self.find(&claim.name, claim.id).await? {
+                Some(place) => Renewal::Renewed(self.left(place.lease).await?),
+                None => Renewal::Lost(deleted()),
+            });
+        };
+        if let Some(loss) = known.lost {
+            return Ok(Renewal::Lost(loss));
+        }
+        let found: wire::RangeResponse = self.client.call(wire::RANGE, &wire::get(&known.key)).await?;
+        let is_there = found.kvs.first().is_some_and(|kv| Some(kv.create_revision) == known.created);
+        let left = (known.session.confirmed() + known.session.ttl).since(self.now());
+        Ok(if is_there { Renewal::Renewed(Some(left)) } else { Renewal::Lost(deleted()) })
+    }
+
+    async fn downgrade(&self, claim: &Claim) -> Result<()> {
+        let value = super::record::of(claim, Mode::Shared, self.client.env.clock().wall())?;
+        let Some(known) = self.claims.get(claim.id).filter(|known| known.is_good()) else {
+            return Err(Error::lost(&claim.name, deleted()));
+        };
+        match self.rewrite(claim, &known, value).await? {
+            true => Ok(()),
+            false => Err(Error::lost(&claim.name, deleted())),
+        }
+    }
+
+    async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
+        self.free(claim, linger).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
+        self.list_all(prefix).await
+    }
+
+    async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
+        self.state_of(name).await
+    }
+
+    async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
+        self.evict_claim(name, claim).await
+    }
+
+    fn key(&self, claim: ClaimId) -> Option<String> {
+        let known = self.claims.get(claim)?;
+        known.created?;
+        std::str::from_utf8(&known.key).ok().map(str::to_owned)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Etcd").field("prefix", &self.prefix()).finish_non_exhaustive()
+    }
+}
+
+pub(super) fn deleted() -> Loss {
+    Loss::new(LossKind::Deleted, "etcd no longer has the claim's key")
+}

@@ -1,0 +1,137 @@
+//! What a waiting claim has ahead of it, as the last read showed it and events have changed it since.
+
+use std::sync::Mutex;
+
+use tokio::sync::Notify;
+
+use super::record::{Place, Standing};
+use super::watch::{Change, Subscription};
+use crate::claim::Mode;
+use crate::clock::Instant;
+use crate::queue::admits;
+use crate::sync::lock;
+
+/// The claims that must go before one is granted, and the watch that tells of them.
+///
+/// A claim watches no more than it must. An exclusive one watches its predecessor: nobody's turn comes before that one
+/// is gone. A reader watches the last ahead that is no reader. Permits may come free anywhere ahead, and a claim for
+/// some counts along what is deleted; it reads again only when that makes room for it.
+pub(super) struct View {
+    mode: Mode,
+    /// The revision at which it was read.
+    pub(super) revision: i64,
+    /// Whoever stands in the way.
+    pub(super) ahead: Vec<Place>,
+    /// Until when the one in the way keeps the lock closed.
+    pub(super) closed_until: Option<Instant>,
+    pub(super) progress: Mutex<Progress>,
+    /// Told when the claim itself is lost.
+    pub(super) woken: Notify,
+}
+
+/// How far the events have been followed.
+#[derive(Default)]
+pub(super) struct Progress {
+    pub(super) subscription: Option<std::sync::Arc<Subscription>>,
+    /// The opening of the watch that this view has taken into account.
+    pub(super) opened: u64,
+    /// Positions in `ahead` that are gone.
+    gone: Vec<bool>,
+}
+
+impl View {
+    /// What is in the way of a claim, of all that is ahead of it.
+    pub(super) fn new(mode: Mode, revision: i64, ahead: Vec<Place>) -> View {
+        let in_the_way = match mode {
+            Mode::Exclusive => ahead.into_iter().next_back().into_iter().collect(),
+            Mode::Shared => {
+                ahead.into_iter().rfind(|place| place.mode() != Mode::Shared).into_iter().collect()
+            }
+            Mode::Permits { .. } => ahead,
+        };
+        let progress = Progress { gone: vec![false; in_the_way.len()], ..Progress::default() };
+        View {
+            mode,
+            revision,
+            ahead: in_the_way,
+            closed_until: None,
+            progress: Mutex::new(progress),
+            woken: Notify::new(),
+        }
+    }
+
+    /// Notes when the lock opens that the last in the way keeps closed, counted from `now` unless `before` knows better.
+    pub(super) fn date_closing(&mut self, before: Option<&View>, now: Instant) {
+        let Some(Place { standing: Standing::Closed { time, .. }, created, .. }) = self.ahead.last() else {
+            return;
+        };
+        let known =
+            before.filter(|before| before.ahead.last().is_some_and(|place| place.created == *created));
+        let known = known.and_then(|before| before.closed_until);
+        // Our clock may run faster than that of whoever closed it.
+        self.closed_until = Some(known.unwrap_or(now + *time + *time / 100));
+    }
+
+    /// What is to be watched: one key, or all keys of the queue.
+    pub(super) fn watches_all(&self) -> bool {
+        matches!(self.mode, Mode::Permits { .. })
+    }
+
+    /// Goes on with the watch of an earlier view, if it is the same.
+    pub(super) fn inherit(&self, before: &View, key: &[u8]) {
+        let mut theirs = lock(&before.progress);
+        if let Some(subscription) = theirs.subscription.take_if(|subscription| subscription.key() == key) {
+            let mut ours = lock(&self.progress);
+            (ours.subscription, ours.opened) = (Some(subscription), theirs.opened);
+        }
+    }
+
+    /// Takes events in. True: another read is worth taking.
+    pub(super) fn follow(&self, changes: &[Change]) -> bool {
+        let mut progress = lock(&self.progress);
+        for change in changes {
+            let Some(at) = self.ahead.iter().position(|place| place.key == change.key) else { continue };
+            let Some(gone) = progress.gone.get_mut(at) else { continue };
+            if !change.deleted && !*gone {
+                // Downgraded, moved to another lease, or closed.
+                return true;
+            }
+            // What is written under the key of one that is gone is a claim behind this one.
+            *gone = true;
+        }
+        let left = self.ahead.iter().zip(&progress.gone).filter(|(_, gone)| !**gone);
+        admits(left.map(|(place, _)| place.mode()), self.mode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backends::etcd::wire::KeyValue;
+
+    fn place(key: &str) -> Place {
+        Place::read(&KeyValue { key: key.as_bytes().to_vec(), ..KeyValue::default() })
+    }
+
+    fn deleted(key: &str) -> Change {
+        Change { key: key.as_bytes().to_vec(), deleted: true }
+    }
+
+    #[test]
+    fn an_exclusive_claim_waits_for_its_predecessor_alone() {
+        let view = View::new(Mode::Exclusive, 1, vec![place("q/a"), place("q/b")]);
+        assert!(!view.follow(&[deleted("q/a"), deleted("q/c")]));
+        assert!(view.follow(&[deleted("q/b")]));
+    }
+
+    #[test]
+    fn permits_wait_until_enough_is_gone_and_a_write_is_worth_a_look() {
+        let mode = "1 of 2".parse().unwrap();
+        let view = View::new(mode, 1, vec![place("q/a"), place("q/b")]);
+        assert!(view.watches_all() && !view.follow(&[deleted("q/a")]));
+        assert!(view.follow(&[deleted("q/b")]));
+        assert!(
+            View::new(mode, 1, vec![place("q/a")]).follow(&[Change { key: b"q/a".to_vec(), deleted: false }])
+        );
+    }
+}

@@ -1,0 +1,387 @@
+//! Watches: one stream for all of a client's, on the background lane.
+//!
+//! Every watch begins at the present, since etcd serves one that begins in the past from a loop every 100 ms; what
+//! happened before is read by whoever cares, once the watch is known to be open. That is also how a stream that broke,
+//! or a past that was compacted, is survived: open again, then read.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc, oneshot};
+use tonic::Streaming;
+
+use super::client::Client;
+use super::link::Link;
+use super::wire::{
+    self, DELETED, Event, TxnRequest, WatchCancel, WatchCreate, WatchOrder, WatchRequest, WatchResponse,
+};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::lock;
+
+/// Pause before a stream that broke is opened again, doubling from the first to the second.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+/// Events that wait for their reader. Whoever falls further behind reads anew.
+const MAX_EVENTS: usize = 1024;
+
+/// Keys that are read at once after a stream was opened again; etcd takes 128 operations in a transaction.
+const READ_BATCH: usize = 100;
+
+/// All watches of one client.
+pub(super) struct Watcher {
+    client: Arc<Client>,
+    state: Mutex<State>,
+    kick: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct State {
+    last_id: i64,
+    subs: HashMap<i64, Arc<Sub>>,
+    /// Leads into the open stream.
+    orders: Option<mpsc::UnboundedSender<WatchRequest>>,
+    /// Whether a watch was refused, and none opened since.
+    denied: bool,
+    /// Ends the stream's task when dropped.
+    alive: Option<oneshot::Sender<()>>,
+}
+
+/// One watch.
+struct Sub {
+    id: i64,
+    key: Arc<[u8]>,
+    /// Whether all keys are watched that begin like that.
+    range: bool,
+    /// From which revision on it is opened first; 0: from the present.
+    start: i64,
+    purpose: Purpose,
+    news: Mutex<News>,
+    told: Notify,
+}
+
+enum Purpose {
+    /// Somebody reads the events.
+    Read,
+    /// The key is there, and this is called once it is not.
+    Guard(Box<dyn Fn() + Send + Sync>),
+}
+
+/// What a watch has told.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    /// How often it was opened; events may have been missed before each time.
+    pub(super) opened: u64,
+    /// The store's revision when it was opened last: all that came later is told.
+    pub(super) since: i64,
+    pub(super) changes: Vec<Change>,
+    /// Why it cannot be opened.
+    pub(super) refused: Option<Error>,
+}
+
+/// A key was written or deleted.
+#[derive(Debug)]
+pub(super) struct Change {
+    pub(super) key: Vec<u8>,
+    pub(super) deleted: bool,
+}
+
+/// A watch that is open for as long as this lives.
+pub(super) struct Subscription {
+    watcher: Weak<Watcher>,
+    sub: Arc<Sub>,
+}
+
+impl Subscription {
+    /// Takes what was told since the last call.
+    pub(super) fn news(&self) -> News {
+        let mut news = lock(&self.sub.news);
+        let (changes, refused) = (std::mem::take(&mut news.changes), news.refused.take());
+        News { opened: news.opened, since: news.since, changes, refused }
+    }
+
+    /// Waits for something to be told.
+    pub(super) async fn told(&self) {
+        self.sub.told.notified().await;
+    }
+
+    /// The key that is watched, or where the range begins.
+    pub(super) fn key(&self) -> &[u8] {
+        &self.sub.key
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        if let Some(watcher) = self.watcher.upgrade() {
+            watcher.forget(self.sub.id);
+        }
+    }
+}
+
+impl Watcher {
+    pub(super) fn new(client: Arc<Client>) -> Arc<Watcher> {
+        Arc::new(Watcher { client, state: Mutex::default(), kick: Arc::default() })
+    }
+
+    /// Watches one key, or with `range` all that begin with it.
+    pub(super) fn read(self: &Arc<Watcher>, key: &[u8], range: bool) -> Result<Subscription> {
+        self.subscribe(key.into(), range, 0, Purpose::Read)
+    }
+
+    /// Calls `gone` once when a key that was last seen at this revision is not there any more.
+    pub(super) fn guard(
+        self: &Arc<Watcher>,
+        key: Arc<[u8]>,
+        seen: i64,
+        gone: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Subscription> {
+        self.subscribe(key, false, seen.saturating_add(1), Purpose::Guard(Box::new(gone)))
+    }
+
+    fn subscribe(
+        self: &Arc<Watcher>,
+        key: Arc<[u8]>,
+        range: bool,
+        start: i64,
+        purpose: Purpose,
+    ) -> Result<Subscription> {
+        let mut state = lock(&self.state);
+        if state.alive.is_none() {
+            let (alive, dead) = oneshot::channel();
+            let run = run(Arc::downgrade(self), self.client.clone(), self.kick.clone());
+            self.client.env.lane().spawn(async move {
+                tokio::select! {
+                    biased;
+                    _ = dead => {}
+                    () = run => {}
+                }
+            })?;
+            state.alive = Some(alive);
+        }
+        state.last_id += 1;
+        let sub = Arc::new(Sub {
+            id: state.last_id,
+            key,
+            range,
+            start,
+            purpose,
+            news: Mutex::default(),
+            told: Notify::new(),
+        });
+        state.subs.insert(sub.id, sub.clone());
+        match &state.orders {
+            Some(orders) => drop(orders.send(sub.create(start))),
+            None => self.kick.notify_one(),
+        }
+        Ok(Subscription { watcher: Arc::downgrade(self), sub })
+    }
+
+    fn forget(&self, id: i64) {
+        let mut state = lock(&self.state);
+        if state.subs.remove(&id).is_some()
+            && let Some(orders) = &state.orders
+        {
+            let order = WatchOrder::Cancel(WatchCancel { watch_id: id });
+            let _ = orders.send(WatchRequest { order: Some(order) });
+        }
+    }
+
+    /// Takes in what the stream said; gives the key that is to be read, if one is.
+    ///
+    /// # Errors
+    ///
+    /// The stream is of no use any more.
+    fn take(&self, answer: WatchResponse) -> Result<Option<Arc<Sub>>, Stale> {
+        if answer.canceled && answer.created && !answer.cancel_reason.contains("compacted") {
+            return self.denied(&answer.cancel_reason).map(|()| None);
+        }
+        let Some(sub) = lock(&self.state).subs.get(&answer.watch_id).cloned() else { return Ok(None) };
+        if answer.canceled {
+            self.canceled(&sub);
+            return Ok(None);
+        }
+        if answer.created {
+            let mut news = lock(&sub.news);
+            news.opened += 1;
+            news.since = wire::revision(answer.header.as_ref());
+            let again = news.opened > 1 || sub.start == 0;
+            drop(news);
+            lock(&self.state).denied = false;
+            sub.told.notify_one();
+            return Ok((again && matches!(sub.purpose, Purpose::Guard(_))).then_some(sub));
+        }
+        match &sub.purpose {
+            Purpose::Guard(gone) => {
+                if answer.events.iter().any(|event| event.kind == DELETED) {
+                    gone();
+                }
+            }
+            Purpose::Read => sub.tell(answer.events),
+        }
+        Ok(None)
+    }
+
+    /// The server opens no watch for us: because the login has run out with which the stream was opened, or because we
+    /// may not watch at all. Not every version says which watch it means.
+    fn denied(&self, reason: &str) -> Result<(), Stale> {
+        let mut state = lock(&self.state);
+        state.denied = !state.denied;
+        if state.denied {
+            return Err(Stale);
+        }
+        for sub in state.subs.values() {
+            let mut news = lock(&sub.news);
+            if news.opened == 0 {
+                news.refused = Some(Error::new(
+                    ErrorKind::Refused,
+                    format!(
+                        "etcd does not let this user watch the lock: {reason}; see the documentation of the etcd store"
+                    ),
+                ));
+                drop(news);
+                sub.told.notify_one();
+            }
+        }
+        Ok(())
+    }
+
+    /// The server gave a watch up, for its past was compacted. Opened again from the present, it counts as opened anew,
+    /// and is read.
+    fn canceled(&self, sub: &Arc<Sub>) {
+        lock(&sub.news).opened += 1;
+        if let Some(orders) = &lock(&self.state).orders {
+            let _ = orders.send(sub.create(0));
+        }
+    }
+}
+
+/// A stream that takes no more watches.
+struct Stale;
+
+impl Sub {
+    fn create(&self, start: i64) -> WatchRequest {
+        let create = WatchCreate {
+            key: self.key.to_vec(),
+            range_end: if self.range { wire::end_of(&self.key) } else { Vec::new() },
+            start_revision: start,
+            watch_id: self.id,
+        };
+        WatchRequest { order: Some(WatchOrder::Create(create)) }
+    }
+
+    fn tell(&self, events: Vec<Event>) {
+        let mut news = lock(&self.news);
+        if news.changes.len() + events.len() > MAX_EVENTS {
+            news.changes.clear();
+            // As if it had been opened anew at a later revision: the reader looks for itself.
+            news.opened += 1;
+            news.since = i64::MAX;
+        } else {
+            news.changes.extend(events.into_iter().filter_map(|event| {
+                let deleted = event.kind == DELETED;
+                event.kv.map(|kv| Change { key: kv.key, deleted })
+            }));
+        }
+        drop(news);
+        self.told.notify_one();
+    }
+}
+
+/// Keeps the stream open while anybody watches.
+async fn run(watcher: Weak<Watcher>, client: Arc<Client>, kick: Arc<Notify>) {
+    let mut pause = BACKOFF.0;
+    loop {
+        let Some(orders) = watcher.upgrade().map(|watcher| watcher.orders()) else { return };
+        let Some(mut orders) = orders else {
+            kick.notified().await;
+            continue;
+        };
+        let requests = futures_util::stream::poll_fn(move |context| orders.poll_recv(context));
+        if let Ok((link, answers)) = client.watch(requests).await {
+            let opened = client.env.now();
+            follow(&watcher, &client, &link, answers).await;
+            if client.env.now().since(opened) > BACKOFF.1 {
+                pause = BACKOFF.0;
+            }
+        }
+        let Some(watcher) = watcher.upgrade() else { return };
+        lock(&watcher.state).orders = None;
+        drop(watcher);
+        client.env.sleep_until(client.env.now() + pause).await;
+        pause = (pause * 2).min(BACKOFF.1);
+    }
+}
+
+impl Watcher {
+    /// The orders for a new stream, with all that is watched; `None` when nothing is.
+    fn orders(&self) -> Option<mpsc::UnboundedReceiver<WatchRequest>> {
+        let mut state = lock(&self.state);
+        if state.subs.is_empty() {
+            return None;
+        }
+        let (sender, orders) = mpsc::unbounded_channel();
+        for sub in state.subs.values() {
+            let start = if lock(&sub.news).opened == 0 { sub.start } else { 0 };
+            let _ = sender.send(sub.create(start));
+        }
+        state.orders = Some(sender);
+        Some(orders)
+    }
+}
+
+/// Takes in what an open stream says, until it breaks.
+async fn follow(
+    watcher: &Weak<Watcher>,
+    client: &Arc<Client>,
+    link: &Arc<Link>,
+    mut answers: Streaming<WatchResponse>,
+) {
+    let mut unread: Vec<Arc<Sub>> = Vec::new();
+    loop {
+        let answer = tokio::select! {
+            biased;
+            answer = answers.message() => answer,
+            () = link.life().gone() => return,
+            // Nothing more has come for now, so that what is to be read is read at once, not one by one.
+            () = std::future::ready(()), if !unread.is_empty() => {
+                let batch = unread.drain(..unread.len().min(READ_BATCH)).collect();
+                tokio::spawn(read_guarded(watcher.clone(), client.clone(), link.clone(), batch));
+                continue;
+            }
+        };
+        match answer {
+            Ok(Some(answer)) => {
+                let Some(watcher) = watcher.upgrade() else { return };
+                match watcher.take(answer) {
+                    Ok(read) => unread.extend(read),
+                    Err(Stale) => return client.log_in_again(),
+                }
+            }
+            Ok(None) => return,
+            Err(status) => {
+                let _ = client.watch_broke(link, status);
+                return;
+            }
+        }
+    }
+}
+
+/// Reads guarded keys whose watch was closed for a while, until that is done or the stream has broken again.
+async fn read_guarded(watcher: Weak<Watcher>, client: Arc<Client>, link: Arc<Link>, batch: Vec<Arc<Sub>>) {
+    let mut pause = BACKOFF.0;
+    while link.life().is_open() && watcher.strong_count() > 0 {
+        let reads = batch.iter().map(|sub| wire::get(&sub.key).into()).collect();
+        let txn = TxnRequest { success: reads, ..TxnRequest::default() };
+        if let Ok(Some(answer)) = client.txn(txn).await {
+            for (sub, found) in batch.iter().zip(answer.ranges()) {
+                if let (true, Purpose::Guard(gone)) = (found.kvs.is_empty(), &sub.purpose) {
+                    gone();
+                }
+            }
+            return;
+        }
+        client.env.sleep_until(client.env.now() + pause).await;
+        pause = (pause * 2).min(BACKOFF.1);
+    }
+}

@@ -1,0 +1,220 @@
+//! `etcd://`: what each thing costs, as the server counts it.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "test code"
+)]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clinch::{Guard, Locks, Released};
+use clinch_testkit::Etcd;
+
+/// How long a state may take to come about before the test counts as failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A TTL that nobody lives to see the end of, nor a renewal.
+const LONG_TTL: Duration = Duration::from_secs(3600);
+
+async fn connect(etcd: &Etcd) -> Locks {
+    clinch::connect(&etcd.url()).await.unwrap().ttl(LONG_TTL).unwrap()
+}
+
+async fn lock(locks: &Locks, name: &str) -> Guard {
+    locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
+}
+
+async fn release(guard: Guard) {
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
+
+/// Waits for the lock in a task of its own.
+fn queue(locks: &Locks, name: &str) -> tokio::task::JoinHandle<Guard> {
+    let (locks, name) = (locks.clone(), name.to_owned());
+    tokio::spawn(async move { lock(&locks, &name).await })
+}
+
+/// Looks until there is something to see.
+async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let end = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        if let Some(seen) = look().await {
+            return seen;
+        }
+        assert!(tokio::time::Instant::now() < end, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// What the server has answered, by method; its metrics page itself costs nothing of these.
+fn answered(etcd: &Etcd) -> BTreeMap<&'static str, u64> {
+    let methods = ["Txn", "Range", "Put", "DeleteRange", "LeaseGrant", "LeaseRevoke", "LeaseKeepAlive"];
+    methods.into_iter().map(|method| (method, etcd.handled(method))).collect()
+}
+
+/// What the server has answered since, where that is anything.
+fn since(etcd: &Etcd, before: &BTreeMap<&'static str, u64>) -> Vec<(&'static str, u64)> {
+    let now = answered(etcd);
+    now.into_iter().map(|(method, count)| (method, count - before[method])).filter(|(_, n)| *n > 0).collect()
+}
+
+#[tokio::test]
+async fn an_uncontended_lock_and_its_release_are_two_transactions() {
+    let etcd = Etcd::start();
+    let locks = connect(&etcd).await;
+    // Grants the lease.
+    release(lock(&locks, "job").await).await;
+    let (before, revision) = (answered(&etcd), etcd.revision());
+    release(lock(&locks, "job").await).await;
+    release(locks.mutex("job").unwrap().try_lock().await.unwrap().unwrap()).await;
+    release(locks.rwlock("index").unwrap().read().await.unwrap()).await;
+    release(locks.semaphore("gpu", 2).unwrap().acquire(1).unwrap().await.unwrap()).await;
+    let reads_of_the_test = 1;
+    assert_eq!(since(&etcd, &before), [("Range", reads_of_the_test), ("Txn", 8)]);
+    assert_eq!(etcd.revision(), revision + 8, "each is one write");
+    assert_eq!(etcd.keys("/clinch/job"), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_try_on_a_busy_lock_writes_nothing() {
+    let etcd = Etcd::start();
+    let (near, far) = (connect(&etcd).await, connect(&etcd).await);
+    release(lock(&far, "other").await).await;
+    let guards =
+        [lock(&near, "job").await, near.semaphore("gpu", 2).unwrap().acquire(2).unwrap().await.unwrap()];
+    let revision = etcd.revision();
+    let before = answered(&etcd);
+    assert!(far.mutex("job").unwrap().try_lock().await.unwrap().is_none());
+    assert!(far.rwlock("job").unwrap().try_read().await.unwrap().is_none());
+    assert!(far.semaphore("gpu", 2).unwrap().try_acquire(1).await.unwrap().is_none());
+    assert_eq!(since(&etcd, &before), [("Txn", 3)]);
+    assert_eq!(etcd.revision(), revision, "a refusal wrote something");
+    for guard in guards {
+        release(guard).await;
+    }
+}
+
+#[tokio::test]
+async fn a_hand_over_takes_at_most_four_requests_however_many_wait() {
+    const TURNS: u64 = 20;
+    for waiters in [2, 8, 24] {
+        let etcd = Etcd::start();
+        let mut clients = Vec::new();
+        for _ in 0..waiters {
+            let locks = connect(&etcd).await;
+            release(lock(&locks, "warm").await).await;
+            clients.push(locks);
+        }
+        let before = answered(&etcd);
+        let work = clients.iter().map(|locks| {
+            let locks = locks.clone();
+            tokio::spawn(async move {
+                for _ in 0..TURNS {
+                    let guard = lock(&locks, "job").await;
+                    tokio::task::yield_now().await;
+                    release(guard).await;
+                }
+            })
+        });
+        for task in work.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+        let requests: u64 = since(&etcd, &before).iter().map(|(_, count)| count).sum();
+        let turns = waiters * TURNS;
+        assert!(requests <= 4 * turns, "{requests} requests for {turns} turns of {waiters}");
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_asks_for_nothing_while_it_waits() {
+    let etcd = Etcd::start();
+    let (near, far) = (connect(&etcd).await, connect(&etcd).await);
+    let guard = lock(&near, "job").await;
+    release(lock(&far, "other").await).await;
+    let waiter = queue(&far, "job");
+    let watching = async || (etcd.metric("etcd_debugging_mvcc_watcher_total") >= 3.0).then_some(());
+    // Two sessions' keys and the predecessor.
+    eventually("the waiter watches", watching).await;
+    let own_keys = async || (etcd.metric("etcd_debugging_mvcc_watcher_total") >= 5.0).then_some(());
+    eventually("both keys that are old are watched", own_keys).await;
+    let before = answered(&etcd);
+    for _ in 0..50 {
+        release(lock(&near, "unrelated").await).await;
+    }
+    assert_eq!(since(&etcd, &before), [("Txn", 100)]);
+    release(guard).await;
+    release(waiter.await.unwrap()).await;
+    // Whatever was watched for a claim is watched no more.
+    let left = async || (etcd.metric("etcd_debugging_mvcc_watcher_total") <= 2.0).then_some(());
+    eventually("the watches end with their claims", left).await;
+}
+
+#[tokio::test]
+async fn many_locks_are_renewed_by_one_keepalive() {
+    const LOCKS: usize = 300;
+    let etcd = Etcd::start();
+    let locks = connect(&etcd).await.ttl(Duration::from_secs(12)).unwrap();
+    let mut guards = Vec::new();
+    for number in 0..LOCKS {
+        guards.push(lock(&locks, &format!("job-{number}")).await);
+    }
+    assert_eq!(etcd.leases().len(), 1);
+    let start = etcd.handled("LeaseKeepAlive");
+    let first = guards.iter().map(|guard| guard.deadline().unwrap()).max().unwrap();
+    let renewed = async || guards.iter().all(|guard| guard.deadline().unwrap() > first).then_some(());
+    eventually("all are renewed", renewed).await;
+    let renewals = etcd.handled("LeaseKeepAlive") - start;
+    assert!(renewals <= 2, "{renewals} keepalives renewed {LOCKS} locks once");
+    for guard in guards {
+        assert!(guard.is_held());
+        release(guard).await;
+    }
+}
+
+#[tokio::test]
+async fn an_isolated_lock_has_a_lease_of_its_own_and_gives_it_back() {
+    let etcd = Etcd::start();
+    let locks = connect(&etcd).await;
+    let shared = [lock(&locks, "a").await, lock(&locks, "b").await];
+    assert_eq!(etcd.leases().len(), 1);
+    let isolated = lock(&locks.clone().isolated(), "c").await;
+    assert_eq!(etcd.leases().len(), 2);
+    assert!(locks.clone().isolated().mutex("c").unwrap().try_lock().await.unwrap().is_none());
+    assert_eq!(etcd.leases().len(), 2);
+    release(isolated).await;
+    assert_eq!(etcd.leases().len(), 1);
+    for guard in shared {
+        release(guard).await;
+    }
+}
+
+/// etcd remembers every key that ever was until it is compacted, and whoever looks at a queue reads past them all: a lock
+/// that took a new key for each claim would become slower with every one.
+#[tokio::test]
+async fn a_lock_that_is_taken_often_uses_few_keys() {
+    let etcd = Etcd::start();
+    let (near, far) = (connect(&etcd).await, connect(&etcd).await);
+    let mut used = std::collections::BTreeSet::new();
+    for _ in 0..30 {
+        let guard = lock(&near, "job").await;
+        used.extend(guard.store_key());
+        let waiters = [&near, &far].map(|locks| {
+            let locks = locks.clone();
+            tokio::spawn(async move {
+                let guard = lock(&locks, "job").await;
+                let key = guard.store_key();
+                release(guard).await;
+                key
+            })
+        });
+        release(guard).await;
+        for waiter in waiters {
+            used.extend(waiter.await.unwrap());
+        }
+    }
+    assert!(used.len() <= 4, "{used:?}");
+}

@@ -1,0 +1,98 @@
+//! `etcd://` under faults of members, network, leases and clients: whatever breaks, nobody holds twice.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "test code"
+)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use clinch::{Clock, Guard, Locks, LossKind, Released};
+use clinch_testkit::{Etcd, EtcdCluster, Proxy};
+use tokio::task::JoinHandle;
+
+#[path = "etcd_faults/cluster.rs"]
+mod cluster;
+#[path = "etcd_faults/leases.rs"]
+mod leases;
+#[path = "etcd_faults/network.rs"]
+mod network;
+#[path = "etcd_faults/stopped.rs"]
+mod stopped;
+
+/// How long a state may take to come about before the test counts as failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A TTL whose renewal nobody lives to see: what is told or granted within [`PATIENCE`] was told or granted at once.
+const LONG_TTL: Duration = Duration::from_secs(3600);
+
+async fn connect(url: &str) -> Locks {
+    clinch::connect(url).await.unwrap().ttl(LONG_TTL).unwrap()
+}
+
+async fn lock(locks: &Locks, name: &str) -> Guard {
+    locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
+}
+
+async fn release(guard: Guard) {
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
+
+/// Waits for the lock in a task of its own.
+fn queue(locks: &Locks, name: &str) -> JoinHandle<Guard> {
+    let (locks, name) = (locks.clone(), name.to_owned());
+    tokio::spawn(async move { locks.mutex(&name).unwrap().lock().await.unwrap() })
+}
+
+/// What the future gives; panics with `what` when that takes too long.
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+}
+
+async fn join<T>(what: &str, task: JoinHandle<T>) -> T {
+    within(what, task).await.unwrap()
+}
+
+/// Looks until there is something to see.
+async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    within(what, async {
+        loop {
+            if let Some(seen) = look().await {
+                return seen;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+}
+
+/// Waits until a lock has so many claims.
+async fn sees_claims(locks: &Locks, name: &str, count: usize) {
+    eventually(&format!("{count} claims on {name}"), async || {
+        let state = locks.state(name).await.ok()?;
+        (state.map_or(0, |state| state.claims.len()) == count).then_some(())
+    })
+    .await;
+}
+
+/// The keys of a lock.
+fn keys(etcd: &Etcd, name: &str) -> Vec<String> {
+    etcd.keys(&format!("/clinch/{name}/"))
+}
+
+/// The lease that a claim was made on, in hex: its key says so.
+fn lease(guard: &Guard) -> String {
+    let key = guard.store_key().unwrap();
+    key.rsplit('/').next().unwrap().split('-').next().unwrap().to_owned()
+}
+
+/// Checks that another client gets the lock, and that nothing is left after it.
+async fn expect_unused(etcd: &Etcd, locks: &Locks, name: &str) {
+    release(lock(locks, name).await).await;
+    eventually("nothing is left", async || keys(etcd, name).is_empty().then_some(())).await;
+}

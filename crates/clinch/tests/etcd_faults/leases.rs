@@ -1,0 +1,205 @@
+//! Leases that end, keys that are deleted, histories that are compacted.
+
+use super::*;
+
+#[tokio::test]
+async fn a_revoked_lease_is_told_at_once_to_all_its_holders() {
+    let etcd = Etcd::start();
+    let (near, far) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let mutex = lock(&near, "job").await;
+    let reader = near.rwlock("index").unwrap().read().await.unwrap();
+    let isolated = lock(&near.clone().isolated(), "apart").await;
+    let waiter = queue(&far, "job");
+    sees_claims(&far, "job", 2).await;
+    etcd.ctl(&["lease", "revoke", &lease(&mutex)]);
+    for guard in [&mutex, &reader] {
+        let loss = within("the loss is told", guard.lost()).await;
+        assert_eq!(loss.kind, LossKind::SessionEnded, "{loss}");
+    }
+    let next = join("the waiter is granted", waiter).await;
+    assert!(next.token() > mutex.token() && !mutex.is_held());
+    isolated.verify().await.unwrap();
+    assert!(matches!(mutex.release().await.unwrap(), Released::AlreadyLost(_)));
+    next.verify().await.unwrap();
+    release(next).await;
+    // The next claim gets a lease of its own accord.
+    let again = lock(&near, "job").await;
+    assert!(again.token() > reader.token());
+    release(again).await;
+    release(isolated).await;
+}
+
+#[tokio::test]
+async fn a_deleted_key_is_told_at_once_though_the_lease_lives() {
+    let etcd = Etcd::start();
+    let locks = connect(&etcd.url()).await;
+    let (guard, other) = (lock(&locks, "job").await, lock(&locks, "other").await);
+    etcd.ctl(&["del", &guard.store_key().unwrap()]);
+    let loss = within("the loss is told", guard.lost()).await;
+    assert_eq!(loss.kind, LossKind::Deleted, "{loss}");
+    assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost(loss));
+    other.verify().await.unwrap();
+    assert!(other.is_held());
+    release(other).await;
+}
+
+#[tokio::test]
+async fn a_key_that_was_deleted_while_nobody_watched_is_missed_by_the_next_opening() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.addr());
+    let near = connect(&format!("etcd://{}", proxy.addr())).await;
+    let guard = lock(&near, "job").await;
+    let watched = async || (etcd.metric("etcd_debugging_mvcc_watcher_total") >= 2.0).then_some(());
+    eventually("the key is watched", watched).await;
+    proxy.refuse(true);
+    proxy.cut_all();
+    let key = keys(&etcd, "job").pop().unwrap();
+    etcd.ctl(&["del", &key]);
+    // What is not in the history any more can only be found by reading.
+    etcd.ctl(&["put", "unrelated", "x"]);
+    etcd.ctl(&["compact", &etcd.revision().to_string()]);
+    assert!(guard.is_held(), "nothing can be known of it yet");
+    proxy.refuse(false);
+    let loss = within("the loss is told", guard.lost()).await;
+    assert_eq!(loss.kind, LossKind::Deleted, "{loss}");
+}
+
+#[tokio::test]
+async fn a_waiter_whose_lease_is_revoked_queues_again_and_is_not_let_in_before() {
+    let etcd = Etcd::start();
+    let [near, unlucky, behind] =
+        [connect(&etcd.url()).await, connect(&etcd.url()).await, connect(&etcd.url()).await];
+    let guard = lock(&near, "job").await;
+    let mine = lock(&unlucky, "mine").await;
+    let first = queue(&unlucky, "job");
+    sees_claims(&near, "job", 2).await;
+    let second = queue(&behind, "job");
+    sees_claims(&near, "job", 3).await;
+    let queued = near.state("job").await.unwrap().unwrap().claims[1].id;
+    etcd.ctl(&["lease", "revoke", &lease(&mine)]);
+    let requeued = async || {
+        let claims = near.state("job").await.unwrap()?.claims;
+        (claims.len() == 3 && claims[2].id == queued).then_some(())
+    };
+    eventually("it queues again, at the end", requeued).await;
+    release(guard).await;
+    let second = join("the one behind is granted", second).await;
+    assert!(!first.is_finished());
+    let token = second.token();
+    release(second).await;
+    let first = join("the unlucky one is granted", first).await;
+    assert!(first.token() > token);
+    release(first).await;
+}
+
+/// The predecessor leaves in the very moment in which the waiter's own key goes: the event that lets it in is true, and
+/// it must not be let in (etcd#11456).
+#[tokio::test]
+async fn a_waiter_whose_key_goes_with_its_predecessor_is_not_let_in() {
+    let etcd = Etcd::start();
+    let [near, unlucky, behind] =
+        [connect(&etcd.url()).await, connect(&etcd.url()).await, connect(&etcd.url()).await];
+    let guard = lock(&near, "job").await;
+    let first = queue(&unlucky, "job");
+    sees_claims(&near, "job", 2).await;
+    let second = queue(&behind, "job");
+    sees_claims(&near, "job", 3).await;
+    let claims = near.state("job").await.unwrap().unwrap().claims;
+    let printed = etcd.ctl(&["get", "--prefix", "/clinch/job/"]);
+    let lines: Vec<&str> = printed.lines().collect();
+    let key = |at: usize| {
+        let id = claims[at].id.to_string();
+        lines.chunks(2).find(|pair| pair[1].contains(&id)).map(|pair| pair[0])
+    };
+    let txn = format!("\ndel {}\ndel {}\n\n\n", key(0).unwrap(), key(1).unwrap());
+    let mut ctl = etcd.etcdctl().arg("txn").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    ctl.stdin.take().unwrap().write_all(txn.as_bytes()).unwrap();
+    assert!(ctl.wait().unwrap().success());
+    let second = join("the one behind is granted", second).await;
+    assert_eq!(within("the holder is told", guard.lost()).await.kind, LossKind::Deleted);
+    let requeued = async || {
+        let claims = near.state("job").await.unwrap()?.claims;
+        (claims.len() == 2 && claims[0].granted && !claims[1].granted).then_some(())
+    };
+    eventually("the unlucky one queues again", requeued).await;
+    assert!(!first.is_finished());
+    second.verify().await.unwrap();
+    release(second).await;
+    let first = join("the unlucky one is granted", first).await;
+    first.verify().await.unwrap();
+    release(first).await;
+}
+
+#[tokio::test]
+async fn waiters_survive_a_compaction_and_a_broken_stream() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.addr());
+    let (near, far) = (connect(&etcd.url()).await, connect(&format!("etcd://{}", proxy.addr())).await);
+    let guard = lock(&near, "job").await;
+    let waiter = queue(&far, "job");
+    let permits = near.semaphore("gpu", 2).unwrap().acquire(2).unwrap().await.unwrap();
+    let wanted = far.semaphore("gpu", 2).unwrap();
+    let wanting = tokio::spawn(async move { wanted.acquire(1).unwrap().await.unwrap() });
+    sees_claims(&near, "job", 2).await;
+    sees_claims(&near, "gpu", 2).await;
+    for _ in 0..3 {
+        etcd.ctl(&["put", "unrelated", "x"]);
+        etcd.ctl(&["compact", &etcd.revision().to_string()]);
+        proxy.cut_all();
+    }
+    proxy.refuse(true);
+    proxy.cut_all();
+    // Both go while the waiters cannot hear of it.
+    release(guard).await;
+    release(permits).await;
+    etcd.ctl(&["compact", &etcd.revision().to_string()]);
+    proxy.refuse(false);
+    release(join("the waiter is granted", waiter).await).await;
+    release(join("the permit is granted", wanting).await).await;
+    expect_unused(&etcd, &near, "job").await;
+}
+
+#[tokio::test]
+async fn a_server_that_restarts_keeps_locks_queues_and_rising_tokens() {
+    let etcd = Etcd::start();
+    let (near, far) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let guard = lock(&near, "job").await;
+    let waiter = queue(&far, "job");
+    sees_claims(&near, "job", 2).await;
+    let places = keys(&etcd, "job");
+    etcd.restart();
+    within("the lock is held", async { while guard.verify().await.is_err() {} }).await;
+    assert!(guard.is_held() && !waiter.is_finished());
+    assert_eq!(keys(&etcd, "job"), places);
+    let token = guard.token();
+    release(guard).await;
+    let next = join("the waiter is granted", waiter).await;
+    assert!(next.token() > token);
+    release(next).await;
+    expect_unused(&etcd, &near, "job").await;
+}
+
+/// The comparison that the documentation of fenced writes names holds exactly as long as the claim.
+#[tokio::test]
+async fn a_fenced_write_is_refused_once_the_claim_is_gone() {
+    let etcd = Etcd::start();
+    let locks = connect(&etcd.url()).await;
+    let guard = lock(&locks, "job").await;
+    let txn = format!(
+        "create(\"{}\") = \"{}\"\n\nput data written\n\n\n\n",
+        guard.store_key().unwrap(),
+        guard.token()
+    );
+    let write = || {
+        let mut ctl = etcd.etcdctl().arg("txn").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        ctl.stdin.take().unwrap().write_all(txn.as_bytes()).unwrap();
+        let output = ctl.wait_with_output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap().lines().next().unwrap().to_owned()
+    };
+    assert_eq!(write(), "SUCCESS");
+    release(guard).await;
+    let next = lock(&locks, "job").await;
+    assert_eq!(write(), "FAILURE");
+    release(next).await;
+}

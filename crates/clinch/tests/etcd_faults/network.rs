@@ -1,0 +1,83 @@
+//! Connections that break, and requests that come late.
+
+use super::*;
+
+/// A URL of one server by two ways.
+fn two_ways(etcd: &Etcd) -> (Proxy, Proxy, String) {
+    let (one, other) = (Proxy::start(etcd.addr()), Proxy::start(etcd.addr()));
+    let url = format!("etcd://{},{}", one.addr(), other.addr());
+    (one, other, url)
+}
+
+#[tokio::test]
+async fn a_way_that_leads_nowhere_is_left_for_another() {
+    let etcd = Etcd::start();
+    let (one, other, url) = two_ways(&etcd);
+    let near = connect(&url).await.ttl(Duration::from_secs(12)).unwrap();
+    let far = connect(&etcd.url()).await;
+    let guard = lock(&far, "job").await;
+    let waiter = queue(&near, "job");
+    sees_claims(&far, "job", 2).await;
+    let kept = lock(&near, "kept").await;
+    let used = if one.connections() > 0 { &one } else { &other };
+    used.black_hole(true);
+    let before = kept.deadline().unwrap();
+    let renewed = async || (!kept.is_held() || kept.deadline().unwrap() > before).then_some(());
+    eventually("the lease is renewed by the other way", renewed).await;
+    assert!(kept.is_held());
+    release(guard).await;
+    release(join("the waiter is granted", waiter).await).await;
+    release(kept).await;
+}
+
+/// A claim is held back on its way while its release goes another; then the claim arrives.
+#[tokio::test]
+async fn nothing_is_left_of_a_claim_that_comes_after_its_own_release() {
+    let etcd = Etcd::start();
+    let far = connect(&etcd.url()).await;
+    for round in 0..6 {
+        let (one, other, url) = two_ways(&etcd);
+        let near = connect(&url).await;
+        release(lock(&near, "warm").await).await;
+        let used = if one.connections() > 0 { &one } else { &other };
+        used.black_hole(true);
+        let name = format!("late-{round}");
+        if round % 3 == 0 {
+            let given_up = near.mutex(&name).unwrap().lock().timeout(Duration::from_millis(50)).await;
+            assert!(given_up.is_err());
+        } else {
+            // Granted by the other way, once this one was given up.
+            release(lock(&near, &name).await).await;
+        }
+        near.close(PATIENCE).await.unwrap();
+        assert_eq!(keys(&etcd, &name), [""; 0]);
+        used.black_hole(false);
+        // Whatever was held back comes before the end of its connection. That of the watches may go on.
+        let delivered = async || (used.connections() <= 1 || round % 3 == 0).then_some(());
+        eventually("what was held back is delivered", delivered).await;
+        for _ in 0..5 {
+            expect_unused(&etcd, &far, &name).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn connections_that_break_at_any_byte_leave_nothing_behind() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.addr());
+    let far = connect(&etcd.url()).await;
+    let near = connect(&format!("etcd://{}", proxy.addr())).await;
+    release(lock(&near, "warm").await).await;
+    for bytes in (0..400).step_by(23) {
+        let direction = [clinch_testkit::Direction::Requests, clinch_testkit::Direction::Replies][bytes % 2];
+        proxy.cut_after(direction, u64::try_from(bytes).unwrap());
+        let name = format!("cut-{bytes}");
+        let guard = lock(&near, &name).await;
+        // It may be this that is cut.
+        let _ = guard.verify().await;
+        assert_eq!(keys(&etcd, &name).len(), 1, "a repeated claim stands in the queue twice");
+        release(guard).await;
+        expect_unused(&etcd, &far, &name).await;
+    }
+    assert!(proxy.cuts() > 5);
+}
