@@ -163,6 +163,8 @@ async fn a_failover_keeps_what_was_replicated_and_tokens_rise() {
     guard.release().await.unwrap();
     let next = tokio::time::timeout(PATIENCE, waiter).await.expect("the waiter is granted").unwrap();
     assert!(next.token() > token, "{} came after {token}", next.token());
+    // What was handed over lives for some seconds until it is renewed for the first time.
+    next.extend(LONG).await.unwrap();
 
     let old = tokio::task::block_in_place(|| {
         // Sentinels that have yet to see the end of one failover do not begin another.
