@@ -1,8 +1,8 @@
 //! One live connection: commands of many callers go out together, and answers come back in their order.
 //!
-//! A caller that finds the connection idle writes by itself, which saves the way over another task; when others are
-//! waiting already, commands are left to the driver, which writes all that have come together at once. Reading is the
-//! driver's alone. Nothing here waits for longer than it takes to see that the server does not answer.
+//! A caller that finds few commands unanswered writes by itself, which saves the way over another task; in a crowd,
+//! commands are left to the driver, which lets others run first and writes all that have come together at once. Reading
+//! is the driver's alone. Nothing here waits for longer than it takes to see that the server does not answer.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,6 +26,9 @@ use crate::sync::lock;
 /// How often a connection is looked at. One that answered nothing between two looks, though it was asked, is ended: so a
 /// server that hangs fails its commands after one to two of these. No timer per command.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// From how many unanswered commands on they are gathered: a write for each costs more than the wait for the others.
+const CROWD: usize = 4;
 
 /// What is read at a time, at first, in bytes.
 const BUFFER: usize = 8 << 10;
@@ -167,7 +170,7 @@ impl Wire {
             drop(state);
             return Err(Failure::Cut { sent: false, why: self.why() });
         }
-        let (idle, first) = (state.waiting.is_empty(), state.out.is_empty());
+        let (quiet, first) = (state.waiting.len() < CROWD, state.out.is_empty());
         let answers = commands.map(|command| {
             command.write_to(&mut state.out);
             let (tell, answer) = oneshot::channel();
@@ -178,7 +181,7 @@ impl Wire {
         let driver = state.driver.clone().filter(|_| first);
         drop(state);
         if let Some(driver) = driver {
-            let writer = idle.then(|| self.writer.try_lock().ok()).flatten();
+            let writer = quiet.then(|| self.writer.try_lock().ok()).flatten();
             let written =
                 writer.map(|mut writer| writer.write(&self.state, &mut Context::from_waker(&driver)));
             match written {
@@ -248,19 +251,19 @@ impl Future for Driver {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let driver = self.get_mut();
-        let asked = {
+        let crowded = {
             let mut state = lock(&driver.wire.state);
             match &mut state.driver {
                 Some(waker) => waker.clone_from(cx.waker()),
                 none => *none = Some(cx.waker().clone()),
             }
-            !state.out.is_empty()
+            !state.out.is_empty() && state.waiting.len() >= CROWD
         };
         if !driver.wire.is_open() {
             return Poll::Ready(());
         }
         let read = driver.read(cx);
-        let written = if asked && !driver.gathering && read.is_pending() {
+        let written = if crowded && !driver.gathering && read.is_pending() {
             // Whoever else is ready runs first, so that what they ask for goes out in the same write.
             driver.gathering = true;
             cx.waker().wake_by_ref();
