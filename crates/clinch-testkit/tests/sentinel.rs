@@ -11,7 +11,10 @@ fn fails_over_when_asked_and_when_the_master_dies() {
     assert!(group.url().ends_with("/clinch"), "{}", group.url());
     let first = group.master();
     assert_eq!(group.replicas().len(), 2);
-    first.call(&["SET", "a", "1"]);
+    // Replication is asynchronous, and WAIT speaks of what its own connection wrote.
+    let mut writer = first.client();
+    writer.call(&["SET", "a", "1"]);
+    until("the replicas have it", || writer.call(&["WAIT", "2", "1000"]).int() == 2);
 
     let second = group.failover();
     assert_ne!(second.port(), first.port());
