@@ -224,7 +224,11 @@ impl Wait<'_> {
         };
         // Nobody holds a lock that lingers closed.
         let message = format!("lock \"{name}\" is {}{waited}", by.unwrap_or_else(|| "not free".to_owned()));
-        Error::new(ErrorKind::TimedOut, message)
+        let error = Error::new(ErrorKind::TimedOut, message);
+        match self.busy.take().and_then(|busy| busy.detail) {
+            Some(detail) => error.with_source(detail.as_ref()),
+            None => error,
+        }
     }
 }
 

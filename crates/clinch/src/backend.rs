@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use crate::claim::{Claim, ClaimId, Loss, Mode, Owner};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lease;
 use crate::name::LockName;
 use crate::token::Token;
 
@@ -32,6 +33,11 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// Takes one step towards a grant. A granted claim is granted again, with the same token and its TTL from now on; a
     /// queued one keeps its place.
     async fn claim(&self, claim: &Claim) -> Result<Progress>;
+
+    /// The longest TTL that the store can keep its promises for; a longer one is refused before anything is sent.
+    fn longest_ttl(&self) -> Duration {
+        lease::MAX_TTL
+    }
 
     /// Waits until another step of this queued claim is worth taking. May end early, never silently late.
     async fn wait(&self, claim: &Claim) -> Result<Wake>;
@@ -112,6 +118,8 @@ pub struct Busy {
     /// How long the claim's place in the queue lives without a renewal; `None` when it cannot expire, and for a claim
     /// that has no place.
     pub place_ttl: Option<Duration>,
+    /// What else there is to tell people, where several servers decide: what each of them answered.
+    pub detail: Option<Arc<str>>,
 }
 
 /// A granted claim.

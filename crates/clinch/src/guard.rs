@@ -190,7 +190,7 @@ impl Guard {
     /// [`ErrorKind::Lost`] when the lease is lost. After [`ErrorKind::Unavailable`] or [`ErrorKind::Unknown`] the
     /// earlier deadline still stands.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
-        lease::check_ttl(ttl)?;
+        lease::check_ttl(ttl, self.engine().backend.longest_ttl())?;
         self.engine().keeper.confirm(self.tenure(), Some(ttl)).await
     }
 

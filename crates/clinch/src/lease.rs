@@ -30,15 +30,13 @@ const MAX_BACKOFF: Duration = Duration::from_secs(1);
 /// Longest single attempt at a renewal.
 const MAX_ATTEMPT: Duration = Duration::from_secs(5);
 
-/// Checks a TTL.
-pub(crate) fn check_ttl(ttl: Duration) -> Result<()> {
-    if (MIN_TTL..=MAX_TTL).contains(&ttl) {
+/// Checks a TTL on a store that keeps its promises up to `longest`.
+pub(crate) fn check_ttl(ttl: Duration, longest: Duration) -> Result<()> {
+    if (MIN_TTL..=longest).contains(&ttl) {
         return Ok(());
     }
-    Err(Error::invalid(format!(
-        "a TTL must be between {MIN_TTL:?} and {}h; {ttl:?} is not",
-        MAX_TTL.as_secs() / 3600
-    )))
+    let longest = humantime::format_duration(longest);
+    Err(Error::invalid(format!("a TTL must be between {MIN_TTL:?} and {longest} here; {ttl:?} is not")))
 }
 
 /// When the holder must stop claiming to hold: `ttl` after the request was *sent*, less drift and margin.
@@ -126,8 +124,9 @@ mod tests {
     #[test]
     fn odd_ttls_are_refused() {
         for bad in [Duration::ZERO, Duration::from_nanos(1), Duration::from_micros(500), Duration::MAX] {
-            assert!(check_ttl(bad).is_err(), "{bad:?}");
+            assert!(check_ttl(bad, MAX_TTL).is_err(), "{bad:?}");
         }
-        assert!(check_ttl(MIN_TTL).is_ok() && check_ttl(MAX_TTL).is_ok());
+        assert!(check_ttl(MIN_TTL, MAX_TTL).is_ok() && check_ttl(MAX_TTL, MAX_TTL).is_ok());
+        assert!(check_ttl(MIN_TTL * 3, MIN_TTL * 2).unwrap_err().to_string().contains("200ms"));
     }
 }

@@ -32,6 +32,7 @@ const DEFAULT_TTL: Duration = Duration::from_secs(30);
 /// | `etcd://host`, `etcds://` | etcd, one server or a cluster; see [`backends::etcd`](crate::backends::etcd) |
 /// | `file:///dir` | files of this host; `file://` alone is the user's default directory |
 /// | `memory://` | this process, a fresh store; `memory://NAME` is one store per name |
+/// | `redlock://h1,h2,h3` | a quorum of independent Redis masters; see [`redlock`](crate::backends::redis::redlock) |
 /// | `redis://host`, `redis+sentinel://`, `redis+cluster://`, ... | Redis or Valkey; see [`backends::redis`](crate::backends::redis) |
 ///
 /// Every URL takes `ttl=` (100 ms to 24 h, default 30 s) and `require=` (a comma-separated list of
@@ -94,7 +95,7 @@ impl Locks {
     /// The locks of a backend that was made otherwise.
     pub fn new(backend: Arc<dyn Backend>, env: Env) -> Locks {
         let options = LeaseOptions {
-            ttl: DEFAULT_TTL,
+            ttl: DEFAULT_TTL.min(backend.longest_ttl()),
             max_hold: None,
             manual: false,
             isolated: false,
@@ -114,7 +115,7 @@ impl Locks {
     ///
     /// [`ErrorKind::Invalid`] outside that range.
     pub fn ttl(mut self, ttl: Duration) -> Result<Locks> {
-        lease::check_ttl(ttl)?;
+        lease::check_ttl(ttl, self.engine.backend.longest_ttl())?;
         self.options.ttl = ttl;
         Ok(self)
     }
@@ -230,7 +231,7 @@ impl Locks {
     ///
     /// [`ErrorKind::Lost`] when the store does not have it any more.
     pub async fn renew_detached(&self, name: &str, claim: ClaimId, ttl: Duration) -> Result<()> {
-        lease::check_ttl(ttl)?;
+        lease::check_ttl(ttl, self.engine.backend.longest_ttl())?;
         let mut claim = self.detached(name, claim)?;
         claim.ttl = ttl;
         let name = claim.name.clone();
@@ -305,6 +306,8 @@ async fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
         "etcd" | "etcds" => crate::backends::etcd::open_url(url, env).await,
         #[cfg(feature = "redis")]
         scheme if scheme.starts_with("redis") => crate::backends::redis::open_url(url, env).await,
+        #[cfg(feature = "redis")]
+        "redlock" | "redlocks" => crate::backends::redis::redlock::open_url(url, env).await,
         other => {
             Err(Error::new(ErrorKind::Unsupported, format!("this build has no store for \"{other}://\"")))
         }

@@ -9,16 +9,22 @@ use percent_encoding::percent_decode_str;
 
 use crate::error::{Error, Result};
 
+/// A user, and a password if there is one.
+pub(crate) type Credentials = (String, Option<String>);
+
 /// A parsed store URL. A backend takes the keys it knows; what is left at [`StoreUrl::finish`] is refused.
 pub(crate) struct StoreUrl {
     pub(crate) scheme: String,
     /// The hosts: what stands between `://`, or the `@` after user and password, and the path. Percent-decoded.
     pub(crate) authority: String,
     /// User and password, percent-decoded.
-    credentials: Option<(String, Option<String>)>,
+    credentials: Option<Credentials>,
     /// Percent-decoded.
     pub(crate) path: String,
     params: Vec<(String, String)>,
+    /// The authority as it stands in the URL, for stores whose servers have users of their own.
+    #[cfg(feature = "redis")]
+    servers: String,
     known: Vec<&'static str>,
 }
 
@@ -34,15 +40,13 @@ impl StoreUrl {
             Some(at) => rest.split_at(at),
             None => (rest, ""),
         };
+        #[cfg(feature = "redis")]
+        let servers = authority.to_owned();
         let (credentials, authority) = match authority.rsplit_once('@') {
             Some((credentials, hosts)) => (Some(credentials), hosts),
             None => (None, authority),
         };
-        let credentials = match credentials.map(|text| text.split_once(':').unwrap_or((text, ""))) {
-            Some((user, "")) => Some((decode(user)?, None)),
-            Some((user, password)) => Some((decode(user)?, Some(decode(password)?))),
-            None => None,
-        };
+        let credentials = credentials.map(credentials_in).transpose()?;
         let mut params = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -54,6 +58,8 @@ impl StoreUrl {
             path: decode(path)?,
             credentials,
             params,
+            #[cfg(feature = "redis")]
+            servers,
             known: Vec::new(),
         })
     }
@@ -102,8 +108,19 @@ impl StoreUrl {
 
     /// Takes user and password.
     #[cfg(any(feature = "etcd", feature = "redis", test))]
-    pub(crate) fn take_credentials(&mut self) -> Option<(String, Option<String>)> {
+    pub(crate) fn take_credentials(&mut self) -> Option<Credentials> {
         self.credentials.take()
+    }
+
+    /// Takes the servers, each with user and password of its own: `[user[:password]@]host[:port]` between commas.
+    #[cfg(feature = "redis")]
+    pub(crate) fn take_servers(&mut self) -> Result<Vec<(Option<Credentials>, String)>> {
+        self.credentials = None;
+        let server = |text: &str| match text.rsplit_once('@') {
+            Some((credentials, host)) => Ok((Some(credentials_in(credentials)?), decode(host)?)),
+            None => Ok((None, decode(text)?)),
+        };
+        self.servers.split(',').map(server).collect()
     }
 
     /// Refuses keys that nobody took, and credentials that nobody asked for.
@@ -129,6 +146,28 @@ impl StoreUrl {
 impl fmt::Debug for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://..", self.scheme)
+    }
+}
+
+/// Reads `user[:password]`.
+fn credentials_in(text: &str) -> Result<Credentials> {
+    let (user, password) = text.split_once(':').unwrap_or((text, ""));
+    Ok((decode(user)?, (!password.is_empty()).then(|| decode(password)).transpose()?))
+}
+
+/// `host`, `host:port`, `[v6]` or `[v6]:port`.
+#[cfg(any(feature = "etcd", feature = "redis"))]
+pub(crate) fn host_and_port(text: &str, default: u16) -> Result<(String, u16)> {
+    let (host, rest) = match text.strip_prefix('[').and_then(|text| text.split_once(']')) {
+        Some((host, rest)) => (host, rest.strip_prefix(':').unwrap_or(rest)),
+        None => text.rsplit_once(':').unwrap_or((text, "")),
+    };
+    let port = if rest.is_empty() { Ok(default) } else { rest.parse() };
+    let blank = |c: char| c.is_whitespace() || c.is_control();
+    let good = !host.is_empty() && !host.contains(blank) && (text.starts_with('[') || !host.contains(':'));
+    match port {
+        Ok(port) if good => Ok((host.to_owned(), port)),
+        _ => Err(Error::invalid(format!("\"{text}\" is no host or host:port"))),
     }
 }
 

@@ -10,6 +10,7 @@
 //! | `redis+unix:///run/redis.sock?db=0` | one server, by its socket |
 //! | `redis+sentinel://s1,s2,s3/mymaster/0` | whatever server the sentinels call the master |
 //! | `redis+cluster://h1,h2` | a Cluster, found through any of its servers |
+//! | `redlock://h1,h2,h3` | a quorum of servers that know nothing of each other: see [`redlock`] |
 //!
 //! | key of the URL | means | default |
 //! | --- | --- | --- |
@@ -83,6 +84,7 @@ mod keys;
 mod lean;
 mod link;
 mod listing;
+pub mod redlock;
 mod renewal;
 mod reply;
 mod resp;

@@ -235,6 +235,10 @@ impl Backend for Faulty {
         self.inner.capabilities()
     }
 
+    fn longest_ttl(&self) -> Duration {
+        self.inner.longest_ttl()
+    }
+
     fn shard(&self, name: &LockName) -> u64 {
         self.inner.shard(name)
     }

@@ -266,5 +266,5 @@ fn agree(ahead: &[Place], mode: Mode) -> Result<()> {
 fn busy(places: &[Place]) -> Busy {
     let holder = places.first().and_then(|first| first.state(true, None));
     let ahead = places.iter().filter(|place| place.state(false, None).is_some()).count();
-    Busy { ahead: u32::try_from(ahead).unwrap_or(u32::MAX), holder, place_ttl: None }
+    Busy { ahead: u32::try_from(ahead).unwrap_or(u32::MAX), holder, ..Busy::default() }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::backends::tls;
 use crate::error::{Error, Result};
-use crate::url::StoreUrl;
+use crate::url::{StoreUrl, host_and_port};
 
 /// The two ways to speak, as errors name them.
 pub(super) const SCHEMES: tls::Schemes = tls::Schemes { plain: "etcd://", encrypted: "etcds://" };
@@ -78,23 +78,7 @@ impl Settings {
 /// `host`, `host:port`, `[v6]` and `[v6]:port`, between commas.
 fn addresses(authority: &str) -> Result<Vec<Address>> {
     let hosts = if authority.is_empty() { "127.0.0.1" } else { authority };
-    let address = |text: &str| {
-        let (host, rest) = match text.strip_prefix('[').and_then(|text| text.split_once(']')) {
-            Some((host, rest)) => (host, rest.strip_prefix(':').unwrap_or(rest)),
-            None => text.rsplit_once(':').unwrap_or((text, "")),
-        };
-        let port = if rest.is_empty() { Ok(PORT) } else { rest.parse() };
-        let good = |host: &str| {
-            let v6 = text.starts_with('[');
-            !host.is_empty()
-                && host.chars().all(|c| !c.is_whitespace() && !c.is_control())
-                && (v6 || !host.contains(':'))
-        };
-        match port {
-            Ok(port) if good(host) => Ok(Address { host: host.to_owned(), port }),
-            _ => Err(Error::invalid(format!("\"{text}\" is no host or host:port"))),
-        }
-    };
+    let address = |text| host_and_port(text, PORT).map(|(host, port)| Address { host, port });
     hosts.split(',').map(address).collect()
 }
 

@@ -240,7 +240,12 @@ impl File {
     fn busy<'a>(&self, live: impl Iterator<Item = &'a Live> + Clone) -> Busy {
         let ahead = u32::try_from(live.clone().count()).unwrap_or(u32::MAX);
         let holder = live.filter_map(|live| live.record.as_ref()).next();
-        Busy { ahead, holder: holder.map(|record| record.state(self.env.now())), place_ttl: None }
+        Busy {
+            ahead,
+            holder: holder.map(|record| record.state(self.env.now())),
+            place_ttl: None,
+            detail: None,
+        }
     }
 }
 

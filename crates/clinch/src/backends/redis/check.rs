@@ -99,15 +99,21 @@ fn is_there(answer: Result<Value>) -> Result<bool> {
 
 /// What a server says of itself.
 #[derive(Debug, Default)]
-struct Server {
+pub(super) struct Server {
     major: u32,
     role: String,
     maxmemory: u64,
     policy: String,
+    /// Names this run of the server; empty when it does not say.
+    pub(super) run: String,
+    /// For how many whole seconds it has run.
+    pub(super) uptime: u64,
+    /// Whether it writes what it does to a file.
+    pub(super) logs_writes: bool,
 }
 
 impl Server {
-    fn read(info: &str) -> Server {
+    pub(super) fn read(info: &str) -> Server {
         let fields: HashMap<&str, &str> =
             info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
         let field = |name: &str| fields.get(name).copied().unwrap_or_default();
@@ -117,11 +123,14 @@ impl Server {
             role: field("role").to_owned(),
             maxmemory: field("maxmemory").parse().unwrap_or(0),
             policy: field("maxmemory_policy").to_owned(),
+            run: field("run_id").to_owned(),
+            uptime: field("uptime_in_seconds").parse().unwrap_or(0),
+            logs_writes: field("aof_enabled") == "1",
         }
     }
 
     /// Refuses servers on which a lock is no lock.
-    fn refuse_unfit(&self, eviction_allowed: bool) -> Result<()> {
+    pub(super) fn refuse_unfit(&self, eviction_allowed: bool) -> Result<()> {
         let unfit = |why: String| Err(Error::new(ErrorKind::Refused, why));
         match self.role.as_str() {
             "slave" => {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::inbox::Listener;
 use crate::claim::ClaimId;
 use crate::clock::Instant;
 use crate::sync::lock;
@@ -117,12 +118,17 @@ impl Claims {
         lock(&self.0).remove(&id);
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        lock(&self.0).is_empty()
+    fn note(&self, id: &str, note: Note) {
+        let Ok(id) = id.parse::<ClaimId>() else { return };
+        if let Some(pending) = lock(&self.0).get_mut(&id) {
+            pending.tell(note);
+        }
     }
+}
 
+impl Listener for Claims {
     /// Takes in a message from an inbox channel. What is none, or for nobody, is ignored: state decides.
-    pub(super) fn message(&self, text: &str) {
+    fn message(&self, text: &str) {
         let words: Vec<&str> = text.split(' ').collect();
         match words[..] {
             ["g", id, token, at, lease, ref next @ ..] => {
@@ -143,7 +149,7 @@ impl Claims {
     }
 
     /// A key changed that a foreign client holds.
-    pub(super) fn changed(&self, key: &str) {
+    fn changed(&self, key: &str) {
         for pending in lock(&self.0).values_mut() {
             if pending.asked.as_ref().is_some_and(|asked| asked.foreign && asked.key == key) {
                 pending.tell(Note::Ask);
@@ -152,18 +158,15 @@ impl Claims {
     }
 
     /// The database was emptied, places included.
-    pub(super) fn all_changed(&self) {
+    fn all_changed(&self) {
         lock(&self.0)
             .values_mut()
             .filter(|pending| pending.asked.is_some())
             .for_each(|pending| pending.tell(Note::Ask));
     }
 
-    fn note(&self, id: &str, note: Note) {
-        let Ok(id) = id.parse::<ClaimId>() else { return };
-        if let Some(pending) = lock(&self.0).get_mut(&id) {
-            pending.tell(note);
-        }
+    fn is_idle(&self) -> bool {
+        lock(&self.0).is_empty()
     }
 }
 
@@ -216,6 +219,6 @@ mod tests {
         claims.settled(id);
         assert!(claims.is_in_doubt(id) && !claims.is_waiting(id));
         claims.forget(id);
-        assert!(claims.is_empty());
+        assert!(claims.is_idle());
     }
 }

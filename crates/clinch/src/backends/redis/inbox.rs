@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio::sync::Mutex;
 
-use super::claims::Claims;
 use super::dial::{Dialer, Endpoint, Protocol};
 use super::failure::Failure;
 use super::link::Link;
@@ -20,6 +19,32 @@ const PING_EVERY: Duration = Duration::from_secs(5);
 
 /// After how many pings with nobody waiting an inbox is closed.
 const IDLE_PINGS: u32 = 12;
+
+/// Who hears what an inbox is told.
+pub(super) trait Listener: Send + Sync + 'static {
+    /// A message on a channel of ours.
+    fn message(&self, text: &str);
+
+    /// A watched key has changed.
+    fn changed(&self, key: &str);
+
+    /// The database was emptied.
+    fn all_changed(&self);
+
+    /// Whether nobody waits for anything.
+    fn is_idle(&self) -> bool;
+}
+
+/// What is known of a key that shall be watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Watched {
+    /// The server cannot tell of changes.
+    Never,
+    /// The key is not there.
+    Absent,
+    /// The key is there, for this long unless it is renewed; `None`: without an end. Its next change is told.
+    There(Option<Duration>),
+}
 
 /// One connection that listens, for one runtime and one server. A connection of its own: in protocol 2 one that listens
 /// can do nothing else, and what is pushed must not wait behind long answers.
@@ -34,10 +59,14 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// Opens an inbox whose messages go to `claims`.
-    pub(super) async fn open(dialer: Arc<Dialer>, endpoint: Endpoint, claims: Arc<Claims>) -> Result<Inbox> {
+    /// Opens an inbox whose messages go to `listener`.
+    pub(super) async fn open(
+        dialer: Arc<Dialer>,
+        endpoint: Endpoint,
+        listener: Arc<impl Listener>,
+    ) -> Result<Inbox> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let pushes = Box::new(move |message: &[Value]| deliver(&claims, message));
+        let pushes = Box::new(move |message: &[Value]| deliver(&*listener, message));
         let (link, protocol) = dialer.open(&endpoint, Some(pushes)).await?;
         let mut tracking = Command::new("CLIENT");
         tracking.arg("TRACKING").arg("ON").arg("OPTIN");
@@ -57,13 +86,13 @@ impl Inbox {
     }
 
     /// What keeps an eye on this inbox for as long as it is used; `None` when something does already.
-    pub(super) fn attendance(
+    pub(super) fn attendance<L: Listener>(
         self: &Arc<Inbox>,
         dialer: &Arc<Dialer>,
-        claims: &Arc<Claims>,
-    ) -> Option<impl Future<Output = ()> + Send + use<>> {
+        listener: &Arc<L>,
+    ) -> Option<impl Future<Output = ()> + Send + use<L>> {
         let first = !self.attended.swap(true, Ordering::AcqRel);
-        first.then(|| attend(Arc::downgrade(self), dialer.clone(), claims.clone()))
+        first.then(|| attend(Arc::downgrade(self), dialer.clone(), listener.clone()))
     }
 
     /// Whether this inbox already listens to a channel.
@@ -84,32 +113,33 @@ impl Inbox {
         Ok(())
     }
 
-    /// Has the server tell when a key changes. `Some(false)`: the key is not there; `None`: the server cannot tell.
-    pub(super) async fn watch(&self, key: &str) -> Result<Option<bool>> {
+    /// Has the server tell when a key changes.
+    pub(super) async fn watch(&self, key: &str) -> Result<Watched> {
         if !self.tracking {
-            return Ok(None);
+            return Ok(Watched::Never);
         }
-        let (mut opt_in, mut exists) = (Command::new("CLIENT"), Command::new("EXISTS"));
+        let (mut opt_in, mut left) = (Command::new("CLIENT"), Command::new("PTTL"));
         opt_in.arg("CACHING").arg("YES");
-        exists.arg(key);
-        match self.link.call_together([&opt_in, &exists]).await {
+        left.arg(key);
+        match self.link.call_together([&opt_in, &left]).await {
             Ok(answers) => Ok(match answers[..] {
                 // Who may not opt in is not told.
-                [Value::Error(_), _] => None,
-                [_, Value::Int(0)] => Some(false),
-                _ => Some(true),
+                [Value::Error(_), _] => Watched::Never,
+                [_, Value::Int(-2)] => Watched::Absent,
+                [_, Value::Int(left)] => Watched::There(u64::try_from(left).ok().map(Duration::from_millis)),
+                _ => Watched::Never,
             }),
             Err(failure) => Err(failure.into_error(self.link.server())),
         }
     }
 }
 
-async fn attend(inbox: Weak<Inbox>, dialer: Arc<Dialer>, claims: Arc<Claims>) {
+async fn attend(inbox: Weak<Inbox>, dialer: Arc<Dialer>, listener: Arc<impl Listener>) {
     let mut idle = 0;
     loop {
         dialer.env.sleep_until(dialer.env.now() + PING_EVERY).await;
         let Some(inbox) = inbox.upgrade().filter(|inbox| inbox.is_open()) else { return };
-        idle = if claims.is_empty() { idle + 1 } else { 0 };
+        idle = if listener.is_idle() { idle + 1 } else { 0 };
         // A refusal is an answer too.
         let cut = matches!(inbox.link.call(&Command::new("PING")).await, Err(Failure::Cut { .. }));
         if cut || idle > IDLE_PINGS {
@@ -125,19 +155,19 @@ impl Connection for Inbox {
     }
 }
 
-/// Hands a message to the claim that it is for. False: nothing will come from here any more.
-fn deliver(claims: &Claims, message: &[Value]) -> bool {
+/// Hands a message on. False: nothing will come from here any more.
+fn deliver(listener: &impl Listener, message: &[Value]) -> bool {
     let [kind, rest @ ..] = message else { return true };
     match (kind.text().unwrap_or_default(), rest) {
         ("message" | "smessage", [_, message]) => {
             if let Some(message) = message.text() {
-                claims.message(message);
+                listener.message(message);
             }
         }
         ("invalidate", [Value::List(keys)]) => {
-            keys.iter().filter_map(Value::text).for_each(|key| claims.changed(key))
+            keys.iter().filter_map(Value::text).for_each(|key| listener.changed(key))
         }
-        ("invalidate", [Value::Nil]) => claims.all_changed(),
+        ("invalidate", [Value::Nil]) => listener.all_changed(),
         // The slot has moved away, and the messages for it with it.
         ("unsubscribe" | "sunsubscribe", _) => return false,
         _ => {}

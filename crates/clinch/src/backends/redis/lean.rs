@@ -197,7 +197,7 @@ impl Backend for Lean {
             return Ok(Progress::Granted(grant));
         }
         let holder = holder(&value, left).filter(|_| !ours);
-        Ok(Progress::Busy(Busy { ahead: 1, holder, place_ttl: None }))
+        Ok(Progress::Busy(Busy { ahead: 1, holder, ..Busy::default() }))
     }
 
     async fn wait(&self, _claim: &Claim) -> Result<Wake> {

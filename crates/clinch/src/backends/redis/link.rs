@@ -126,6 +126,12 @@ impl Link {
         Failure::check(self.answer(answer).await?)
     }
 
+    /// Sends one command whose answer nobody waits for. What goes out later on this connection comes after it.
+    pub(super) fn post(&self, command: &Command) {
+        // On a connection that has ended there is nothing to send, and nobody to tell.
+        let _ = self.wire.send([command]);
+    }
+
     /// Sends commands that nothing may come between, and gives their answers, of which each may be an error.
     pub(super) async fn call_together<const N: usize>(
         &self,

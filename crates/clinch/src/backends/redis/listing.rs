@@ -12,33 +12,37 @@ impl Store {
     /// The names under which there is something that may be a lock, in order.
     pub(super) async fn locks_named(&self, prefix: &str) -> Result<Vec<LockName>> {
         let ours = &self.settings().prefix;
-        let wanted = escaped(prefix);
         let mut names = std::collections::BTreeSet::new();
         for link in self.route.masters().await? {
-            let locks = self.scan(&link, &format!("{}{wanted}*", escaped(ours)), "string").await?;
+            let locks = scan(&link, &lock_pattern(ours, prefix), "string").await?;
             names.extend(locks.iter().filter_map(|key| key.strip_prefix(ours.as_str())).map(str::to_owned));
-            let queues = self.scan(&link, &format!("*\0claims:{wanted}*"), "hash").await?;
+            let queues = scan(&link, &format!("*\0claims:{}*", escaped(prefix)), "hash").await?;
             names.extend(queues.iter().filter_map(|key| name_in_claims_key(ours, key)).map(str::to_owned));
         }
         Ok(names.iter().filter_map(|name| LockName::new(name).ok()).collect())
     }
+}
 
-    /// The keys on one server that match.
-    async fn scan(&self, link: &Link, pattern: &str, kind: &str) -> Result<Vec<String>> {
-        let mut cursor = "0".to_owned();
-        let mut keys = Vec::new();
-        loop {
-            let mut command = Command::new("SCAN");
-            command.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000).arg("TYPE").arg(kind);
-            let answer = link.call(&command).await.map_err(|failure| failure.into_error(link.server()))?;
-            let [next, found] = reply::list(&answer)? else {
-                return Err(Error::new(ErrorKind::Unknown, "SCAN gave no answer that makes sense"));
-            };
-            keys.extend(reply::list(found)?.iter().filter_map(Value::text).map(str::to_owned));
-            cursor = next.text().unwrap_or("0").to_owned();
-            if cursor == "0" {
-                return Ok(keys);
-            }
+/// What keys of locks of this prefix whose name starts with `wanted` look like.
+pub(super) fn lock_pattern(prefix: &str, wanted: &str) -> String {
+    format!("{}{}*", escaped(prefix), escaped(wanted))
+}
+
+/// The keys on one server that match.
+pub(super) async fn scan(link: &Link, pattern: &str, kind: &str) -> Result<Vec<String>> {
+    let mut cursor = "0".to_owned();
+    let mut keys = Vec::new();
+    loop {
+        let mut command = Command::new("SCAN");
+        command.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000).arg("TYPE").arg(kind);
+        let answer = link.call(&command).await.map_err(|failure| failure.into_error(link.server()))?;
+        let [next, found] = reply::list(&answer)? else {
+            return Err(Error::new(ErrorKind::Unknown, "SCAN gave no answer that makes sense"));
+        };
+        keys.extend(reply::list(found)?.iter().filter_map(Value::text).map(str::to_owned));
+        cursor = next.text().unwrap_or("0").to_owned();
+        if cursor == "0" {
+            return Ok(keys);
         }
     }
 }

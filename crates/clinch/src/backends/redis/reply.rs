@@ -88,7 +88,8 @@ pub(super) fn claimed(answer: &Value, place_ttl: Duration) -> Result<Claimed> {
             let holder = holder(record, left);
             let foreign = holder.as_ref().is_some_and(|holder| holder.owner.pid == 0);
             let queued = *kind == 2;
-            let busy = Busy { ahead: count(ahead)?, holder, place_ttl: queued.then_some(place_ttl) };
+            let place_ttl = queued.then_some(place_ttl);
+            let busy = Busy { ahead: count(ahead)?, holder, place_ttl, detail: None };
             if !queued {
                 return Ok(Claimed::Busy(busy));
             }

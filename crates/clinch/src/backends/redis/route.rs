@@ -368,7 +368,7 @@ impl Route {
 }
 
 /// One command and its answer; a script that the server does not know is loaded on the way, in one trip more.
-async fn exchange(
+pub(super) async fn exchange(
     link: &Link,
     command: &Command,
     script: Option<&Script>,

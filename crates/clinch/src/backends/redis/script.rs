@@ -24,6 +24,10 @@ scripts! {
     DOWNGRADE = "token" "queue" "downgrade";
     /// Find out which commands are forbidden.
     PROBE = "probe";
+    /// Claim one server's vote for a lock.
+    REDLOCK_CLAIM = "redlock_claim";
+    /// Write back the token that the servers agree on.
+    REDLOCK_AGREE = "redlock_agree";
     /// Release a lock or leave its queue.
     RELEASE = "release_fast" "token" "queue" "release";
     /// Release a lock that has no queue.

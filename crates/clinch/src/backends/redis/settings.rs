@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::sentinel::Sentinel;
 use crate::backends::tls;
 use crate::error::{Error, Result};
-use crate::url::StoreUrl;
+use crate::url::{StoreUrl, host_and_port};
 
 /// After how long of being handed over without a break a lock is left free for foreign clients, in a mixed fleet.
 const RUN: Duration = Duration::from_secs(1);
@@ -145,10 +145,7 @@ impl Settings {
                     .with_source(error)
             })?,
         };
-        let prefix = url.take("prefix")?.unwrap_or_else(|| "clinch:".to_owned());
-        if prefix.len() > 128 {
-            return Err(Error::invalid("prefix= may have at most 128 bytes"));
-        }
+        let prefix = prefix(url)?;
         Ok(Settings {
             topology,
             credentials,
@@ -173,9 +170,18 @@ impl Credentials {
         self.user.is_some() || self.password.is_some()
     }
 
-    fn new(pair: Option<(String, Option<String>)>) -> Credentials {
+    pub(super) fn new(pair: Option<(String, Option<String>)>) -> Credentials {
         let (user, password) = pair.unwrap_or_default();
         Credentials { user: Some(user).filter(|user| !user.is_empty()), password }
+    }
+}
+
+/// What the keys of locks begin with.
+pub(super) fn prefix(url: &mut StoreUrl) -> Result<String> {
+    let prefix = url.take("prefix")?.unwrap_or_else(|| "clinch:".to_owned());
+    match prefix.len() {
+        0..=128 => Ok(prefix),
+        _ => Err(Error::invalid("prefix= may have at most 128 bytes")),
     }
 }
 
@@ -191,7 +197,7 @@ fn fleet(url: &mut StoreUrl, prefix: &str) -> Result<Fleet> {
 }
 
 /// Which of these values a key has; the first when it is not there.
-fn choice(url: &mut StoreUrl, key: &'static str, values: &[&str]) -> Result<usize> {
+pub(super) fn choice(url: &mut StoreUrl, key: &'static str, values: &[&str]) -> Result<usize> {
     let Some(value) = url.take(key)? else { return Ok(0) };
     values
         .iter()
@@ -211,19 +217,7 @@ fn one(mut addresses: Vec<Address>) -> Result<Address> {
 /// `host`, `host:port`, `[v6]` and `[v6]:port`, between commas.
 fn addresses(url: &StoreUrl, port: u16) -> Result<Vec<Address>> {
     let hosts = if url.authority.is_empty() { "127.0.0.1" } else { &url.authority };
-    let address = |text: &str| {
-        let (host, rest) = match text.strip_prefix('[').and_then(|text| text.split_once(']')) {
-            Some((host, rest)) => (host, rest.strip_prefix(':').unwrap_or(rest)),
-            None => text.rsplit_once(':').unwrap_or((text, "")),
-        };
-        let port = if rest.is_empty() { Ok(port) } else { rest.parse() };
-        match port {
-            Ok(port) if !host.is_empty() && !host.contains(':') | text.starts_with('[') => {
-                Ok(Address::Tcp(host.to_owned(), port))
-            }
-            _ => Err(Error::invalid(format!("\"{text}\" is no host or host:port"))),
-        }
-    };
+    let address = |text| host_and_port(text, port).map(|(host, port)| Address::Tcp(host, port));
     hosts.split(',').map(address).collect()
 }
 

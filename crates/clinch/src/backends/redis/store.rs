@@ -8,6 +8,7 @@ use async_trait::async_trait;
 
 use super::claims::{Asked, Claims, Note};
 use super::dial::Dialer;
+use super::inbox::Watched;
 use super::keys::{Home, Keys, lock_key, slot_of};
 use super::reply::{self, Claimed, Place};
 use super::resp::Command;
@@ -240,9 +241,9 @@ impl Backend for Store {
             }
             if asked.foreign {
                 match inbox.watch(&asked.key).await? {
-                    Some(true) => {}
-                    Some(false) => return Ok(Wake::Step),
-                    None => look = look.min(self.env().now() + poll()),
+                    Watched::There(_) => {}
+                    Watched::Absent => return Ok(Wake::Step),
+                    Watched::Never => look = look.min(self.env().now() + poll()),
                 }
             }
         } else {
@@ -352,10 +353,10 @@ impl fmt::Debug for Store {
 
 /// The text of an owner, made once for the many claims of one.
 #[derive(Default)]
-struct OwnerText(Mutex<Option<(Arc<Owner>, Arc<str>)>>);
+pub(super) struct OwnerText(Mutex<Option<(Arc<Owner>, Arc<str>)>>);
 
 impl OwnerText {
-    fn of(&self, owner: &Arc<Owner>) -> Result<Arc<str>> {
+    pub(super) fn of(&self, owner: &Arc<Owner>) -> Result<Arc<str>> {
         let mut last = lock(&self.0);
         if let Some((known, text)) = &*last
             && Arc::ptr_eq(known, owner)

@@ -1,0 +1,39 @@
+-- Claim one server's vote for a lock: one idempotent step.
+--
+-- KEYS[1] the lock; [2] the fence, where there are tokens. ARGV[1] claim id; [2] TTL (ms); [3] the least token that will
+-- do; [4] owner.
+-- Answers {1, server time in µs, token}: the vote is this claim's. {0, server time, ms left, holder}: it is another's.
+local clock = redis.call('TIME')
+local us = clock[1] .. string.sub('000000' .. clock[2], -6)
+local token = '0000000000000000'
+if KEYS[2] then
+  -- All have 16 digits, so they compare as text.
+  token = us < ARGV[3] and ARGV[3] or us
+end
+
+if redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. token .. ' ' .. us .. ' ' .. ARGV[4], 'NX', 'PX', ARGV[2]) then
+  local last = KEYS[2] and redis.call('GETSET', KEYS[2], token)
+  if last and #last == 16 and last >= token then
+    -- The clock went back, or two claims share a microsecond.
+    if last >= '9007199254740992' then
+      redis.call('SET', KEYS[2], last)
+      redis.call('DEL', KEYS[1])
+      error('the last token is none; look at the key ' .. KEYS[2])
+    end
+    token = string.format('%d', tonumber(last) + 1)
+    redis.call('SET', KEYS[2], token)
+    redis.call('SETRANGE', KEYS[1], 33, token)
+  end
+  return { 1, us, token }
+end
+
+local left = redis.call('PTTL', KEYS[1])
+local value = redis.call('GETRANGE', KEYS[1], 0, 1023)
+if string.sub(value, 1, 33) ~= ARGV[1] .. ' ' then
+  return { 0, us, left, value }
+end
+-- An earlier step's answer was lost: the same token, and the TTL from now on.
+if left < tonumber(ARGV[2]) then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+return { 1, us, string.sub(value, 34, 49) }

@@ -1,0 +1,147 @@
+//! `redlock://`: a lock on a quorum of Redis or Valkey servers that know nothing of each other.
+//!
+//! Three servers or more, each a master of its own, without replication between them. A claim asks all of them at once for
+//! their vote, and holds the lock when more than half have given it (antirez, "Distributed Locks with Redis"). A minority of
+//! the servers may hang, be slow, be gone, or come back empty, and nobody waits for it.
+//!
+//! On each server the lock is the same plain string key that `redis://`, redsync, redlock for Node and rslock use, so that
+//! they exclude us and we them.
+//!
+//! | URL | is |
+//! | --- | --- |
+//! | `redlock://h1,h2,h3` | three servers; from 3 to 15, best an odd number: of four, three are needed |
+//! | `redlock://user:password@h1:6379,:secret@h2,h3+tls/0` | each with its own user, password, port and encryption; database 0 |
+//! | `redlocks://h1,h2,h3` | all with TLS |
+//!
+//! | key of the URL | means | default |
+//! | --- | --- | --- |
+//! | `max_ttl=` | 100 ms to 24 h: the longest TTL, and for how long a server that may have forgotten locks does not vote | 30 s |
+//! | `durable=on` | the servers keep what they acknowledged over a restart (`appendonly yes`, `appendfsync always`), so they vote at once | `off` |
+//! | `fencing=off` | no tokens; where servers disagree on one, that saves a round trip | `on` |
+//! | `drift=` | 1 to 50: by how many percent the clocks of servers and clients may run apart | 1 |
+//! | `min_validity=` | what must be left of a lease when it is granted | 0 |
+//! | `prefix=`, `eviction=`, `protocol=`, `ca=`, `cert=`, `key=` | as for [`redis://`](super) | |
+//!
+//! # Guarantees
+//!
+//! Two never hold the lock at a time, as long as no more than a minority of the servers forgets or miscounts within one TTL. The
+//! deadline counts from before the first request was sent, less `drift=` and a margin; a hold is renewed only by a quorum,
+//! and a renewal that fails leaves the old deadline. A claim that does not win is removed from every server that it may have
+//! reached, also when its caller is gone or an answer was lost.
+//!
+//! What Redlock rests on, which a store with consensus does not (Kleppmann, "How to do distributed locking", 2016): clocks
+//! that run evenly, and servers that remember. Both are looked after. A server that started less than `max_ttl=` ago may have
+//! forgotten locks and does not vote, so **the first lock on freshly started servers is granted after `max_ttl=`**; until then
+//! requests wait, within their deadline, and say why. A server whose clock is seen to jump does not vote for that time
+//! either. What is left: clocks of a majority that jump together, and a client that cannot read `INFO` of servers that are
+//! called durable and are not.
+//!
+//! Tokens are those of the servers, `max(last + 1, time in microseconds)`, and the largest of a quorum's counts. It is on a
+//! quorum, together with the vote, before it is given out, so a later holder meets it on at least one server and gets a larger one.
+//! Claims ask for a token slightly ahead of the servers' clocks; those mostly agree on it, so that the write-back is not needed.
+//!
+//! # Waiting
+//!
+//! There is no queue across servers: whoever asks first when the lock is free may get it. Servers tell of a change of the
+//! key (client tracking, protocol 3), also of one by a foreign client; where too few can, waiters ask ten times a second. Of
+//! the waiters of one client only the first asks, so that they do not split the votes among themselves; the others follow in
+//! their order. After a split vote each claim withdraws, and tries again after a random pause.
+//!
+//! # Rights
+//!
+//! The least that a user needs on each server, for the default prefix; `+select` for databases other than 0:
+//!
+//! ```text
+//! user clinch on >PASSWORD ~clinch:* resetchannels -@all +evalsha +script|load +time +set +get +getset +getrange +setrange
+//!   +pttl +pexpire +del +scan +info +ping +client|id +client|kill +client|tracking +client|caching
+//! ```
+//!
+//! `client|kill` ends connections of ours alone: it makes sure that a claim on its way over one that broke does not arrive
+//! after its own release. Without that right the release is repeated after 250 ms.
+//!
+//! # In the store
+//!
+//! | key | type | holds |
+//! | --- | --- | --- |
+//! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry |
+//! | `clinch:\0fence` | string | the last token of the server: the only key without an expiry |
+
+mod claims;
+mod free;
+mod node;
+mod reading;
+mod renewal;
+mod round;
+mod settings;
+mod store;
+mod timing;
+mod turns;
+mod votes;
+mod waiting;
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+
+use self::node::Node;
+use self::settings::Plan;
+use self::store::Quorum;
+use super::dial::Dialer;
+use super::settings::Topology;
+use crate::backend::Backend;
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Result};
+use crate::url::StoreUrl;
+
+/// The store of a `redlock` URL, without what every URL may say besides (`ttl=`, `require=`).
+///
+/// # Errors
+///
+/// As [`connect`](crate::connect).
+pub async fn open(url: &str, env: Env) -> Result<Arc<dyn Backend>> {
+    open_url(&mut StoreUrl::parse(url)?, &env).await
+}
+
+/// Opens the store of a URL: as soon as all servers have answered or failed to, if a quorum can be reached.
+pub(crate) async fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
+    let Plan { nodes: settings, rules } = Plan::parse(url)?;
+    // What the URL says too much is refused before anything is sent.
+    url.finish()?;
+    let mut nodes = Vec::new();
+    for settings in settings {
+        let Topology::Single(address) = &settings.topology else { continue };
+        let address = address.clone();
+        let dialer = Arc::new(Dialer { env: env.clone(), settings });
+        nodes.push(Node::new(address, dialer, rules.clone()));
+    }
+    let met = join_all(nodes.iter().map(Node::line)).await;
+    let mut runs: Vec<(&str, &Node)> = Vec::new();
+    let mut failures = Vec::new();
+    for (node, line) in nodes.iter().zip(&met) {
+        match line {
+            Ok(line) => {
+                if let Some((_, twin)) = runs.iter().find(|(run, _)| !run.is_empty() && *run == line.run()) {
+                    return Err(Error::invalid(format!(
+                        "{} and {} are one server; each must be independent of the others",
+                        twin.address, node.address
+                    )));
+                }
+                runs.push((line.run(), node));
+            }
+            Err(error) if !error.is_transient() => {
+                return Err(Error::new(error.kind(), format!("{}: {error}", node.address)));
+            }
+            Err(error) => failures.push(error.to_string()),
+        }
+    }
+    let needed = votes::quorum(nodes.len());
+    if runs.len() < needed {
+        let (met, all) = (runs.len(), nodes.len());
+        let why = failures.join("; ");
+        return Err(Error::new(
+            ErrorKind::Unavailable,
+            format!("only {met} of {all} servers can be reached, {needed} are needed: {why}"),
+        ));
+    }
+    Ok(Arc::new(Quorum::new(env.clone(), nodes, rules)))
+}

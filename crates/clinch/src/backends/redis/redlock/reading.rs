@@ -1,0 +1,138 @@
+//! Looking at locks without changing them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::listing::{lock_pattern, scan};
+use super::super::reply;
+use super::super::resp::Command;
+use super::node::Node;
+use super::round::Round;
+use super::store::Quorum;
+use crate::backend::{ClaimState, LockState};
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::LockName;
+
+/// For how long a server is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A value, its holder, and for how long each server that has it still does, if it says.
+type Holding = (String, Option<ClaimState>, Vec<Option<Duration>>);
+
+impl Quorum {
+    /// Gives for how long a lock's key lives on each server, and then what it holds, to `take`, until that is enough.
+    pub(super) async fn read(
+        &self,
+        name: &LockName,
+        mut take: impl FnMut(Option<Duration>, &str) -> bool,
+        mut failed: impl FnMut(Error),
+    ) {
+        let key = self.key(name);
+        let mut left = Command::new("PTTL");
+        left.arg(&key);
+        let mut get = Command::new("GETRANGE");
+        get.arg(&key).arg(0).arg(1023);
+        let commands = Arc::new((left, get));
+        let mut round = Round::new(&self.env, self.nodes.len());
+        for (at, node) in self.nodes.iter().enumerate() {
+            round.ask(at, PATIENCE, read_on(node.clone(), commands.clone()));
+        }
+        round
+            .answers(|_, answer| match answer {
+                Ok((left, value)) => take(left, &value),
+                Err(error) => {
+                    failed(error);
+                    false
+                }
+            })
+            .await;
+    }
+
+    /// One lock, if a quorum says that somebody holds it.
+    pub(super) async fn state_of(&self, name: &LockName) -> Result<Option<LockState>> {
+        let mut holdings: Vec<Holding> = Vec::new();
+        let (mut answers, mut failure) = (0, None);
+        let quorum = self.quorum();
+        self.read(
+            name,
+            |left, value| {
+                answers += 1;
+                if value.is_empty() {
+                    return false;
+                }
+                // Two servers may have given one claim two tokens.
+                let who = match reply::holder(value, left) {
+                    Some(holder) if holder.owner.pid != 0 => holder.id.to_string(),
+                    _ => value.to_owned(),
+                };
+                match holdings.iter_mut().find(|(known, ..)| *known == who) {
+                    Some((_, _, lefts)) => lefts.push(left),
+                    None => holdings.push((who, reply::holder(value, left), vec![left])),
+                }
+                holdings.iter().any(|(_, _, lefts)| lefts.len() >= quorum)
+            },
+            |error| failure = Some(error),
+        )
+        .await;
+        if let Some(error) = failure.filter(|_| answers < quorum) {
+            return Err(self.too_few(answers, error));
+        }
+        let held = holdings.into_iter().find(|(_, _, lefts)| lefts.len() >= quorum);
+        let claim = held.and_then(|(_, holder, mut lefts)| {
+            // It is held until the last of a quorum ends; what has no end is the longest.
+            lefts.sort_unstable_by_key(|left| left.unwrap_or(Duration::MAX));
+            let expires_in = lefts.get(lefts.len() - quorum).copied().flatten();
+            let token = |state: &ClaimState| state.token.filter(|_| self.rules.fencing);
+            holder.map(|state| ClaimState { expires_in, token: token(&state), ..state })
+        });
+        Ok(claim.map(|claim| LockState { name: name.clone(), claims: vec![claim], closed_until: None }))
+    }
+
+    /// The names under which a server has something that may be a lock, in order.
+    pub(super) async fn locks_named(&self, prefix: &str) -> Result<BTreeSet<LockName>> {
+        let ours = &self.rules.prefix;
+        let pattern: Arc<str> = lock_pattern(ours, prefix).into();
+        let mut round = Round::new(&self.env, self.nodes.len());
+        for (at, node) in self.nodes.iter().enumerate() {
+            let (node, pattern) = (node.clone(), pattern.clone());
+            round.ask(at, PATIENCE, async move { scan(&node.line().await?.link, &pattern, "string").await });
+        }
+        let mut names = BTreeSet::new();
+        let (mut answers, mut failure) = (0, None);
+        round
+            .answers(|_, answer| {
+                match answer {
+                    Ok(keys) => {
+                        answers += 1;
+                        let keys = keys.iter().filter_map(|key| key.strip_prefix(ours.as_str()));
+                        names.extend(keys.filter_map(|name| LockName::new(name).ok()));
+                    }
+                    Err(error) => failure = Some(error),
+                }
+                false
+            })
+            .await;
+        match failure {
+            Some(error) if answers < self.quorum() => Err(self.too_few(answers, error)),
+            _ => Ok(names),
+        }
+    }
+
+    fn too_few(&self, answers: usize, error: Error) -> Error {
+        let message =
+            format!("only {answers} of {} servers answered, {} are needed", self.nodes.len(), self.quorum());
+        let kind = if error.is_transient() { ErrorKind::Unavailable } else { error.kind() };
+        Error::new(kind, message).with_source(error)
+    }
+}
+
+async fn read_on(node: Arc<Node>, commands: Arc<(Command, Command)>) -> Result<(Option<Duration>, String)> {
+    let line = node.line().await?;
+    let answers = node.call_on(&line, [&commands.0, &commands.1]).await?;
+    let [left, value] = answers.as_slice() else {
+        return Err(Error::new(ErrorKind::Unknown, "the server left an answer out"));
+    };
+    let left = u64::try_from(reply::number(left)?).ok().map(Duration::from_millis);
+    Ok((left, reply::lossy(value)))
+}

@@ -1,0 +1,141 @@
+//! Asking several servers at once, and what goes on when nobody waits for it any more.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+use super::node::in_millis;
+use crate::clock::Instant;
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::lock;
+
+/// How often what goes on in the background is looked at, so that handing it over costs no wake.
+const SWEEP_EVERY: Duration = Duration::from_millis(100);
+
+type Asked<T> = Pin<Box<dyn Future<Output = (usize, Result<T>)> + Send>>;
+
+/// One request to several servers. Each has a time-out of its own, after which it counts as one that failed; the request
+/// goes on until the round is dropped.
+pub(super) struct Round<'a, T> {
+    env: &'a Env,
+    pending: FuturesUnordered<Asked<T>>,
+    /// By when each server must have answered, and how long it has for that; `None`: it has, or is not asked.
+    due: Vec<Option<(Instant, Duration)>>,
+}
+
+impl<'a, T: Send + 'static> Round<'a, T> {
+    /// A round among so many servers.
+    pub(super) fn new(env: &'a Env, nodes: usize) -> Round<'a, T> {
+        Round { env, pending: FuturesUnordered::new(), due: vec![None; nodes] }
+    }
+
+    /// Asks a server. Nothing is sent before [`Round::answers`].
+    pub(super) fn ask(
+        &mut self,
+        node: usize,
+        patience: Duration,
+        request: impl Future<Output = Result<T>> + Send + 'static,
+    ) {
+        if let Some(due) = self.due.get_mut(node) {
+            *due = Some((self.env.now() + patience, patience));
+            self.pending.push(Box::pin(async move { (node, request.await) }));
+        }
+    }
+
+    /// Gives one answer of each server to `take`, as they come, until it says that it is enough.
+    ///
+    /// # Cancel safety
+    ///
+    /// What was sent may be applied.
+    pub(super) async fn answers(&mut self, mut take: impl FnMut(usize, Result<T>) -> bool) {
+        while let Some(next) = self.due.iter().flatten().map(|(due, _)| *due).min() {
+            let mut overdue = std::pin::pin!(self.env.sleep_until(next));
+            loop {
+                tokio::select! {
+                    biased;
+                    Some((node, answer)) = self.pending.next() => {
+                        // One that is overdue was told already.
+                        let Some(Some(_)) = self.due.get_mut(node).map(Option::take) else { continue };
+                        if take(node, answer) {
+                            return;
+                        }
+                        if self.due.iter().all(Option::is_none) {
+                            return;
+                        }
+                    }
+                    () = &mut overdue => break,
+                }
+            }
+            let now = self.env.now();
+            for node in 0..self.due.len() {
+                let late = self.due.get_mut(node).and_then(|due| due.take_if(|(due, _)| *due <= now));
+                if let Some((_, patience)) = late
+                    && take(node, Err(unanswered(patience)))
+                {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// What is still under way.
+    pub(super) fn rest(self) -> Option<impl Future<Output = ()> + Send + use<T>> {
+        let pending = self.pending;
+        (!pending.is_empty()).then(|| pending.for_each(|_| std::future::ready(())))
+    }
+}
+
+fn unanswered(patience: Duration) -> Error {
+    let patience = humantime::format_duration(in_millis(patience));
+    Error::new(ErrorKind::Unknown, format!("did not answer within {patience}"))
+}
+
+/// What is to be brought to an end although nobody waits for it: answers to releases that a quorum did not need.
+pub(super) struct Background {
+    env: Env,
+    arrived: Mutex<Vec<Pin<Box<dyn Future<Output = ()> + Send>>>>,
+    running: AtomicBool,
+}
+
+impl Background {
+    pub(super) fn new(env: Env) -> Arc<Background> {
+        Arc::new(Background { env, arrived: Mutex::default(), running: AtomicBool::new(false) })
+    }
+
+    /// Takes over. What has been sent is sent; that the rest is looked at may take a moment.
+    pub(super) fn take_over(self: &Arc<Background>, rest: impl Future<Output = ()> + Send + 'static) {
+        lock(&self.arrived).push(Box::pin(rest));
+        if !self.running.swap(true, Ordering::AcqRel) {
+            // Without a background thread the leases run out by themselves.
+            let _ = self.env.lane().spawn(self.clone().sweep());
+        }
+    }
+
+    /// Runs until there is nothing left.
+    async fn sweep(self: Arc<Background>) {
+        let mut under_way = FuturesUnordered::new();
+        loop {
+            under_way.extend(std::mem::take(&mut *lock(&self.arrived)));
+            if under_way.is_empty() {
+                self.running.store(false, Ordering::Release);
+                if lock(&self.arrived).is_empty() || self.running.swap(true, Ordering::AcqRel) {
+                    return;
+                }
+                continue;
+            }
+            let mut end = std::pin::pin!(self.env.sleep_until(self.env.now() + SWEEP_EVERY));
+            loop {
+                tokio::select! {
+                    biased;
+                    () = &mut end => break,
+                    Some(()) = under_way.next() => {}
+                }
+            }
+        }
+    }
+}
