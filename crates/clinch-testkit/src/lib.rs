@@ -14,6 +14,7 @@
     reason = "test code"
 )]
 
+mod clock;
 mod cluster;
 mod etcd;
 mod port;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use crate::clock;
 use crate::port::Port;
 use crate::process::Process;
 use crate::resp::{Reply, Resp, info_fields};
@@ -140,6 +141,12 @@ impl Redis {
     /// Lets a paused server go on.
     pub fn resume(&self) {
         self.process.resume();
+    }
+
+    /// Sets by how many seconds the server's wall clock is off; for one with a
+    /// [stepped clock](RedisBuilder::stepped_clock).
+    pub fn step_clock(&self, seconds: i64) {
+        clock::step(self.dir(), seconds);
     }
 
     /// Kills the server if it runs, starts it again on the same port and in the same directory, and waits until it

@@ -178,3 +178,16 @@ fn servers_die_with_their_owner_however_it_dies() {
         }
     }
 }
+
+#[test]
+fn a_clock_is_stepped_and_keys_expire_by_it() {
+    let redis = Redis::builder().stepped_clock().start();
+    let seconds = || redis.call(&["TIME"]).array()[0].clone().int();
+    let before = seconds();
+    redis.call(&["SET", "x", "1", "EX", "60"]);
+    redis.step_clock(3600);
+    assert!((3600..3660).contains(&(seconds() - before)));
+    until("the key has expired", || redis.call(&["GET", "x"]) == Reply::Nil);
+    redis.step_clock(-3600);
+    assert!(seconds() < before);
+}

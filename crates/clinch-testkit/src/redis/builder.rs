@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use crate::clock;
 use crate::port::Port;
 use crate::process::{Process, temp_dir};
 use crate::redis::Redis;
@@ -21,6 +22,7 @@ pub struct RedisBuilder {
     sentinel: Option<String>,
     password: Option<String>,
     master: Option<(SocketAddr, Option<String>)>,
+    stepped: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,6 +74,13 @@ impl RedisBuilder {
         self.arg("--user", &format!("{name} {rules}"))
     }
 
+    /// Gives the server a wall clock that [`step_clock`](Redis::step_clock) can step. Needs a C compiler, as every Rust
+    /// toolchain does to link.
+    pub fn stepped_clock(mut self) -> RedisBuilder {
+        self.stepped = true;
+        self
+    }
+
     /// Makes the server a replica of another.
     pub fn replica_of(mut self, master: &Redis) -> RedisBuilder {
         self.master = Some((master.addr(), master.password.clone()));
@@ -111,7 +120,11 @@ impl RedisBuilder {
             _ if self.cluster => Some(Port::free_for_cluster()),
             _ => Some(Port::free()),
         };
-        let mut words = vec![self.binary.clone().unwrap_or_else(|| "redis-server".into()).into()];
+        let mut words: Vec<std::ffi::OsString> = Vec::new();
+        if self.stepped {
+            words.extend(clock::preload(dir.path()));
+        }
+        words.push(self.binary.clone().unwrap_or_else(|| "redis-server".into()).into());
         if let Some(lines) = &self.sentinel {
             // A file, for a sentinel keeps there what it has learnt.
             let port = port.as_ref().expect("a sentinel has a port").number();
@@ -121,7 +134,7 @@ impl RedisBuilder {
         } else {
             words.extend(self.words(port.as_ref(), tls.as_ref()).into_iter().map(Into::into));
         }
-        let process = Process::start::<std::ffi::OsString>(dir, words);
+        let process = Process::start(dir, words);
         Redis { process, port, tls, password: self.password.clone() }
     }
 

@@ -1,0 +1,117 @@
+//! `redlock://` under faults: whatever happens to a minority of the servers, nobody holds twice and nothing is left.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "test code"
+)]
+
+use std::error::Error as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use clinch::{ErrorKind, Guard, Locks, LossKind, Released};
+use clinch_testkit::{Proxy, Redis, Reply};
+
+#[path = "redlock_faults/clocks.rs"]
+mod clocks;
+#[path = "redlock_faults/late.rs"]
+mod late;
+#[path = "redlock_faults/minority.rs"]
+mod minority;
+#[path = "redlock_faults/race.rs"]
+mod race;
+#[path = "redlock_faults/restarts.rs"]
+mod restarts;
+
+/// How long a state may take to come about before the test counts as failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A TTL that nobody lives to see the end of: what is free within [`PATIENCE`] was not freed by expiry.
+const LONG_TTL: Duration = Duration::from_secs(300);
+
+/// Independent servers.
+struct Servers(Vec<Redis>);
+
+impl Servers {
+    /// Some that may vote at once, since they forget nothing.
+    fn durable(count: usize) -> Servers {
+        let server = || Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "always").start();
+        Servers((0..count).map(|_| server()).collect())
+    }
+
+    /// Some that forget everything when they restart.
+    fn forgetful(count: usize) -> Servers {
+        Servers((0..count).map(|_| Redis::start()).collect())
+    }
+
+    fn url(&self, query: &str) -> String {
+        url_of(self.0.iter().map(|server| server.addr().to_string()), query)
+    }
+
+    /// A client that may rely on the servers' memory, with long leases.
+    async fn connect(&self) -> Locks {
+        connect(&self.url("durable=on&max_ttl=24h")).await
+    }
+
+    /// The servers that have a key for this lock.
+    fn with_key(&self, name: &str) -> Vec<usize> {
+        let has = |at: &usize| self.0[*at].call(&["EXISTS", &format!("clinch:{name}")]).int() == 1;
+        (0..self.0.len()).filter(has).collect()
+    }
+
+    async fn expect_no_key(&self, name: &str) {
+        let what = format!("nothing is left of {name}");
+        eventually(&what, async || self.with_key(name).is_empty().then_some(())).await;
+    }
+}
+
+fn url_of(hosts: impl Iterator<Item = String>, query: &str) -> String {
+    format!("redlock://{}?{query}", hosts.collect::<Vec<_>>().join(","))
+}
+
+async fn connect(url: &str) -> Locks {
+    clinch::connect(url).await.unwrap().ttl(LONG_TTL).unwrap()
+}
+
+async fn lock(locks: &Locks, name: &str) -> Guard {
+    locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
+}
+
+/// Waits for the lock in a task of its own.
+fn queue(locks: &Locks, name: &str) -> tokio::task::JoinHandle<Guard> {
+    let (locks, name) = (locks.clone(), name.to_owned());
+    tokio::spawn(async move { lock(&locks, &name).await })
+}
+
+/// A lock name that no other test uses.
+fn unique(hazard: &str) -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("{hazard}/{}", COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Looks until there is something to see.
+async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let end = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        if let Some(seen) = look().await {
+            return seen;
+        }
+        assert!(tokio::time::Instant::now() < end, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// An error with all its causes.
+fn chain(error: &clinch::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

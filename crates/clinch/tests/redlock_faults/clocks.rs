@@ -1,0 +1,65 @@
+//! Servers whose clock is set while locks are held.
+
+use super::restarts::{MAX_TTL, connect_forgetful, holder_is_told_first, hosts};
+use super::*;
+
+fn with_clocks() -> Servers {
+    Servers((0..3).map(|_| Redis::builder().stepped_clock().start()).collect())
+}
+
+#[tokio::test]
+async fn a_clock_that_was_set_ahead_does_not_help_a_second_holder() {
+    let servers = with_clocks();
+    let (holder, rival) =
+        tokio::join!(connect_forgetful(hosts(&servers)), connect_forgetful(hosts(&servers)));
+    let name = unique("ahead");
+    let guard = lock(&holder, &name).await;
+    servers.0[1].step_clock(3600);
+    servers.0[2].call(&["DEL", &format!("clinch:{name}")]);
+    // The second has let the holder's lease run out at once.
+    let error = rival.mutex(&name).unwrap().lock().timeout(Duration::from_millis(100)).await.unwrap_err();
+    assert!(chain(&error).contains("its clock has jumped by 59m"), "{}", chain(&error));
+    holder_is_told_first(&name, guard, &rival).await;
+}
+
+#[tokio::test]
+async fn tokens_rise_although_a_clock_was_set_back() {
+    let servers = with_clocks();
+    let (one, other) = tokio::join!(connect_forgetful(hosts(&servers)), connect_forgetful(hosts(&servers)));
+    let name = unique("back");
+    let mut last = lock(&one, &name).await.token();
+    for (step, locks) in [(-3600, &other), (-7200, &one), (0, &other)] {
+        servers.0[0].step_clock(step);
+        for _ in 0..3 {
+            let guard = lock(locks, &name).await;
+            assert!(guard.token() > last, "{} came after {last}", guard.token());
+            last = guard.token();
+        }
+    }
+    // One that is set does not vote for a time, and then it does again.
+    servers.0[2].pause();
+    let mutex = one.mutex(&name).unwrap();
+    assert!(mutex.lock().timeout(MAX_TTL * 5).await.unwrap().token() > last);
+}
+
+#[tokio::test]
+async fn a_token_that_one_server_gave_binds_those_that_are_asked_next() {
+    let durable =
+        || Redis::builder().stepped_clock().arg("--appendonly", "yes").arg("--appendfsync", "always").start();
+    let servers = Servers((0..3).map(|_| durable()).collect());
+    servers.0[2].step_clock(3600);
+    // Who has not met the third does not know that its clock is ahead.
+    servers.0[2].pause();
+    let one = servers.connect().await;
+    servers.0[2].resume();
+    servers.0[1].pause();
+    let name = unique("agree");
+    let guard = lock(&one, &name).await;
+    let token = guard.token();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    servers.0[1].resume();
+    servers.0[2].pause();
+    let other = servers.connect().await;
+    let next = lock(&other, &name).await;
+    assert!(next.token() > token, "{} came after {token}", next.token());
+}

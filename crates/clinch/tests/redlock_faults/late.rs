@@ -1,0 +1,115 @@
+//! Requests and answers that are lost, or arrive when nobody wants them any more.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
+
+use async_trait::async_trait;
+use clinch::net::{Connector, Stream};
+use clinch::{Clock, Env, Lane, Random};
+
+use super::*;
+
+/// A network whose connections lead through proxies, and past them when told so.
+#[derive(Debug)]
+struct Detour {
+    proxies: HashMap<u16, SocketAddr>,
+    past: AtomicBool,
+}
+
+#[async_trait]
+impl Connector for Detour {
+    async fn connect(&self, host: &str, port: u16) -> std::io::Result<Box<dyn Stream>> {
+        let past = self.past.load(Ordering::Acquire);
+        let stream = match self.proxies.get(&port) {
+            Some(proxy) if !past => tokio::net::TcpStream::connect(proxy).await,
+            _ => tokio::net::TcpStream::connect((host, port)).await,
+        };
+        Ok(Box::new(stream?))
+    }
+}
+
+#[tokio::test]
+async fn a_claim_on_its_way_over_a_broken_connection_does_not_outlive_its_release() {
+    let servers = Servers::durable(3);
+    let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.addr())).collect();
+    let ports = servers.0.iter().map(Redis::port).zip(proxies.iter().map(Proxy::addr)).collect();
+    let detour = Arc::new(Detour { proxies: ports, past: AtomicBool::new(false) });
+    let env = Env::new(Clock::host(), Random::system(), Lane::thread(), detour.clone());
+    let url = servers.url("durable=on&max_ttl=24h");
+    let locks = Locks::connect(&url, env).await.unwrap().ttl(LONG_TTL).unwrap();
+    let warm = unique("warm");
+    lock(&locks, &warm).await.release().await.unwrap();
+    servers.expect_no_key(&warm).await;
+    let name = unique("on-its-way");
+    proxies[2].black_hole(true);
+    detour.past.store(true, Ordering::Release);
+    let guard = lock(&locks, &name).await;
+    assert_eq!(servers.with_key(&name), [0, 1]);
+    // The connection is given up, since nothing was answered, and the third is reached by another.
+    eventually("the third is reached again", async || {
+        let others = lock(&locks, &unique("other")).await;
+        (servers.with_key(others.name().as_str()).len() == 3).then_some(())
+    })
+    .await;
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    eventually("the server has ended the old connection", async || {
+        let killed = servers.0[2].client().commandstats();
+        killed.get("client|kill").filter(|count| **count > 0).map(drop)
+    })
+    .await;
+    proxies[2].black_hole(false);
+    eventually("what was held is delivered", async || (proxies[2].connections() == 0).then_some(())).await;
+    assert_eq!(servers.with_key(&name), [] as [usize; 0], "the claim came after its release");
+}
+
+#[tokio::test]
+async fn what_was_granted_without_a_word_is_given_back() {
+    let servers = Servers::durable(3);
+    let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.addr())).collect();
+    let url = url_of(proxies.iter().map(|proxy| proxy.addr().to_string()), "durable=on&max_ttl=24h");
+    let (far, near) = (connect(&url).await, servers.connect().await);
+    let name = unique("without-a-word");
+    drop(lock(&far, &name).await);
+    servers.expect_no_key(&name).await;
+    proxies[1..].iter().for_each(|proxy| proxy.hold_replies(true));
+    let tried = far.mutex(&name).unwrap().try_lock().await;
+    assert!(tried.is_err(), "two servers have not answered: {tried:?}");
+    servers.expect_no_key(&name).await;
+    let guard = lock(&near, &name).await;
+    proxies[1..].iter().for_each(|proxy| proxy.hold_replies(false));
+    guard.verify().await.unwrap();
+    drop(guard);
+    drop(lock(&far, &name).await);
+    servers.expect_no_key(&name).await;
+}
+
+#[tokio::test]
+async fn connections_cut_at_any_byte_leave_nothing_and_let_nobody_in_twice() {
+    let servers = Servers::durable(3);
+    let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.addr())).collect();
+    let url = url_of(proxies.iter().map(|proxy| proxy.addr().to_string()), "durable=on&max_ttl=24h");
+    let (far, near) = (connect(&url).await, servers.connect().await);
+    let name = unique("cut");
+    let mut last = lock(&far, &name).await.token();
+    for round in 0..120u64 {
+        for (at, proxy) in proxies.iter().enumerate().take(1 + round as usize % 3) {
+            let way = if (round + at as u64) % 2 == 0 {
+                clinch_testkit::Direction::Requests
+            } else {
+                clinch_testkit::Direction::Replies
+            };
+            proxy.cut_after(way, (round * 7 + at as u64 * 13) % 400);
+        }
+        let guard = lock(&far, &name).await;
+        assert!(guard.token() > last, "{} came after {last}", guard.token());
+        assert!(near.mutex(&name).unwrap().try_lock().await.unwrap().is_none(), "two hold it");
+        let released = guard.release().await.unwrap();
+        assert_eq!(released, Released::Released);
+        let next = lock(&near, &name).await;
+        last = next.token();
+        drop(next);
+    }
+    far.close(PATIENCE).await.unwrap();
+    servers.expect_no_key(&name).await;
+}

@@ -1,0 +1,153 @@
+//! Servers that hang, are slow, or are gone.
+
+use super::*;
+
+#[tokio::test]
+async fn a_minority_that_hangs_delays_nobody_and_keeps_nothing() {
+    let servers = Servers::durable(5);
+    let (one, other) = (servers.connect().await, servers.connect().await);
+    let name = unique("hanging");
+    let mut last = lock(&one, &name).await.token();
+    for hanging in [&servers.0[..1], &servers.0[1..3]] {
+        hanging.iter().for_each(Redis::pause);
+        for (locks, rival) in [(&one, &other), (&other, &one)] {
+            let guard = lock(locks, &name).await;
+            assert!(guard.token() > last, "{} came after {last}", guard.token());
+            last = guard.token();
+            assert!(rival.mutex(&name).unwrap().try_lock().await.unwrap().is_none());
+            let waiter = queue(rival, &name);
+            assert_eq!(guard.release().await.unwrap(), Released::Released);
+            let next = waiter.await.unwrap();
+            assert!(next.token() > last);
+            last = next.token();
+            next.verify().await.unwrap();
+            assert_eq!(next.release().await.unwrap(), Released::Released);
+        }
+        hanging.iter().for_each(Redis::resume);
+        servers.expect_no_key(&name).await;
+    }
+}
+
+#[tokio::test]
+async fn a_hold_lives_on_without_a_minority_and_ends_without_a_majority() {
+    let servers = Servers::durable(3);
+    let (one, other) = (servers.connect().await, servers.connect().await);
+    let name = unique("renewed");
+    let ttl = Duration::from_secs(2);
+    let guard = lock(&one.clone().ttl(ttl).unwrap(), &name).await;
+    servers.0[0].pause();
+    let first = guard.deadline().unwrap();
+    eventually("renewed by two of three", async || {
+        assert!(guard.is_held());
+        (guard.deadline().unwrap() > first + 2 * ttl).then_some(())
+    })
+    .await;
+    servers.0[1].pause();
+    let rival = queue(&other, &name);
+    let loss = guard.lost().await;
+    assert_eq!(loss.kind, LossKind::Expired, "{loss}");
+    assert!(!rival.is_finished(), "granted by a minority, and before the loss was told");
+    servers.0[1].resume();
+    let next = rival.await.unwrap();
+    assert!(!guard.is_held() && next.token() > guard.token());
+    servers.0[0].resume();
+    assert!(matches!(guard.release().await.unwrap(), Released::AlreadyLost(_)));
+    next.verify().await.expect("a late release took the next holder's lock");
+    drop(next);
+    servers.expect_no_key(&name).await;
+}
+
+#[tokio::test]
+async fn a_majority_that_hangs_is_an_error_in_time_and_what_was_won_is_given_back() {
+    let servers = Servers::durable(5);
+    let locks = servers.connect().await;
+    let name = unique("majority");
+    drop(lock(&locks, &name).await);
+    servers.expect_no_key(&name).await;
+    let hanging = &servers.0[..3];
+    hanging.iter().for_each(Redis::pause);
+    let error = locks.mutex(&name).unwrap().lock().timeout(Duration::from_millis(500)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    let text = chain(&error);
+    for server in hanging {
+        assert!(text.contains(&server.addr().to_string()), "{text}");
+    }
+    let tried = locks.mutex(&name).unwrap().try_lock().await.unwrap_err();
+    assert!(matches!(tried.kind(), ErrorKind::Unknown | ErrorKind::Unavailable), "{tried:?}");
+    let key = format!("clinch:{name}");
+    eventually("the living servers are clear", async || {
+        servers.0[3..].iter().all(|server| server.call(&["EXISTS", &key]).int() == 0).then_some(())
+    })
+    .await;
+    hanging.iter().for_each(Redis::resume);
+    servers.expect_no_key(&name).await;
+    drop(lock(&locks, &name).await);
+    locks.close(PATIENCE).await.unwrap();
+}
+
+#[tokio::test]
+async fn slow_servers_are_not_waited_for() {
+    let servers = Servers::durable(5);
+    let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.addr())).collect();
+    let url = url_of(proxies.iter().map(|proxy| proxy.addr().to_string()), "durable=on&max_ttl=24h");
+    let (far, near) = (connect(&url).await, servers.connect().await);
+    let name = unique("slow");
+    drop(lock(&far, &name).await);
+    // Slower than the time-out of a server, and then slow enough for each release to come while its claim is on its way.
+    for delay in [200, 40] {
+        proxies[..2].iter().for_each(|proxy| proxy.delay(Duration::from_millis(delay)));
+        for _ in 0..10 {
+            let guard = lock(&far, &name).await;
+            assert!(near.mutex(&name).unwrap().try_lock().await.unwrap().is_none());
+            assert_eq!(guard.release().await.unwrap(), Released::Released);
+            drop(lock(&near, &name).await);
+        }
+    }
+    far.close(PATIENCE).await.unwrap();
+    servers.expect_no_key(&name).await;
+}
+
+#[tokio::test]
+async fn killed_servers_are_done_without() {
+    let servers = Servers::durable(5);
+    let (one, other) = (servers.connect().await, servers.connect().await);
+    let name = unique("killed");
+    let guard = lock(&one, &name).await;
+    let token = guard.token();
+    servers.0[..2].iter().for_each(Redis::kill);
+    guard.verify().await.unwrap();
+    let waiter = queue(&other, &name);
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    let next = waiter.await.unwrap();
+    assert!(next.token() > token);
+    let states = one.list(&name).await.unwrap();
+    assert_eq!(states[0].claims[0].id, next.claim_id());
+    drop(next);
+    servers.0[..2].iter().for_each(Redis::restart);
+    // Those that are back from the disk still have the first claim, which nobody could release there.
+    let held = lock(&other, &name).await;
+    assert!(held.is_held());
+}
+
+#[tokio::test]
+async fn an_even_number_of_servers_resolves_a_tie() {
+    let servers = Servers::durable(4);
+    let (one, other) = (servers.connect().await, servers.connect().await);
+    let name = unique("even");
+    // Two votes are gone: the other two are no majority, and nobody waits for more.
+    let key = format!("clinch:{name}");
+    for server in &servers.0[..2] {
+        server.call(&["SET", &key, "somebody", "PX", "100000000"]);
+    }
+    assert!(one.mutex(&name).unwrap().try_lock().await.unwrap().is_none());
+    assert_eq!(servers.with_key(&name), [0, 1]);
+    servers.0[1].call(&["DEL", &key]);
+    let guard = lock(&one, &name).await;
+    assert!(other.mutex(&name).unwrap().try_lock().await.unwrap().is_none());
+    drop(guard);
+    eventually("released", async || (servers.with_key(&name) == [0]).then_some(())).await;
+    servers.0[1].call(&["SET", &key, "somebody", "PX", "100000000"]);
+    let error = one.mutex(&name).unwrap().lock().timeout(Duration::from_millis(200)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(chain(&error).contains("another program"), "{error:?}");
+}

@@ -1,0 +1,93 @@
+//! Servers that come back, and have forgotten everything.
+
+use super::*;
+
+/// The longest TTL in these tests, and so for how long a restarted server does not vote.
+pub(super) const MAX_TTL: Duration = Duration::from_secs(4);
+
+pub(super) async fn connect_forgetful(hosts: impl Iterator<Item = String>) -> Locks {
+    let url = url_of(hosts, &format!("max_ttl={}s", MAX_TTL.as_secs()));
+    let locks = clinch::connect(&url).await.unwrap().ttl(MAX_TTL).unwrap();
+    // When the servers have just started, that waits until they vote. It also tells the client their clocks.
+    drop(lock(&locks, &unique("first")).await);
+    locks
+}
+
+pub(super) fn hosts(servers: &Servers) -> impl Iterator<Item = String> {
+    servers.0.iter().map(|server| server.addr().to_string())
+}
+
+/// Of three servers that had given their vote, the last now gives it to anybody, as if it had never been asked, and
+/// something was done to the second. Both would make the rival a majority. But the holder is told first.
+pub(super) async fn holder_is_told_first(name: &str, guard: Guard, rival: &Locks) {
+    let waiter = queue(rival, name);
+    let loss = guard.lost().await;
+    assert_eq!(loss.kind, LossKind::Deleted, "{loss}");
+    assert!(!waiter.is_finished(), "two hold one lock");
+    let next = waiter.await.unwrap();
+    assert!(next.token() > guard.token());
+}
+
+#[tokio::test]
+async fn a_server_that_came_back_empty_does_not_help_a_second_holder() {
+    let servers = Servers::forgetful(3);
+    let (holder, rival) =
+        tokio::join!(connect_forgetful(hosts(&servers)), connect_forgetful(hosts(&servers)));
+    let name = unique("forgetful");
+    let guard = lock(&holder, &name).await;
+    servers.0[1].restart();
+    servers.0[2].call(&["DEL", &format!("clinch:{name}")]);
+    // Neither who knew the servers nor who did not.
+    let error = rival.mutex(&name).unwrap().lock().timeout(Duration::from_millis(100)).await.unwrap_err();
+    assert!(chain(&error).contains("may have forgotten"), "{error:?}");
+    let newcomer = clinch::connect(&servers.url("max_ttl=4s")).await.unwrap();
+    let tried = newcomer.mutex(&name).unwrap().try_lock().await;
+    assert!(!matches!(tried, Ok(Some(_))), "a newcomer holds what is held");
+    holder_is_told_first(&name, guard, &rival).await;
+}
+
+#[tokio::test]
+async fn another_server_under_the_same_address_does_not_help_a_second_holder() {
+    let servers = Servers::forgetful(4);
+    let proxy = Proxy::start(servers.0[1].addr());
+    let through =
+        || [servers.0[0].addr(), proxy.addr(), servers.0[2].addr()].map(|addr| addr.to_string()).into_iter();
+    let (holder, rival) = tokio::join!(connect_forgetful(through()), connect_forgetful(through()));
+    let name = unique("stand-in");
+    let guard = lock(&holder, &name).await;
+    // It has run for long, but not here.
+    proxy.set_upstream(servers.0[3].addr());
+    proxy.cut_all();
+    servers.0[2].call(&["DEL", &format!("clinch:{name}")]);
+    holder_is_told_first(&name, guard, &rival).await;
+}
+
+#[tokio::test]
+async fn a_vote_that_a_restart_took_is_set_anew_and_released_too() {
+    let servers = Servers::forgetful(3);
+    let locks = connect_forgetful(hosts(&servers)).await;
+    let name = unique("anew");
+    let guard = lock(&locks, &name).await;
+    servers.0[1].restart();
+    eventually("all have it again", async || (servers.with_key(&name).len() == 3).then_some(())).await;
+    assert!(guard.is_held());
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    servers.expect_no_key(&name).await;
+}
+
+#[tokio::test]
+async fn a_renewal_under_way_does_not_bring_a_released_lock_back() {
+    let servers = Servers::durable(3);
+    let locks = servers.connect().await;
+    for _ in 0..200 {
+        let name = unique("back");
+        let guard = lock(&locks, &name).await;
+        servers.0[1].call(&["DEL", &format!("clinch:{name}")]);
+        // The renewal finds one vote missing and sets it anew while the release is on its way.
+        let (_, released) =
+            tokio::join!(guard.extend(LONG_TTL), locks.release_detached(&name, guard.claim_id()));
+        assert!(matches!(released.unwrap(), Released::Released | Released::AlreadyLost(_)));
+        drop(guard);
+        servers.expect_no_key(&name).await;
+    }
+}
