@@ -1,5 +1,7 @@
 //! Servers that hang, are slow, or are gone.
 
+use std::future::IntoFuture;
+
 use super::*;
 
 #[tokio::test]
@@ -147,7 +149,27 @@ async fn an_even_number_of_servers_resolves_a_tie() {
     drop(guard);
     eventually("released", async || (servers.with_key(&name) == [0]).then_some(())).await;
     servers.0[1].call(&["SET", &key, "somebody", "PX", "100000000"]);
-    let error = one.mutex(&name).unwrap().lock().timeout(Duration::from_millis(200)).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::TimedOut);
-    assert!(chain(&error).contains("another program"), "{error:?}");
+    let mutex = one.mutex(&name).unwrap();
+    eventually("the error says who has the other half", async || {
+        let error = mutex.lock().timeout(Duration::from_secs(1)).await.unwrap_err();
+        let told = error.kind() == ErrorKind::TimedOut && chain(&error).contains("another program");
+        told.then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_waiter_that_nobody_polls_does_not_block_the_others() {
+    let servers = Servers::durable(3);
+    let (one, other) = (servers.connect().await, servers.connect().await);
+    let name = unique("unpolled");
+    let guard = lock(&one, &name).await;
+    let mutex = other.mutex(&name).unwrap();
+    let mut stuck = Box::pin(mutex.lock().into_future());
+    let first_poll = tokio::time::timeout(Duration::from_millis(300), &mut stuck).await;
+    assert!(first_poll.is_err(), "two hold one lock");
+    // Behind it, in the same client.
+    let waiter = queue(&other, &name);
+    drop(guard);
+    assert!(waiter.await.unwrap().is_held());
 }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use super::failure::Failure;
 use super::resp::{self, Command, Stop, Value};
 use super::settings::Address;
 use crate::backends::pool::Connection;
+use crate::clock::{Clock, Instant};
 use crate::env::Env;
 use crate::net::Stream;
 use crate::sync::lock;
@@ -49,6 +50,8 @@ struct Wire {
     writer: Mutex<Writer>,
     closed: AtomicBool,
     gone: Notify,
+    clock: Clock,
+    ended: Arc<OnceLock<Instant>>,
 }
 
 #[derive(Default)]
@@ -80,6 +83,8 @@ impl Link {
             writer: Mutex::new(Writer { half: write, bytes: Vec::new(), written: 0 }),
             closed: AtomicBool::new(false),
             gone: Notify::new(),
+            clock: env.clock(),
+            ended: Arc::default(),
         });
         tokio::spawn(watch(Arc::downgrade(&wire), env));
         tokio::spawn(Driver {
@@ -102,6 +107,11 @@ impl Link {
     /// Ends the connection; whoever waits for an answer is told that it broke.
     pub(super) fn close(&self) {
         self.wire.end("it was closed");
+    }
+
+    /// Where it will stand when the connection ended.
+    pub(super) fn ended(&self) -> Arc<OnceLock<Instant>> {
+        self.wire.ended.clone()
     }
 
     /// Waits until the connection is gone.
@@ -205,6 +215,7 @@ impl Wire {
             let mut state = lock(&self.state);
             state.why.get_or_insert_with(|| why.to_owned());
             self.closed.store(true, Ordering::Release);
+            let _ = self.ended.set(self.clock.now());
             (std::mem::take(&mut state.waiting), state.driver.take())
         };
         drop(waiting);

@@ -80,8 +80,10 @@ mod votes;
 mod waiting;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 
 use self::node::Node;
 use self::settings::Plan;
@@ -93,6 +95,9 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::url::StoreUrl;
 
+/// For how long servers that a quorum does not need are waited for when a client connects.
+const MOMENT: Duration = Duration::from_millis(100);
+
 /// The store of a `redlock` URL, without what every URL may say besides (`ttl=`, `require=`).
 ///
 /// # Errors
@@ -102,42 +107,53 @@ pub async fn open(url: &str, env: Env) -> Result<Arc<dyn Backend>> {
     open_url(&mut StoreUrl::parse(url)?, &env).await
 }
 
-/// Opens the store of a URL: as soon as all servers have answered or failed to, if a quorum can be reached.
+/// Opens the store of a URL, as soon as a quorum can be reached; what the other servers have to say is waited for a moment.
 pub(crate) async fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
     let Plan { nodes: settings, rules } = Plan::parse(url)?;
     // What the URL says too much is refused before anything is sent.
     url.finish()?;
+    let runs = Arc::default();
     let mut nodes = Vec::new();
     for settings in settings {
         let Topology::Single(address) = &settings.topology else { continue };
         let address = address.clone();
         let dialer = Arc::new(Dialer { env: env.clone(), settings });
-        nodes.push(Node::new(address, dialer, rules.clone()));
-    }
-    let met = join_all(nodes.iter().map(Node::line)).await;
-    let mut runs: Vec<(&str, &Node)> = Vec::new();
-    let mut failures = Vec::new();
-    for (node, line) in nodes.iter().zip(&met) {
-        match line {
-            Ok(line) => {
-                if let Some((_, twin)) = runs.iter().find(|(run, _)| !run.is_empty() && *run == line.run()) {
-                    return Err(Error::invalid(format!(
-                        "{} and {} are one server; each must be independent of the others",
-                        twin.address, node.address
-                    )));
-                }
-                runs.push((line.run(), node));
-            }
-            Err(error) if !error.is_transient() => {
-                return Err(Error::new(error.kind(), format!("{}: {error}", node.address)));
-            }
-            Err(error) => failures.push(error.to_string()),
-        }
+        nodes.push(Node::new(address, dialer, rules.clone(), Arc::clone(&runs)));
     }
     let needed = votes::quorum(nodes.len());
-    if runs.len() < needed {
-        let (met, all) = (runs.len(), nodes.len());
-        let why = failures.join("; ");
+    let meet = |node: &Arc<Node>| {
+        let node = node.clone();
+        async move { (node.address.to_string(), node.line().await.map(drop)) }
+    };
+    let mut meeting: FuturesUnordered<_> = nodes.iter().map(meet).collect();
+    let (mut met, mut failures) = (0, Vec::new());
+    let mut others = None;
+    loop {
+        let overdue = async {
+            match others {
+                Some(until) => env.sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
+        let answer = tokio::select! {
+            biased;
+            answer = meeting.next() => answer,
+            () = overdue => None,
+        };
+        match answer {
+            Some((_, Ok(()))) => met += 1,
+            Some((name, Err(error))) if !error.is_transient() => {
+                return Err(Error::new(error.kind(), votes::named(&name, &error)));
+            }
+            Some((name, Err(error))) => failures.push(votes::named(&name, &error)),
+            None => break,
+        }
+        if met == needed {
+            others = Some(env.now() + MOMENT);
+        }
+    }
+    if met < needed {
+        let (all, why) = (nodes.len(), failures.join("; "));
         return Err(Error::new(
             ErrorKind::Unavailable,
             format!("only {met} of {all} servers can be reached, {needed} are needed: {why}"),

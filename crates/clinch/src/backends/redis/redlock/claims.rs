@@ -153,14 +153,20 @@ impl Entry {
         true
     }
 
-    /// Has `send` send something for this claim, noted as sent on `line`, unless it is released: what is sent after a
-    /// release could outlive it.
+    /// Has `send` send a step that nobody waits for, unless the claim is released: what is sent after a release could
+    /// outlive it. Nor does it where an earlier step may still arrive on another connection, of which the release could
+    /// then not know both.
     pub(super) fn send_unless_released(&self, node: usize, line: &Arc<Line>, send: impl FnOnce()) {
         let mut state = lock(&self.0);
-        if state.released {
-            return;
-        }
-        if let Some(place) = state.marks.get_mut(node) {
+        let released = state.released;
+        let Some(place) = state.marks.get_mut(node).filter(|_| !released) else { return };
+        let in_order = match place {
+            Mark::Clear | Mark::Held => true,
+            // What was sent to another run of the server has ended with it.
+            Mark::Sent(earlier) => Arc::ptr_eq(earlier, line) || earlier.run() != line.run(),
+            Mark::Leaving { .. } => false,
+        };
+        if in_order {
             *place = Mark::Sent(line.clone());
             send();
         }

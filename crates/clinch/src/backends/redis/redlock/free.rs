@@ -77,14 +77,17 @@ impl Quorum {
                 removed >= quorum || confirmed - removed > self.nodes.len() - quorum
             })
             .await;
-        if let Some(rest) = round.rest() {
-            self.background.take_over(rest);
-        }
+        let rest = round.rest();
         match failed {
             Some(error) if confirmed < quorum => {
-                if !error.is_transient() {
-                    self.claims.forget(id);
-                }
+                // Until all has been tried, a repetition is to know where something may stand.
+                let claims = self.claims.clone();
+                self.background.take_over(async move {
+                    if let Some(rest) = rest {
+                        rest.await;
+                    }
+                    claims.forget(id);
+                });
                 let message = format!(
                     "only {confirmed} of {} servers have confirmed the release of \"{name}\"",
                     self.nodes.len()
@@ -93,6 +96,9 @@ impl Quorum {
             }
             _ => {
                 self.claims.forget(id);
+                if let Some(rest) = rest {
+                    self.background.take_over(rest);
+                }
                 // A claim that too few servers still had was no hold any more.
                 let gone = removed == 0 || confirmed - removed > self.nodes.len() - quorum;
                 Ok(if gone { Freed::Absent } else { Freed::Removed })

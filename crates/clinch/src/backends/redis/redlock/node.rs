@@ -1,6 +1,7 @@
 //! One of the independent servers: its connections, what is known of it, and whether its vote counts.
 
-use std::sync::{Arc, Mutex};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::super::check::Server;
@@ -29,9 +30,30 @@ pub(super) struct Node {
     pub(super) address: Address,
     pub(super) dialer: Arc<Dialer>,
     rules: Rules,
+    /// Who of all servers is which run.
+    runs: Arc<Runs>,
     lines: Pool<Line>,
     inboxes: Pool<Inbox>,
     known: Mutex<Known>,
+}
+
+/// The run of each server, by address: two addresses may lead to one server, which must not vote twice.
+#[derive(Default)]
+pub(super) struct Runs(Mutex<HashMap<Address, String>>);
+
+impl Runs {
+    /// Notes which run a server is.
+    fn join(&self, address: &Address, run: &str) -> Result<()> {
+        let mut runs = lock(&self.0);
+        let twin = runs.iter().find(|(other, known)| *other != address && *known == run && !run.is_empty());
+        if let Some((twin, _)) = twin {
+            return Err(Error::invalid(format!(
+                "{twin} and {address} are one server; each must be independent of the others"
+            )));
+        }
+        runs.insert(address.clone(), run.to_owned());
+        Ok(())
+    }
 }
 
 /// A connection, and whose it is.
@@ -47,8 +69,8 @@ pub(super) struct Line {
 struct Known {
     patience: Patience,
     clock: Option<Offset>,
-    /// The last run that was talked to, and when last.
-    run: Option<(String, Instant)>,
+    /// The run that was met last, and when the connection to it ended, if it did.
+    run: Option<(String, Arc<OnceLock<Instant>>)>,
     /// Until when its vote does not count, and why.
     abstains: Option<Abstention>,
     /// Why no connection could be opened, and until when nobody tries again.
@@ -76,7 +98,7 @@ impl Connection for Line {
 }
 
 impl Node {
-    pub(super) fn new(address: Address, dialer: Arc<Dialer>, rules: Rules) -> Arc<Node> {
+    pub(super) fn new(address: Address, dialer: Arc<Dialer>, rules: Rules, runs: Arc<Runs>) -> Arc<Node> {
         let known = Known {
             patience: Patience::new(Duration::from_millis(10)),
             clock: None,
@@ -88,6 +110,7 @@ impl Node {
             address,
             dialer,
             rules,
+            runs,
             lines: Pool::default(),
             inboxes: Pool::default(),
             known: Mutex::new(known),
@@ -200,7 +223,8 @@ impl Node {
                  appendonly yes and appendfsync always, or leave durable=on away",
             ));
         }
-        self.met(&server, received);
+        self.runs.join(&self.address, &server.run)?;
+        self.met(&server, link.ended(), received);
         if let Some(us) = time.ok().and_then(|time| micros(&time)) {
             self.clock_read(us, sent, received);
         }
@@ -209,12 +233,14 @@ impl Node {
     }
 
     /// Judges whether a server that was just met may vote.
-    fn met(&self, server: &Server, now: Instant) {
+    fn met(&self, server: &Server, ended: Arc<OnceLock<Instant>>, now: Instant) {
         let Rules { max_ttl, durable, .. } = self.rules;
         let mut known = lock(&self.known);
-        let before = known.run.replace((server.run.clone(), now));
-        let another =
-            before.filter(|(run, seen)| *run != server.run && timing::stands_in(now, server.uptime, *seen));
+        let before = known.run.replace((server.run.clone(), ended));
+        let another = before.filter(|(run, ended)| {
+            let seen = ended.get().copied().unwrap_or(now);
+            *run != server.run && timing::stands_in(now, server.uptime, seen)
+        });
         if another.is_some() {
             let why = "it is another server than before".to_owned();
             known.abstain(Abstention { until: now + max_ttl, why });
@@ -230,7 +256,6 @@ impl Node {
         if answer.as_ref().is_err_and(Failure::is_wrong_server) {
             line.link.close();
         }
-        self.talked(line);
         answer.map_err(|failure| failure.into_error(line.link.server()))
     }
 
@@ -286,16 +311,6 @@ impl Node {
             tokio::spawn(attendance);
         }
         Ok((inbox.watch(key).await?, inbox))
-    }
-
-    /// Notes that the run at the other end of a connection is still there.
-    fn talked(&self, line: &Line) {
-        if let Some((run, seen)) = &mut lock(&self.known).run
-            && *run == line.run
-            && line.is_open()
-        {
-            *seen = self.now();
-        }
     }
 
     fn failed(&self, failure: Failure) -> Error {

@@ -39,7 +39,7 @@ pub(super) struct Quorum {
     pub(super) nodes: Vec<Arc<Node>>,
     pub(super) ears: Vec<Arc<Ear>>,
     pub(super) rules: Rules,
-    pub(super) claims: Claims,
+    pub(super) claims: Arc<Claims>,
     pub(super) turns: Arc<Turns>,
     pub(super) background: Arc<Background>,
     owner: OwnerText,
@@ -55,7 +55,7 @@ impl Quorum {
             nodes,
             ears,
             rules,
-            claims: Claims::default(),
+            claims: Arc::default(),
             turns,
             owner: OwnerText::default(),
         }

@@ -7,6 +7,12 @@ use super::node::in_millis;
 use crate::backend::ClaimState;
 use crate::error::{Error, ErrorKind};
 
+/// What a server's error says, with its name if that is not in it.
+pub(super) fn named(name: &str, error: &Error) -> String {
+    let text = error.to_string();
+    if text.contains(name) { text } else { format!("{name} {text}") }
+}
+
 /// How many of `nodes` are more than half.
 pub(super) fn quorum(nodes: usize) -> usize {
     nodes / 2 + 1
@@ -152,13 +158,7 @@ impl Tally {
                     let left = humantime::format_duration(Duration::from_secs(left.as_secs() + 1));
                     write!(text, "{separator}{name} does not vote for another {left}: {why}")
                 }
-                Some(Vote::None(error)) => {
-                    let error = error.to_string();
-                    match error.contains(name) {
-                        true => write!(text, "{separator}{error}"),
-                        false => write!(text, "{separator}{name}: {error}"),
-                    }
-                }
+                Some(Vote::None(error)) => write!(text, "{separator}{}", named(name, error)),
             };
         }
         text
@@ -261,7 +261,7 @@ mod tests {
         let names = ["h1", "h2", "h3"];
         let one = tally([Some(silent()), refused(), Some(taken("a", 3))]);
         let detail = one.detail(names.into_iter());
-        for part in ["h1: no route", "h2: wrong password", "h3 is taken by a (pid 7) for another 3s"] {
+        for part in ["h1 no route", "h2: wrong password", "h3 is taken by a (pid 7) for another 3s"] {
             assert!(detail.contains(part), "{detail}");
         }
         assert!(!detail.contains("h2: h2"), "{detail}");
