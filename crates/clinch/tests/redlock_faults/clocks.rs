@@ -1,6 +1,6 @@
 //! Servers whose clock is set while locks are held.
 
-use super::restarts::{MAX_TTL, connect_forgetful, holder_is_told_first, hosts};
+use super::restarts::{MAX_TTL, connect_forgetful, holder_is_told_first, hosts, lock_on_all};
 use super::*;
 
 fn with_clocks() -> Servers {
@@ -13,7 +13,7 @@ async fn a_clock_that_was_set_ahead_does_not_help_a_second_holder() {
     let (holder, rival) =
         tokio::join!(connect_forgetful(hosts(&servers)), connect_forgetful(hosts(&servers)));
     let name = unique("ahead");
-    let guard = lock(&holder, &name).await;
+    let guard = lock_on_all(&servers, &holder, &name).await;
     servers.0[1].step_clock(3600);
     servers.0[2].call(&["DEL", &format!("clinch:{name}")]);
     // The second has let the holder's lease run out at once.

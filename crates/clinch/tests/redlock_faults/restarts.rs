@@ -17,6 +17,18 @@ pub(super) fn hosts(servers: &Servers) -> impl Iterator<Item = String> {
     servers.0.iter().map(|server| server.addr().to_string())
 }
 
+/// Takes a lock, and waits until it has the votes of all three: one that started a second later than the others may not
+/// have voted when it was granted.
+pub(super) async fn lock_on_all(servers: &Servers, locks: &Locks, name: &str) -> Guard {
+    let guard = lock(locks, name).await;
+    eventually("all have given their vote", async || {
+        assert!(guard.is_held(), "{:?}", guard.standing());
+        (servers.with_key(name).len() == 3).then_some(())
+    })
+    .await;
+    guard
+}
+
 /// Of three servers that had given their vote, the last now gives it to anybody, as if it had never been asked, and
 /// something was done to the second. Both would make the rival a majority. But the holder is told first.
 pub(super) async fn holder_is_told_first(name: &str, guard: Guard, rival: &Locks) {
@@ -34,7 +46,7 @@ async fn a_server_that_came_back_empty_does_not_help_a_second_holder() {
     let (holder, rival) =
         tokio::join!(connect_forgetful(hosts(&servers)), connect_forgetful(hosts(&servers)));
     let name = unique("forgetful");
-    let guard = lock(&holder, &name).await;
+    let guard = lock_on_all(&servers, &holder, &name).await;
     servers.0[1].restart();
     servers.0[2].call(&["DEL", &format!("clinch:{name}")]);
     // Neither who did not know the servers before, and has to be told, nor who did.
@@ -52,7 +64,7 @@ async fn another_server_under_the_same_address_does_not_help_a_second_holder() {
         || [servers.0[0].addr(), proxy.addr(), servers.0[2].addr()].map(|addr| addr.to_string()).into_iter();
     let (holder, rival) = tokio::join!(connect_forgetful(through()), connect_forgetful(through()));
     let name = unique("stand-in");
-    let guard = lock(&holder, &name).await;
+    let guard = lock_on_all(&servers, &holder, &name).await;
     // It has run for long, but not here.
     proxy.set_upstream(servers.0[3].addr());
     proxy.cut_all();
@@ -65,15 +77,13 @@ async fn a_vote_that_a_restart_took_is_set_anew_and_released_too() {
     let servers = Servers::forgetful(3);
     let locks = connect_forgetful(hosts(&servers)).await;
     let name = unique("anew");
-    let guard = lock(&locks, &name).await;
-    let all_have_it = async || {
+    let guard = lock_on_all(&servers, &locks, &name).await;
+    servers.0[1].restart();
+    eventually("all have it again", async || {
         assert!(guard.is_held(), "{:?}", guard.standing());
         (servers.with_key(&name).len() == 3).then_some(())
-    };
-    // One may not have voted yet when the lock was granted.
-    eventually("all have it", all_have_it).await;
-    servers.0[1].restart();
-    eventually("all have it again", all_have_it).await;
+    })
+    .await;
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     servers.expect_no_key(&name).await;
 }
