@@ -237,9 +237,13 @@ impl Node {
         let Rules { max_ttl, durable, .. } = self.rules;
         let mut known = lock(&self.known);
         let before = known.run.replace((server.run.clone(), ended));
-        let another = before.filter(|(run, ended)| {
+        if before.as_ref().is_some_and(|(run, _)| *run == server.run && !run.is_empty()) {
+            // Whole seconds tell no more of a run than when it was met first.
+            return;
+        }
+        let another = before.filter(|(_, ended)| {
             let seen = ended.get().copied().unwrap_or(now);
-            *run != server.run && timing::stands_in(now, server.uptime, seen)
+            timing::stands_in(now, server.uptime, seen)
         });
         if another.is_some() {
             let why = "it is another server than before".to_owned();
