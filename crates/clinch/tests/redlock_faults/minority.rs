@@ -46,7 +46,8 @@ async fn a_hold_lives_on_without_a_minority_and_ends_without_a_majority() {
     .await;
     servers.0[1].pause();
     let rival = queue(&other, &name);
-    let loss = guard.lost().await;
+    let lost = tokio::time::timeout(10 * ttl, guard.lost()).await;
+    let loss = lost.expect("a minority goes on renewing");
     assert_eq!(loss.kind, LossKind::Expired, "{loss}");
     assert!(!rival.is_finished(), "granted by a minority, and before the loss was told");
     servers.0[1].resume();
