@@ -44,22 +44,21 @@ async fn tokens_rise_although_a_clock_was_set_back() {
 
 #[tokio::test]
 async fn a_token_that_one_server_gave_binds_those_that_are_asked_next() {
-    let durable =
-        || Redis::builder().stepped_clock().arg("--appendonly", "yes").arg("--appendfsync", "always").start();
-    let servers = Servers((0..3).map(|_| durable()).collect());
-    servers.0[2].step_clock(3600);
-    // Who has not met the third does not know that its clock is ahead.
-    servers.0[2].pause();
-    let one = servers.connect().await;
-    servers.0[2].resume();
-    servers.0[1].pause();
+    let servers = Servers::durable(3);
+    let (one, other) = (servers.connect().await, servers.connect().await);
     let name = unique("agree");
+    // The last of the three has given tokens when its clock was ahead.
+    servers.0[2].call(&["SET", "clinch:\0fence", "9000000000000000"]);
+    servers.0[1].pause();
     let guard = lock(&one, &name).await;
     let token = guard.token();
+    assert_eq!(token.get(), 9_000_000_000_000_001);
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     servers.0[1].resume();
     servers.0[2].pause();
-    let other = servers.connect().await;
     let next = lock(&other, &name).await;
     assert!(next.token() > token, "{} came after {token}", next.token());
+    // It stands beside the claim, too, for people.
+    let shown = other.list(&name).await.unwrap()[0].claims[0].token;
+    assert_eq!(shown, Some(next.token()));
 }

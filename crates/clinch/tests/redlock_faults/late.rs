@@ -29,6 +29,10 @@ impl Connector for Detour {
     }
 }
 
+fn scripts_run(server: &Redis) -> u64 {
+    server.client().commandstats()["evalsha"]
+}
+
 #[tokio::test]
 async fn a_claim_on_its_way_over_a_broken_connection_does_not_outlive_its_release() {
     let servers = Servers::durable(3);
@@ -52,10 +56,10 @@ async fn a_claim_on_its_way_over_a_broken_connection_does_not_outlive_its_releas
         (servers.with_key(others.name().as_str()).len() == 3).then_some(())
     })
     .await;
-    let scripts = || servers.0[2].client().commandstats()["evalsha"];
-    let before = scripts();
+    let before = scripts_run(&servers.0[2]);
     assert_eq!(guard.release().await.unwrap(), Released::Released);
-    eventually("the third has run the release", async || (scripts() > before).then_some(())).await;
+    eventually("the third has run the release", async || (scripts_run(&servers.0[2]) > before).then_some(()))
+        .await;
     proxies[2].black_hole(false);
     eventually("what was held is delivered", async || (proxies[2].connections() == 0).then_some(())).await;
     assert_eq!(servers.with_key(&name), [] as [usize; 0], "the claim came after its release");
@@ -74,11 +78,17 @@ async fn what_was_granted_without_a_word_is_given_back() {
     let tried = far.mutex(&name).unwrap().try_lock().await;
     assert!(tried.is_err(), "two servers have not answered: {tried:?}");
     servers.expect_no_key(&name).await;
-    let guard = lock(&near, &name).await;
+    // One that goes on waiting gives back what it was granted as well, before it tries again.
+    let before = scripts_run(&servers.0[1]);
+    let waiter = queue(&far, &name);
+    eventually("it was granted", async || (scripts_run(&servers.0[1]) > before).then_some(())).await;
+    let mutex = near.mutex(&name).unwrap();
+    let guard = mutex.lock().timeout(PATIENCE / 3).await.expect("a claim that lost keeps its votes");
     proxies[1..].iter().for_each(|proxy| proxy.hold_replies(false));
     guard.verify().await.unwrap();
+    assert!(!waiter.is_finished());
     drop(guard);
-    drop(lock(&far, &name).await);
+    drop(waiter.await.unwrap());
     servers.expect_no_key(&name).await;
 }
 
