@@ -329,6 +329,10 @@ impl Backend for Quorum {
             return Ok(Progress::Busy(busy));
         }
         let progress = self.take_step(claim, &key, &entry).await;
+        if progress.is_err() {
+            // Whoever asked in vain goes on asking for itself, so that it gives up in its own time.
+            entry.lose_patience();
+        }
         if !claim.enqueue && matches!(progress, Ok(Progress::Busy(_))) {
             // It has been withdrawn, and nobody will release it.
             entry.close();
