@@ -1,8 +1,9 @@
 //! An etcd server, or a cluster of them.
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::port::Port;
@@ -236,6 +237,19 @@ impl Etcd {
         }
     }
 
+    /// What `etcdctl txn` prints for comparisons, a blank line, what to do if they hold, a blank line, what else to do,
+    /// and a blank line; panics when it fails.
+    #[track_caller]
+    pub fn txn(&self, orders: &str) -> String {
+        let mut command = self.etcdctl();
+        command.arg("txn").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut ctl = command.spawn().expect("etcdctl is installed");
+        ctl.stdin.take().expect("it is piped").write_all(orders.as_bytes()).expect("it reads its orders");
+        let output = ctl.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "etcdctl txn {orders}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
     /// The keys that begin with a prefix.
     #[track_caller]
     pub fn keys(&self, prefix: &str) -> Vec<String> {
@@ -345,7 +359,7 @@ impl Etcd {
 
 /// The body of an HTTP page.
 fn get(addr: SocketAddr, path: &str) -> Option<String> {
-    use std::io::{Read, Write};
+    use std::io::Read;
     let patience = std::time::Duration::from_secs(5);
     let mut stream = std::net::TcpStream::connect_timeout(&addr, patience).ok()?;
     stream.set_read_timeout(Some(patience)).ok()?;
