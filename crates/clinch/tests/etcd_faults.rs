@@ -28,6 +28,8 @@ mod cluster;
 mod leases;
 #[path = "etcd_faults/network.rs"]
 mod network;
+#[path = "etcd_faults/partition.rs"]
+mod partition;
 #[path = "etcd_faults/silent.rs"]
 mod silent;
 #[path = "etcd_faults/stopped.rs"]
