@@ -118,28 +118,33 @@ async fn those_who_reach_all_leave_the_minority(cluster: &EtcdCluster, parted: &
         let env = Env::new(Clock::host(), Random::system(), Lane::thread(), network.clone());
         Locks::connect(&cluster.url(), env).await.unwrap().ttl(TTL).unwrap()
     };
-    let (near, beside) = (here().await, here().await);
+    let [near, beside, aside] = [here().await, here().await, here().await];
     let far = connect(&cluster.url_without(parted)).await;
     let kept = lock(&near, "kept").await;
     let guard = lock(&far, "job").await;
-    // Nothing of theirs is renewed, so nothing but its watch can tell the waiter that it is on the wrong side.
-    let beside = beside.ttl(LONG_TTL).unwrap();
+    // Nothing of these two is renewed, so nothing but their watches can tell them that they are on the wrong side.
+    let [beside, aside] = [beside, aside].map(|locks| locks.ttl(LONG_TTL).unwrap());
     let waiter = queue(&beside, "job");
     sees_claims(&far, "job", 2).await;
-    // The two leases' keys, that of the lock that is kept, and the predecessor.
-    let watched = async || (parted.metric("etcd_debugging_mvcc_watcher_total") >= 4.0).then_some(());
+    let doomed = lock(&aside, "doomed").await;
+    // Three leases' keys, those of three claims, and the predecessor.
+    let watched = async || (parted.metric("etcd_debugging_mvcc_watcher_total") >= 7.0).then_some(());
     eventually("they watch at that member", watched).await;
     network.is_open.store(true, Ordering::Release);
 
     let before = kept.deadline().unwrap();
     parts(cluster, parted).await;
     sees_claims(&far, "job", 2).await;
-    assert!(!waiter.is_finished() && guard.is_held());
+    assert!(!waiter.is_finished() && guard.is_held() && doomed.is_held());
+    let other = cluster.members().iter().find(|member| member.addr() != parted.addr()).unwrap();
+    other.ctl(&["del", &doomed.store_key().unwrap()]);
     let token = guard.token();
     release(guard).await;
     let next = join("the waiter hears of it on the other side", waiter).await;
     assert!(next.token() > token);
     next.verify().await.unwrap();
+    let loss = within("the holder hears of it on the other side", doomed.lost()).await;
+    assert_eq!(loss.kind, LossKind::Deleted, "{loss}");
     let renewed = async || (!kept.is_held() || kept.deadline().unwrap() > before).then_some(());
     eventually("the other lease is renewed", renewed).await;
     kept.verify().await.unwrap();
@@ -151,6 +156,7 @@ async fn those_who_reach_all_leave_the_minority(cluster: &EtcdCluster, parted: &
     release(kept).await;
     expect_clean(cluster, &near, "job").await;
     expect_clean(cluster, &far, "kept").await;
+    expect_clean(cluster, &aside, "doomed").await;
 }
 
 #[tokio::test]
