@@ -36,7 +36,7 @@ impl EtcdCluster {
     }
 
     /// Parts a member from all others: nothing passes in either direction, neither bytes nor the end of a connection.
-    /// Clients reach it as before. Panics unless the cluster was started with [`partitions`](EtcdBuilder::partitions).
+    /// Clients reach it as before. Panics unless the cluster was started with [`partitions`](super::EtcdBuilder::partitions).
     pub fn cut_off(&self, member: &Etcd) {
         for other in &self.members {
             let proxy = other.peer.proxy.as_ref().expect("members reach each other through proxies");
