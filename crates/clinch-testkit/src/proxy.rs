@@ -13,6 +13,7 @@ use crate::port::Port;
 use relay::Relay;
 
 mod link;
+mod owner;
 mod relay;
 
 /// Which way bytes go.
@@ -44,6 +45,8 @@ enum Order {
     Refuse(bool),
     BlackHole(bool),
     HoldReplies(bool),
+    HoldEnds(bool),
+    HoldProcess(Option<u32>),
     Delay(Duration),
     CutAfter(Direction, u64),
     Upstream(SocketAddr),
@@ -104,6 +107,17 @@ impl Proxy {
     /// Holds all replies while requests pass; they are delivered when this is turned off.
     pub fn hold_replies(&self, on: bool) {
         self.give(Order::HoldReplies(on));
+    }
+
+    /// Delivers bytes but not the end of a connection, until this is turned off: what arrives late arrives at a server
+    /// that does not know yet that nobody waits for the answer.
+    pub fn hold_ends(&self, on: bool) {
+        self.give(Order::HoldEnds(on));
+    }
+
+    /// Like [`black_hole`](Proxy::black_hole), for the connections alone that this process of our host makes.
+    pub fn hold_process(&self, pid: Option<u32>) {
+        self.give(Order::HoldProcess(pid));
     }
 
     /// Delays whatever arrives from now on, each way.

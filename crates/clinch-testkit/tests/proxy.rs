@@ -194,6 +194,46 @@ fn a_black_hole_gives_back_what_fell_in() {
 }
 
 #[test]
+fn the_connections_of_one_process_can_be_held() {
+    let echo = Echo::start();
+    let proxy = echo.proxy();
+    let mut before = connect(&proxy);
+    assert_eq!(ask(&mut before, b"a"), b"b");
+    // No process of ours.
+    proxy.hold_process(Some(1));
+    assert_eq!(ask(&mut before, b"b"), b"c");
+    proxy.hold_process(Some(std::process::id()));
+    let mut inside = connect(&proxy);
+    before.write_all(b"c").unwrap();
+    inside.write_all(b"d").unwrap();
+    until("both stand", || proxy.connections() == 2);
+    assert_silent(&mut before);
+    assert_silent(&mut inside);
+    proxy.hold_process(None);
+    let mut reply = [0];
+    before.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply, b"d");
+    inside.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply, b"e");
+}
+
+#[test]
+fn the_end_of_a_connection_can_be_held_while_bytes_pass() {
+    let echo = Echo::start();
+    let proxy = echo.proxy();
+    proxy.hold_ends(true);
+    let mut stream = connect(&proxy);
+    stream.write_all(b"a").unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut reply = [0];
+    stream.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply, b"b");
+    assert_silent(&mut stream);
+    proxy.hold_ends(false);
+    assert_eq!(stream.read(&mut reply).unwrap(), 0);
+}
+
+#[test]
 fn held_replies_come_later() {
     let echo = Echo::start();
     let proxy = echo.proxy();

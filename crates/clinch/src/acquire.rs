@@ -156,12 +156,15 @@ impl Wait<'_> {
             match engine.backend.claim(&claim).await {
                 Ok(Progress::Granted(grant)) => return self.target.guard(claimed, &claim, grant, sent),
                 Ok(Progress::Queued(busy) | Progress::Busy(busy)) => {
-                    (attempt, answered, self.failure) = (0, engine.env.now(), None);
+                    (attempt, self.failure) = (0, None);
                     if let (None, Some(ttl)) = (&place, busy.place_ttl) {
                         place = Some(engine.keeper.keep_place(&claim, sent, ttl)?);
                     }
                     self.busy = Some(busy);
-                    match engine.backend.wait(&claim).await {
+                    let woken = engine.backend.wait(&claim).await;
+                    // However long nothing was asked of the store: it is silent only from the next step on.
+                    answered = engine.env.now();
+                    match woken {
                         Ok(Wake::Granted(grant)) if self.target.is_enough(grant) => {
                             return self.target.guard(claimed, &claim, grant, sent);
                         }

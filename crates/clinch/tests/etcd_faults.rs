@@ -9,11 +9,17 @@
 )]
 
 use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use clinch::{Clock, Guard, Locks, LossKind, Released};
+use async_trait::async_trait;
+use clinch::net::{Connector, Stream};
+use clinch::{ClaimId, Clock, Env, ErrorKind, Guard, Lane, Locks, LossKind, Random, Released, Renew};
 use clinch_testkit::{Etcd, EtcdCluster, Proxy};
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 #[path = "etcd_faults/cluster.rs"]
@@ -22,6 +28,10 @@ mod cluster;
 mod leases;
 #[path = "etcd_faults/network.rs"]
 mod network;
+#[path = "etcd_faults/partition.rs"]
+mod partition;
+#[path = "etcd_faults/silent.rs"]
+mod silent;
 #[path = "etcd_faults/stopped.rs"]
 mod stopped;
 

@@ -1,5 +1,5 @@
-//! `etcd://` beside the locks that etcd's own tools bring: `etcdctl lock` and Go's `concurrency.Mutex`. On one key, they
-//! exclude us and we exclude them, in one queue.
+//! `etcd://` beside the locks that etcd's own tools bring: `etcdctl lock`, Go's `concurrency.Mutex`, and the server's lock
+//! service. On one key, they exclude us and we exclude them, in one queue.
 
 #![allow(
     clippy::expect_used,
@@ -18,6 +18,9 @@ use clinch::backend::Freed;
 use clinch::{Guard, Locks, Released};
 use clinch_testkit::{Etcd, temp_dir, tools};
 use tokio::task::JoinHandle;
+
+#[path = "etcd_foreign/service.rs"]
+mod service;
 
 /// The lock, and the directory of keys that foreign clients lock.
 const NAME: &str = "job";

@@ -105,6 +105,25 @@ async fn a_waiter_that_died_does_not_block_the_queue() {
     waiter.abort();
 }
 
+/// The store counts as unreachable once it has failed to answer for a while, not because it was not asked for one.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_rides_out_a_failure_however_long_it_has_waited() {
+    let env = world(4);
+    let store = Memory::new(env.clone());
+    let locks = Locks::new(Arc::new(store.client(env.clone())), env.clone()).ttl(TTL).unwrap();
+    let faulty = Faulty::new(Arc::new(store), env.clock());
+    let far = Locks::new(faulty.clone() as Arc<dyn Backend>, env.clone()).ttl(TTL).unwrap();
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let waiter = tokio::spawn(async move { far.mutex("job").unwrap().lock().await });
+    // Less than the TTL: the waiter looks again when the lease that it knows has run out.
+    env.sleep_until(env.clock().now() + TTL / 2).await;
+    assert_eq!(faulty.waiting("job").len(), 1);
+    faulty.fail_before(Step::Claim);
+    guard.release().await.unwrap();
+    let next = waiter.await.unwrap().expect("one failure is no outage");
+    next.release().await.unwrap();
+}
+
 /// What happens in a small contended run, with its simulated times.
 async fn trace(seed: u64) -> Vec<String> {
     let env = world(seed);

@@ -23,6 +23,9 @@ pub(super) struct Link {
     /// The sources of requests and replies; each is the other's destination.
     ends: [TcpStream; 2],
     lanes: [Lane; 2],
+    client: SocketAddr,
+    /// Nothing is delivered, whatever the proxy does with other connections.
+    pub(super) held: bool,
 }
 
 /// What is under way in one direction.
@@ -49,6 +52,7 @@ enum Item {
 pub(super) struct Rules {
     pub(super) now: Instant,
     pub(super) held: [bool; 2],
+    pub(super) hold_ends: bool,
     /// How many bytes may pass before a cut.
     pub(super) budget: [Option<u64>; 2],
     pub(super) forwarded: [u64; 2],
@@ -67,6 +71,7 @@ pub(super) enum Fate {
 impl Link {
     /// Connects to the server for a client; resets the client when that fails.
     pub(super) fn open(client: TcpStream, upstream: SocketAddr) -> Option<Link> {
+        let from = client.peer_addr().ok()?;
         let Ok(server) = TcpStream::connect_timeout(&upstream, CONNECT) else {
             reset(&client);
             return None;
@@ -75,7 +80,12 @@ impl Link {
             end.set_nonblocking(true).ok()?;
             end.set_nodelay(true).ok()?;
         }
-        Some(Link { ends: [client, server], lanes: Default::default() })
+        Some(Link { ends: [client, server], lanes: Default::default(), client: from, held: false })
+    }
+
+    /// The client's end.
+    pub(super) fn client(&self) -> SocketAddr {
+        self.client
     }
 
     /// Makes the end of this connection, when it is dropped, a reset.
@@ -103,9 +113,10 @@ impl Link {
     }
 
     /// When the next thing that is delayed is due.
-    pub(super) fn next_due(&self, held: [bool; 2]) -> Option<Instant> {
-        let open = self.lanes.iter().zip(held).filter(|(lane, held)| !held && !lane.full);
-        open.filter_map(|(lane, _)| Some(lane.queue.front()?.0)).min()
+    pub(super) fn next_due(&self, held: [bool; 2], hold_ends: bool) -> Option<Instant> {
+        let open = self.lanes.iter().zip(held).filter(|(lane, held)| !self.held && !held && !lane.full);
+        let next = open.filter_map(|(lane, _)| lane.queue.front());
+        next.filter(|(_, item)| !hold_ends || matches!(item, Item::Bytes(_))).map(|(due, _)| *due).min()
     }
 
     /// Reads what has arrived.
@@ -138,10 +149,11 @@ impl Link {
         let destination = &mut self.ends[1 - direction];
         lane.full = false;
         while let Some((due, item)) = lane.queue.front_mut() {
-            if rules.held[direction] || *due > rules.now {
+            if self.held || rules.held[direction] || *due > rules.now {
                 break;
             }
             match item {
+                Item::End | Item::Reset if rules.hold_ends => break,
                 Item::Bytes(bytes) => {
                     let allowed = rules.budget[direction].map_or(bytes.len(), |budget| {
                         usize::try_from(budget).unwrap_or(usize::MAX).min(bytes.len())

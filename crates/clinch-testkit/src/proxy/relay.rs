@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::link::{Fate, Link, Rules};
-use super::{Counts, Direction, Order};
+use super::{Counts, Direction, Order, owner};
 use crate::port::Port;
 
 pub(super) struct Relay {
@@ -25,6 +25,8 @@ pub(super) struct Relay {
     links: Vec<Link>,
     black_hole: bool,
     hold_replies: bool,
+    hold_ends: bool,
+    hold_process: Option<u32>,
     delay: Duration,
     budget: [Option<u64>; 2],
 }
@@ -50,6 +52,8 @@ impl Relay {
             links: Vec::new(),
             black_hole: false,
             hold_replies: false,
+            hold_ends: false,
+            hold_process: None,
             delay: Duration::ZERO,
             budget: [None; 2],
         }
@@ -93,6 +97,16 @@ impl Relay {
             }
             Order::BlackHole(on) => self.black_hole = on,
             Order::HoldReplies(on) => self.hold_replies = on,
+            Order::HoldEnds(on) => self.hold_ends = on,
+            Order::HoldProcess(pid) => {
+                // Also those that have connected already and were not seen yet.
+                self.accept();
+                self.hold_process = pid;
+                let here = self.port.addr();
+                for link in &mut self.links {
+                    link.held = pid.is_some_and(|pid| owner::has(pid, link.client(), here));
+                }
+            }
             Order::Delay(each_way) => self.delay = each_way,
             Order::CutAfter(direction, bytes) => self.budget[direction as usize] = Some(bytes),
             Order::Upstream(upstream) => self.upstream = upstream,
@@ -105,8 +119,13 @@ impl Relay {
     }
 
     fn forward(&mut self) {
-        let mut rules =
-            Rules { now: Instant::now(), held: self.held(), budget: self.budget, forwarded: [0; 2] };
+        let mut rules = Rules {
+            now: Instant::now(),
+            held: self.held(),
+            hold_ends: self.hold_ends,
+            budget: self.budget,
+            forwarded: [0; 2],
+        };
         self.links.retain_mut(|link| {
             let fate = link.forward(&mut rules);
             match fate {
@@ -130,7 +149,7 @@ impl Relay {
     /// Waits until something can be read, written or accepted, an order comes, or something delayed is due.
     fn wait(&self) {
         let held = self.held();
-        let due = self.links.iter().filter_map(|link| link.next_due(held)).min();
+        let due = self.links.iter().filter_map(|link| link.next_due(held, self.hold_ends)).min();
         let timeout = due.map(|due| due.saturating_duration_since(Instant::now()));
         let timeout = timeout.map(|timeout| Timespec::try_from(timeout).expect("a short time"));
         let mut interests = vec![PollFd::new(&self.bell, PollFlags::IN)];
@@ -145,7 +164,9 @@ impl Relay {
     fn accept(&mut self) {
         while let Some(Ok((client, _))) = self.listener.as_ref().map(TcpListener::accept) {
             self.counts.accepted.fetch_add(1, Ordering::AcqRel);
-            self.links.extend(Link::open(client, self.upstream));
+            let Some(mut link) = Link::open(client, self.upstream) else { continue };
+            link.held = self.hold_process.is_some_and(|pid| owner::has(pid, link.client(), self.port.addr()));
+            self.links.push(link);
         }
         self.counts.open.store(self.links.len(), Ordering::Release);
     }

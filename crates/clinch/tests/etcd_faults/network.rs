@@ -61,6 +61,70 @@ async fn nothing_is_left_of_a_claim_that_comes_after_its_own_release() {
     }
 }
 
+/// A release is held back on its way and repeated another; then the client's next claim on the lock has the same key, and
+/// the first release arrives.
+#[tokio::test]
+async fn a_release_that_comes_late_frees_nobody_elses_claim() {
+    let etcd = Etcd::start();
+    let (one, other, url) = two_ways(&etcd);
+    let (near, far) = (connect(&url).await, connect(&etcd.url()).await);
+    let guard = lock(&near, "job").await;
+    let key = guard.store_key().unwrap();
+    // The server shall not hear that nobody waits any more: it would give up what it has just read.
+    for way in [&one, &other] {
+        way.hold_ends(true);
+    }
+    let used = if one.connections() > 0 { &one } else { &other };
+    used.black_hole(true);
+    release(guard).await;
+    let guard = lock(&near, "job").await;
+    assert_eq!(guard.store_key().unwrap(), key, "keys are used again");
+    let before = etcd.handled("Txn");
+    used.black_hole(false);
+    let arrived = async || (etcd.handled("Txn") > before).then_some(());
+    eventually("the first release arrives", arrived).await;
+    assert_eq!(keys(&etcd, "job"), [key], "a late release freed another claim");
+    guard.verify().await.unwrap();
+    assert!(far.mutex("job").unwrap().try_lock().await.unwrap().is_none());
+    release(guard).await;
+    expect_unused(&etcd, &far, "job").await;
+}
+
+/// The server counts from when the renewal came, not from when its answer did.
+#[tokio::test]
+async fn a_lock_on_a_lease_whose_renewal_was_answered_late_ends_before_the_lease() {
+    const TTL: Duration = Duration::from_secs(6);
+    const LATE: Duration = Duration::from_millis(600);
+    let (etcd, clock) = (Etcd::start(), Clock::host());
+    let renewals = || etcd.metric("grpc_server_msg_sent_total{grpc_method=\"LeaseKeepAlive\"");
+    let proxy = Proxy::start(etcd.addr());
+    loop {
+        let near = connect(&format!("etcd://{}", proxy.addr())).await.ttl(TTL).unwrap();
+        release(lock(&near, "job").await).await;
+        // A lease that was renewed a short while ago is not renewed for the next lock.
+        let old = clock.now() + TTL / 2;
+        eventually("the lease is old", async || (clock.now() > old).then_some(())).await;
+        let before = renewals();
+        proxy.hold_replies(true);
+        let first = queue(&near, "first");
+        eventually("the lease is renewed", async || (renewals() > before).then_some(())).await;
+        let renewed = clock.now();
+        eventually("the answer is late", async || (clock.now() > renewed + LATE).then_some(())).await;
+        proxy.hold_replies(false);
+        let first = join("the lock is granted", first).await;
+        let second = lock(&near, "second").await;
+        let deadline = second.deadline().unwrap();
+        // If that took too long, the lease was renewed once more.
+        let counts = renewals() == before + 1.0;
+        release(first).await;
+        release(second).await;
+        if counts {
+            assert!(deadline < renewed + TTL, "held past the end of its lease");
+            return;
+        }
+    }
+}
+
 #[tokio::test]
 async fn connections_that_break_at_any_byte_leave_nothing_behind() {
     let etcd = Etcd::start();

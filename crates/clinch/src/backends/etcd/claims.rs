@@ -169,10 +169,12 @@ impl Claims {
         made.take(count).collect()
     }
 
-    /// Notes that a claim's key is gone, unless it was made anew since.
+    /// Notes that a claim's key is gone, unless it was made anew since. It may be gone with its lease: etcd tells of what
+    /// was deleted at once in any order, and nobody waits here to learn which it was.
     pub(super) fn deleted(&self, id: ClaimId, created: i64) {
         let mut table = lock(&self.table);
-        let loss = || Loss::new(LossKind::Deleted, "the claim's key was deleted from etcd");
+        let loss =
+            || Loss::new(LossKind::Deleted, "the claim's key is gone from etcd, alone or with its lease");
         if table.entries.get(&id).is_some_and(|entry| entry.known.created == Some(created)) {
             table.lose(id, loss());
             self.told.notify_one();

@@ -1,0 +1,175 @@
+//! Watches that say nothing, while requests are answered: what the events would have told has to be found by reading.
+
+use super::*;
+
+/// A network on which only the first connection leads straight to the server: that of the test, for steps and for the
+/// renewals that it asks for. The background lane's, with the watches, lead through a proxy.
+#[derive(Debug)]
+struct Split {
+    proxy: SocketAddr,
+    is_first: AtomicBool,
+}
+
+#[async_trait]
+impl Connector for Split {
+    async fn connect(&self, host: &str, port: u16) -> std::io::Result<Box<dyn Stream>> {
+        let stream = match self.is_first.swap(false, Ordering::AcqRel) {
+            true => TcpStream::connect((host, port)).await,
+            false => TcpStream::connect(self.proxy).await,
+        };
+        Ok(Box::new(stream?))
+    }
+}
+
+/// A client, and the proxy that its watches go through.
+async fn split(etcd: &Etcd) -> (Locks, Proxy) {
+    let proxy = Proxy::start(etcd.addr());
+    let network = Split { proxy: proxy.addr(), is_first: AtomicBool::new(true) };
+    let env = Env::new(Clock::host(), Random::system(), Lane::thread(), Arc::new(network));
+    let locks = Locks::connect(&etcd.url(), env).await.unwrap().ttl(LONG_TTL).unwrap();
+    (locks, proxy)
+}
+
+/// The key of a claim that may only be queued.
+fn key_of(etcd: &Etcd, name: &str, claim: ClaimId) -> String {
+    let printed = etcd.ctl(&["get", "--prefix", &format!("/clinch/{name}/")]);
+    let lines: Vec<&str> = printed.lines().collect();
+    let id = claim.to_string();
+    lines.chunks(2).find(|pair| pair[1].contains(&id)).map(|pair| pair[0].to_owned()).unwrap()
+}
+
+/// That a keepalive was answered proves little (etcd#15247): the keys themselves are read with every third.
+#[tokio::test]
+async fn a_loss_that_no_event_tells_is_told_by_the_third_renewal() {
+    const TTL: Duration = Duration::from_secs(10);
+    let etcd = Etcd::start();
+    for (at, kind) in [LossKind::Deleted, LossKind::SessionEnded].into_iter().enumerate() {
+        let (locks, proxy) = split(&etcd).await;
+        let locks = locks.ttl(TTL).unwrap().renew(Renew::Never);
+        let guard = lock(&locks, "job").await;
+        let watchers = || etcd.metric("etcd_debugging_mvcc_watcher_total");
+        // The lease's own key, and the claim's.
+        eventually("both keys are watched", async || (watchers() >= 2.0).then_some(())).await;
+        proxy.black_hole(true);
+        let gone = [guard.store_key().unwrap(), format!("/clinch/%session/{}", lease(&guard))];
+        etcd.ctl(&["del", &gone[at]]);
+        let before = etcd.handled("LeaseKeepAlive");
+        let error = eventually("a renewal is refused", async || {
+            let refused = guard.extend(TTL).await.err();
+            let renewals = etcd.handled("LeaseKeepAlive") - before;
+            assert!(refused.is_some() || renewals < 3, "{renewals} renewals and nobody looked");
+            refused
+        })
+        .await;
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
+        let loss = within("the loss is told", guard.lost()).await;
+        assert_eq!(loss.kind, kind, "{loss}");
+        assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost(loss));
+        proxy.black_hole(false);
+        locks.close(PATIENCE).await.unwrap();
+        let unwatched = async || (watchers() == 0.0).then_some(());
+        eventually("nobody watches any more", unwatched).await;
+    }
+}
+
+/// Whatever finds out that a lease has ended, all its claims are told: that of each costs no request of its own.
+#[tokio::test]
+async fn the_end_of_a_lease_that_one_step_finds_is_told_to_all_its_claims() {
+    /// What one task has told for one claim, it has told for all.
+    const SOON: Duration = Duration::from_secs(15);
+    let etcd = Etcd::start();
+    let far = connect(&etcd.url()).await;
+    let (locks, proxy) = split(&etcd).await;
+    proxy.black_hole(true);
+    let busy = lock(&far, "busy").await;
+    let waiter = queue(&locks, "busy");
+    sees_claims(&far, "busy", 2).await;
+    let behind = queue(&far, "busy");
+    sees_claims(&far, "busy", 3).await;
+    let mutex = lock(&locks, "job").await;
+    let reader = locks.rwlock("index").unwrap().read().await.unwrap();
+    let permits = locks.semaphore("gpu", 3).unwrap().acquire(2).unwrap().await.unwrap();
+    etcd.ctl(&["lease", "revoke", &lease(&mutex)]);
+    let next = lock(&locks, "next").await;
+    assert_ne!(lease(&next), lease(&mutex));
+    for guard in [&mutex, &reader, &permits] {
+        let told = tokio::time::timeout(SOON, guard.lost()).await;
+        let loss = told.expect("a claim on the same lease was not told");
+        assert_eq!(loss.kind, LossKind::SessionEnded, "{loss}");
+    }
+    // The waiter has a place again, behind the others.
+    sees_claims(&far, "busy", 3).await;
+    release(busy).await;
+    let behind = join("the one behind is granted", behind).await;
+    assert!(!waiter.is_finished());
+    release(behind).await;
+    release(join("the waiter is granted", waiter).await).await;
+    release(next).await;
+    proxy.black_hole(false);
+    expect_unused(&etcd, &far, "busy").await;
+}
+
+/// The place of a waiter goes in the moment in which its turn comes, and nobody tells it (etcd#11456).
+#[tokio::test]
+async fn a_waiter_that_hears_nothing_is_not_let_in_without_its_place() {
+    let etcd = Etcd::start();
+    let (near, behind) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let (unlucky, proxy) = split(&etcd).await;
+    proxy.black_hole(true);
+    let guard = lock(&near, "job").await;
+    let first = queue(&unlucky, "job");
+    sees_claims(&near, "job", 2).await;
+    let second = queue(&behind, "job");
+    sees_claims(&near, "job", 3).await;
+    let claims = near.state("job").await.unwrap().unwrap().claims;
+    let [holder, waiter] = [0, 1].map(|at| key_of(&etcd, "job", claims[at].id));
+    etcd.txn(&format!("\ndel {holder}\ndel {waiter}\n\n\n"));
+    let second = join("the one behind is granted", second).await;
+    assert_eq!(within("the holder is told", guard.lost()).await.kind, LossKind::Deleted);
+    let requeued = async || {
+        assert!(!first.is_finished(), "let in without a place, beside another");
+        (near.state("job").await.unwrap()?.claims.len() == 2).then_some(())
+    };
+    eventually("the unlucky one queues again", requeued).await;
+    proxy.black_hole(false);
+    let token = second.token();
+    release(second).await;
+    let first = join("the unlucky one is granted", first).await;
+    assert!(first.token() > token);
+    first.verify().await.unwrap();
+    release(first).await;
+    expect_unused(&etcd, &near, "job").await;
+}
+
+/// The same name does not make it the same place: whoever deleted a waiter's key and put it back has put it at the end.
+#[tokio::test]
+async fn a_waiter_whose_key_was_deleted_and_put_back_stands_at_the_end() {
+    let etcd = Etcd::start();
+    let (near, behind) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let (unlucky, proxy) = split(&etcd).await;
+    proxy.black_hole(true);
+    let guard = lock(&near, "job").await;
+    let first = queue(&unlucky, "job");
+    sees_claims(&near, "job", 2).await;
+    let second = queue(&behind, "job");
+    sees_claims(&near, "job", 3).await;
+    let place = near.state("job").await.unwrap().unwrap().claims[1].id;
+    let key = key_of(&etcd, "job", place);
+    let value = etcd.ctl(&["get", "--print-value-only", &key]);
+    let lease = key.rsplit('/').next().unwrap().split('-').next().unwrap();
+    etcd.ctl(&["del", &key]);
+    etcd.ctl(&["put", "--lease", lease, &key, value.trim_end()]);
+    let claims = near.state("job").await.unwrap().unwrap().claims;
+    assert_eq!(claims[2].id, place, "it has the same name and another place");
+    release(guard).await;
+    let second = join("the one that came before it is granted", second).await;
+    assert!(!first.is_finished());
+    let token = second.token();
+    release(second).await;
+    let first = join("the other is granted", first).await;
+    assert!(first.token() > token, "token {} came after {token}", first.token());
+    first.verify().await.unwrap();
+    release(first).await;
+    proxy.black_hole(false);
+    expect_unused(&etcd, &near, "job").await;
+}
