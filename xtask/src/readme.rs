@@ -1,7 +1,7 @@
 //! The README is true: every command in it runs, as it stands there, in a fresh home.
 
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,10 @@ const THIS: &str = "cargo xtask";
 /// The server of the examples. One that runs for them alone stands in for it.
 const EXAMPLE: &str = "redis://localhost";
 
-/// How long that server may take to start.
+/// The servers of the example of a quorum.
+const EXAMPLES: &str = "redlock://r1,r2,r3";
+
+/// How long a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run() -> Result {
@@ -30,14 +33,16 @@ pub(crate) fn run() -> Result {
     let home = root().join("target/readme-home");
     let _ = std::fs::remove_dir_all(&home);
     std::fs::create_dir_all(&home).map_err(|error| format!("{}: {error}", home.display()))?;
-    let redis = Redis::start(&home)?;
+    let servers = (0..3).map(|_| Redis::start(&home)).collect::<Result<Vec<_>>>()?;
+    let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
     for block in commands.iter().filter(|block| !block.contains(THIS)) {
-        let block = block.replace(EXAMPLE, &format!("redis://127.0.0.1:{}", redis.port));
+        let block = block.replace(EXAMPLE, &format!("redis://{}", hosts[0]));
+        let block = block.replace(EXAMPLES, &format!("redlock://{}", hosts.join(",")));
         let mut shell = Command::new("bash");
         // The default directory of locks is root's own; the README's commands shall not meet real locks.
         let url = format!("file://{}/locks", home.display());
-        let path =
-            format!("{}/target/release:{}", root().display(), std::env::var("PATH").unwrap_or_default());
+        let path = format!("{}/release:{}", target.display(), std::env::var("PATH").unwrap_or_default());
         shell.args(["-euo", "pipefail", "-c", &block]).current_dir(root());
         shell.env("CLINCH_URL", url).env("PATH", path);
         sh(&mut shell)?;
