@@ -22,8 +22,8 @@ pub(crate) struct Cli {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Store {
     /// The store of the locks: file:// (this host, no server needed), file:///DIR, memory://, redis://HOST,
-    /// rediss://HOST, redis+unix:///SOCKET, redis+sentinel://HOST,HOST,HOST/MASTER, redis+cluster://HOST,HOST, redlock://HOST,HOST,HOST,
-    /// etcd://HOST,HOST,HOST, etcds://HOST
+    /// rediss://HOST, redis+unix:///SOCKET, redis+sentinel://HOST,HOST,HOST/MASTER, redis+cluster://HOST,HOST,
+    /// redlock://HOST,HOST,HOST, etcd://HOST,HOST,HOST, etcds://HOST
     #[arg(
         short,
         long,

@@ -62,3 +62,34 @@ async fn a_token_that_one_server_gave_binds_those_that_are_asked_next() {
     let shown = other.list(&name).await.unwrap()[0].claims[0].token;
     assert_eq!(shown, Some(next.token()));
 }
+
+#[tokio::test]
+async fn a_grant_of_which_too_little_is_left_is_given_back() {
+    let servers = Servers::durable(3);
+    let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.addr())).collect();
+    let hosts = || proxies.iter().map(|proxy| proxy.addr().to_string());
+    let short = Duration::from_millis(400);
+    let url = url_of(hosts(), "durable=on&max_ttl=24h&min_validity=390ms");
+    let far = clinch::connect(&url).await.unwrap().ttl(short).unwrap();
+    let name = unique("late-grant");
+    // What the votes take on their way is counted against the lease.
+    proxies.iter().for_each(|proxy| proxy.delay(Duration::from_millis(8)));
+    let mutex = far.mutex(&name).unwrap();
+    eventually("all votes come late", async || {
+        let error = mutex.try_lock().await.expect_err("granted with too little left");
+        error.to_string().contains("too little of its lease was left").then_some(())
+    })
+    .await;
+    servers.expect_no_key(&name).await;
+}
+
+#[tokio::test]
+async fn a_larger_drift_ends_a_lease_sooner() {
+    let servers = Servers::durable(3);
+    let locks = connect(&servers.url("durable=on&max_ttl=24h&drift=30")).await;
+    let guard = lock(&locks, &unique("drift")).await;
+    assert!(guard.remaining().unwrap() < LONG_TTL.mul_f64(0.71), "{:?}", guard.remaining());
+    // Also when it has been renewed.
+    guard.extend(LONG_TTL).await.unwrap();
+    assert!(guard.remaining().unwrap() < LONG_TTL.mul_f64(0.71), "{:?}", guard.remaining());
+}

@@ -53,6 +53,9 @@ impl Plan {
     pub(super) fn parse(url: &mut StoreUrl) -> Result<Plan> {
         let all_encrypted = url.scheme == "redlocks";
         let entries = url.take_servers()?;
+        if url.hides_credentials() {
+            return Err(unescaped());
+        }
         if let [_] = entries.as_slice() {
             return Err(Error::invalid(
                 "redlock:// takes three servers or more that know nothing of each other; for one, use redis://",
@@ -79,7 +82,9 @@ impl Plan {
         let mut seen = HashSet::new();
         let mut nodes = Vec::new();
         for (credentials, text) in entries {
-            let (host, port) = host_and_port(text.strip_suffix("+tls").unwrap_or(&text), PORT)?;
+            // The text itself may be a part of a password.
+            let (host, port) =
+                host_and_port(text.strip_suffix("+tls").unwrap_or(&text), PORT).map_err(|_| unescaped())?;
             let address = Address::Tcp(host, port);
             if !seen.insert(address.clone()) {
                 return Err(Error::invalid(format!(
@@ -103,7 +108,20 @@ impl Plan {
     }
 }
 
+fn unescaped() -> Error {
+    Error::invalid(
+        "the servers of a redlock:// URL are [user[:password]@]host[:port] between commas; in users and passwords, comma, /, \
+         ?, #, @ and : are written as %2C, %2F, %3F, %23, %40 and %3A",
+    )
+}
+
 impl Rules {
+    /// What of a lease may be counted on: all but the drift beyond the 1 % and the margin for the servers' milliseconds by
+    /// which the engine's deadline is earlier.
+    pub(super) fn usable(&self, lease: Duration) -> Duration {
+        lease - lease.mul_f64(f64::from(self.drift.saturating_sub(DRIFT)) / 100.0)
+    }
+
     fn parse(url: &mut StoreUrl, prefix: String) -> Result<Rules> {
         let max_ttl = url.take_duration("max_ttl")?.unwrap_or(MAX_TTL);
         let (least, most) = MAX_TTL_RANGE;
@@ -174,7 +192,7 @@ mod tests {
             ("redlock://a,b,a", "twice"),
             ("redlock://a,b,a:6379", "twice"),
             ("redlock://a,b,a+tls", "twice"),
-            ("redlock://a,b,", "no host"),
+            ("redlock://a,b,", "between commas"),
             ("redlock://a,b,c/db", "number"),
             ("redlock://a,b,c?ca=/x.pem", "+tls"),
             ("redlock://a,b,c?max_ttl=25h", "24h"),
@@ -185,6 +203,22 @@ mod tests {
         ] {
             let error = parse(bad).err().unwrap_or_else(|| panic!("{bad} is understood"));
             assert!(error.to_string().contains(word), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_password_that_was_not_escaped_does_not_show() {
+        for bad in [
+            "redlock://:hun,ter2@a,b,c",
+            "redlock://:x@a,:hun/ter2@b,c",
+            "redlock://a,b,:hun/ter2@c?x=1",
+            "redlock://a,:hun?ter2@b,c",
+            "redlock://:hun:ter2@a,b,c/ter2",
+            "redlock://a,b,hun:ter2",
+        ] {
+            let error = parse(bad).err().unwrap_or_else(|| panic!("{bad} is understood"));
+            let text = format!("{error:?}");
+            assert!(!text.contains("ter2") || bad.ends_with("/ter2"), "{bad}: {text}");
         }
     }
 }

@@ -172,8 +172,7 @@ impl Quorum {
 
     /// The grant of a claim that has won, if enough is left of its lease.
     fn grant(&self, claim: &Claim, token: Token, sent: Instant) -> Result<Grant> {
-        // The engine's deadline is earlier by 1 % of drift and a margin that covers the server's milliseconds.
-        let ttl = claim.ttl - claim.ttl.mul_f64(f64::from(self.rules.drift.saturating_sub(1)) / 100.0);
+        let ttl = self.rules.usable(claim.ttl);
         let left = ttl.saturating_sub(self.env.now().since(sent));
         if left <= self.rules.min_validity {
             return Err(Error::new(
@@ -368,7 +367,7 @@ impl Backend for Quorum {
         .await;
         if let Some(at) = ours.len().checked_sub(self.quorum()) {
             ours.sort_unstable();
-            return Ok(Renewal::Renewed(ours.get(at).copied()));
+            return Ok(Renewal::Renewed(ours.get(at).map(|left| self.rules.usable(*left))));
         }
         match silent {
             _ if gone > self.nodes.len() - self.quorum() => Ok(Renewal::Lost(deleted())),
