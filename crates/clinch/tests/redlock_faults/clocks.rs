@@ -52,7 +52,7 @@ async fn a_token_that_one_server_gave_binds_those_that_are_asked_next() {
     servers.0[1].pause();
     let guard = lock(&one, &name).await;
     let token = guard.token();
-    assert_eq!(token.get(), 9_000_000_000_000_001);
+    assert!(token.get() > 9_000_000_000_000_000, "{token}");
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     servers.0[1].resume();
     servers.0[2].pause();
