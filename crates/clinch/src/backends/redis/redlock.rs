@@ -76,6 +76,7 @@ mod settings;
 mod store;
 mod timing;
 mod turns;
+mod vote;
 mod votes;
 mod waiting;
 

@@ -1,0 +1,182 @@
+//! Asking the servers for their votes, and for the one token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::reply;
+use super::super::resp::{Command, Value};
+use super::super::script;
+use super::super::store::millis;
+use super::claims::{Entry, Mark};
+use super::node::Node;
+use super::round::Round;
+use super::store::Quorum;
+use super::votes::{Tally, Vote};
+use crate::claim::Claim;
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Result};
+use crate::token::Token;
+
+/// How far ahead of the servers' clocks the least token lies that a claim asks for, in microseconds: if it reaches all of
+/// them before that, they give the same one, and none needs to be written back.
+const AHEAD_US: u64 = 5000;
+
+impl Quorum {
+    /// The command that claims a server's vote, with a token of at least `least`.
+    pub(super) fn claim_command(&self, claim: &Claim, key: &str, least: u64) -> Result<Arc<Command>> {
+        let fence = self.fence();
+        let keys = [key, &fence];
+        let keys = if self.rules.fencing { &keys[..] } else { &keys[..1] };
+        let mut command = script::REDLOCK_CLAIM.on(keys.iter().copied());
+        command
+            .arg(claim.id)
+            .arg(millis(claim.ttl))
+            .arg(format!("{:016}", least.min(Token::MAX.get() - 1)))
+            .arg(&*self.owner.of(&claim.owner)?);
+        Ok(Arc::new(command))
+    }
+
+    /// Asks all servers that may vote for their votes, until it is known how that ends.
+    pub(super) async fn vote(
+        &self,
+        claim: &Claim,
+        key: &str,
+        entry: &Arc<Entry>,
+        sent: Instant,
+    ) -> Result<Tally> {
+        let latest = self.nodes.iter().filter_map(|node| node.latest_us(sent)).max();
+        let command = self.claim_command(claim, key, latest.map_or(0, |us| us.saturating_add(AHEAD_US)))?;
+        let mut tally = Tally::new(self.nodes.len());
+        let mut round = Round::new(&self.env, self.nodes.len());
+        for (at, node) in self.nodes.iter().enumerate() {
+            if let Some(abstention) = node.abstains(sent) {
+                let left = abstention.until.since(sent);
+                tally.note(at, Vote::Abstains { left, why: abstention.why });
+            } else if entry.mark(at).is_unsettled() {
+                tally.note(at, Vote::None(unsettled()));
+            } else {
+                let request = ask_for_vote(at, node.clone(), entry.clone(), command.clone());
+                round.ask(at, node.patience(claim.ttl), request);
+            }
+        }
+        round
+            .answers(|at, answer| {
+                let node = self.nodes.get(at);
+                let vote = match answer {
+                    Ok(Vote::Ours(_)) if let Some(abstention) = node.and_then(|node| node.abstains(sent)) => {
+                        // Its clock has jumped, as this very answer shows.
+                        Vote::Abstains { left: abstention.until.since(sent), why: abstention.why }
+                    }
+                    Ok(vote) => vote,
+                    Err(error) => {
+                        if let (Some(node), ErrorKind::Unknown) = (node, error.kind()) {
+                            node.answered(None);
+                        }
+                        Vote::None(error)
+                    }
+                };
+                tally.note(at, vote);
+                tally.is_decided()
+            })
+            .await;
+        Ok(tally)
+    }
+
+    /// Has the servers agree on the token of a claim that has won, unless they do.
+    pub(super) async fn agree(
+        &self,
+        claim: &Claim,
+        key: &str,
+        entry: &Entry,
+        tally: &Tally,
+    ) -> Result<Token> {
+        let (largest, same) = tally.token();
+        let token = Token::new(largest)
+            .ok_or_else(|| Error::new(ErrorKind::Unknown, "the servers' tokens are none"))?;
+        if !self.rules.fencing || same >= self.quorum() {
+            return Ok(token);
+        }
+        let mut command = script::REDLOCK_AGREE.on([key, &self.fence()]);
+        command.arg(claim.id).arg(format!("{largest:016}"));
+        let command = Arc::new(command);
+        let mut round = Round::new(&self.env, self.nodes.len());
+        for (at, (node, mark)) in self.nodes.iter().zip(entry.marks()).enumerate() {
+            // Also to those that have not answered yet: on their connection, it comes after the claim.
+            if !mark.is_clear() {
+                let (node, command) = (node.clone(), command.clone());
+                round.ask(at, node.patience(claim.ttl), async move {
+                    let (line, _) = node.line_after(mark.line()).await?;
+                    reply::number(&node.run_on(&line, &script::REDLOCK_AGREE, &command).await?)
+                });
+            }
+        }
+        let mut agreed = 0;
+        round
+            .answers(|_, answer| {
+                agreed += usize::from(matches!(answer, Ok(1)));
+                agreed >= self.quorum()
+            })
+            .await;
+        match agreed >= self.quorum() {
+            true => Ok(token),
+            false => Err(Error::new(
+                ErrorKind::Unknown,
+                format!(
+                    "only {agreed} of {} servers agreed on the token of \"{}\"",
+                    self.nodes.len(),
+                    claim.name
+                ),
+            )),
+        }
+    }
+}
+
+fn unsettled() -> Error {
+    Error::new(ErrorKind::Unavailable, "has not yet confirmed the end of an earlier attempt")
+}
+
+/// One server's vote.
+async fn ask_for_vote(at: usize, node: Arc<Node>, entry: Arc<Entry>, command: Arc<Command>) -> Result<Vote> {
+    let before = entry.mark(at);
+    let (line, _) = node.line_after(before.line()).await?;
+    if !entry.sending(at, &line) {
+        return Err(unsettled());
+    }
+    let sent = node.dialer.env.now();
+    let answer = node.run_on(&line, &script::REDLOCK_CLAIM, &command).await;
+    let received = node.dialer.env.now();
+    match answer {
+        Ok(answer) => {
+            node.answered(Some(received.since(sent)));
+            let (us, vote) = read_vote(&answer)?;
+            node.clock_read(us, sent, received);
+            entry.set(at, if let Vote::Ours(_) = vote { Mark::Held } else { Mark::Clear });
+            Ok(vote)
+        }
+        Err(error) => {
+            // What surely did not arrive leaves things as they were, unless there was a doubt about them.
+            if error.kind() != ErrorKind::Unknown && before.line().is_none() {
+                entry.set(at, before);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Reads the answer of `redlock_claim.lua`.
+fn read_vote(answer: &Value) -> Result<(u64, Vote)> {
+    let nonsense = || {
+        Error::new(ErrorKind::Unknown, "the server's answer to a lock script made no sense; is it a Redis?")
+    };
+    let count = |value: &Value| u64::try_from(reply::number(value)?).map_err(|_| nonsense());
+    match reply::list(answer)? {
+        [Value::Int(1), us, token] => Ok((count(us)?, Vote::Ours(count(token)?))),
+        [Value::Int(0), us, left, value] => {
+            let left = u64::try_from(reply::number(left)?).ok().map(Duration::from_millis);
+            let value = reply::lossy(value);
+            let holder = reply::holder(&value, left).map(Box::new);
+            Ok((count(us)?, Vote::Taken { value, holder, left }))
+        }
+        _ => Err(nonsense()),
+    }
+}
