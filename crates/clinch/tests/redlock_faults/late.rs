@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use async_trait::async_trait;
 use clinch::net::{Connector, Stream};
 use clinch::{Clock, Env, Lane, Random};
+use clinch_testkit::Direction;
 
 use super::*;
 
@@ -102,11 +103,8 @@ async fn connections_cut_at_any_byte_leave_nothing_and_let_nobody_in_twice() {
     let mut last = lock(&far, &name).await.token();
     for round in 0..120u64 {
         for (at, proxy) in proxies.iter().enumerate().take(1 + round as usize % 3) {
-            let way = if (round + at as u64) % 2 == 0 {
-                clinch_testkit::Direction::Requests
-            } else {
-                clinch_testkit::Direction::Replies
-            };
+            let odd = (round + at as u64) % 2 == 1;
+            let way = if odd { Direction::Replies } else { Direction::Requests };
             proxy.cut_after(way, (round * 7 + at as u64 * 13) % 400);
         }
         let guard = lock(&far, &name).await;
