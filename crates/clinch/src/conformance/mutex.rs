@@ -30,7 +30,9 @@ pub async fn second_client_shares_a_hold(fixture: &dyn Fixture) {
     let guard = one.lock(&name).await;
     assert!(!other.could_lock(&name).await, "another client got a lock that is held");
     assert!(!one.could_lock(&name).await, "the same client got a lock that it holds");
-    let error = other.locks.mutex(&name).unwrap().lock().timeout(Duration::from_millis(5)).await.unwrap_err();
+    // Long enough for the store to have answered, on any host.
+    let wait = Duration::from_millis(500);
+    let error = other.locks.mutex(&name).unwrap().lock().timeout(wait).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     let holder = format!("pid {}", std::process::id());
     assert!(error.to_string().contains(&holder), "the error does not name the holder: {error}");

@@ -9,11 +9,12 @@ use super::super::script;
 use super::claims::{Entry, Mark};
 use super::node::{Line, Node};
 use super::round::Round;
-use super::store::{Quorum, RELEASE_PATIENCE};
+use super::store::Quorum;
+use super::timing;
 use crate::backend::Freed;
 use crate::claim::{Claim, ClaimId};
 use crate::clock::Instant;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 
 /// The pauses between two attempts to reach a server that may still have something of a claim.
@@ -60,7 +61,7 @@ impl Quorum {
         for (at, (node, mark)) in self.nodes.iter().zip(&marks).enumerate() {
             if !mark.is_clear() {
                 asked += 1;
-                round.ask(at, RELEASE_PATIENCE, self.leave(at, node, &entry, mark, &command, until));
+                round.ask(at, timing::silence(ttl), self.leave(at, node, &entry, mark, &command, until));
             }
         }
         let quorum = self.quorum();
@@ -122,14 +123,17 @@ impl Quorum {
         let env = self.env.clone();
         async move {
             let (mut pause, longest) = PAUSE;
+            let mut maybe_removed = false;
             loop {
                 let error = match leave_once(&node, before.clone(), &command).await {
                     Ok(was_there) => {
                         entry.left(at, ticket);
-                        return Ok(was_there);
+                        return Ok(was_there || maybe_removed);
                     }
                     Err(error) => error,
                 };
+                // One whose answer was lost may have been the one that removed it.
+                maybe_removed |= error.kind() == ErrorKind::Unknown;
                 let next = env.now() + pause.mul_f64(0.5 + 0.5 * env.random().jitter());
                 if !error.is_transient() || next >= until || !entry.insists(at, ticket) {
                     entry.left(at, ticket);

@@ -24,14 +24,28 @@ type Asked<T> = Pin<Box<dyn Future<Output = (usize, Result<T>)> + Send>>;
 pub(super) struct Round<'a, T> {
     env: &'a Env,
     pending: FuturesUnordered<Asked<T>>,
-    /// By when each server must have answered, and how long it has for that; `None`: it has, or is not asked.
-    due: Vec<Option<(Instant, Duration)>>,
+    /// By when each server must have answered, and when it was asked; `None`: it has, or was not.
+    due: Vec<Option<(Instant, Instant)>>,
+    /// Until when nobody is late for as long as fewer than so many servers have answered.
+    lenient: Option<(Instant, usize)>,
 }
 
 impl<'a, T: Send + 'static> Round<'a, T> {
     /// A round among so many servers.
     pub(super) fn new(env: &'a Env, nodes: usize) -> Round<'a, T> {
-        Round { env, pending: FuturesUnordered::new(), due: vec![None; nodes] }
+        Round { env, pending: FuturesUnordered::new(), due: vec![None; nodes], lenient: None }
+    }
+
+    /// Lets nobody be late before `silence` has passed or this many servers have answered.
+    pub(super) fn lenient(mut self, silence: Duration, quorum: usize) -> Round<'a, T> {
+        self.lenient = Some((self.env.now() + silence, quorum));
+        self
+    }
+
+    /// When somebody is late, if nobody answers before; `None`: nobody is waited for.
+    fn next_due(&self) -> Option<Instant> {
+        let next = self.due.iter().flatten().map(|(due, _)| *due).min()?;
+        Some(self.lenient.map_or(next, |(until, _)| next.max(until)))
     }
 
     /// Asks a server. Nothing is sent before [`Round::answers`].
@@ -42,7 +56,8 @@ impl<'a, T: Send + 'static> Round<'a, T> {
         request: impl Future<Output = Result<T>> + Send + 'static,
     ) {
         if let Some(due) = self.due.get_mut(node) {
-            *due = Some((self.env.now() + patience, patience));
+            let now = self.env.now();
+            *due = Some((now + patience, now));
             self.pending.push(Box::pin(async move { (node, request.await) }));
         }
     }
@@ -53,7 +68,7 @@ impl<'a, T: Send + 'static> Round<'a, T> {
     ///
     /// What was sent may be applied.
     pub(super) async fn answers(&mut self, mut take: impl FnMut(usize, Result<T>) -> bool) {
-        while let Some(next) = self.due.iter().flatten().map(|(due, _)| *due).min() {
+        while let Some(next) = self.next_due() {
             let mut overdue = std::pin::pin!(self.env.sleep_until(next));
             loop {
                 tokio::select! {
@@ -67,15 +82,26 @@ impl<'a, T: Send + 'static> Round<'a, T> {
                         if self.due.iter().all(Option::is_none) {
                             return;
                         }
+                        if let Some((_, missing)) = &mut self.lenient {
+                            *missing = missing.saturating_sub(1);
+                            if *missing == 0 {
+                                self.lenient = None;
+                                break;
+                            }
+                        }
                     }
                     () = &mut overdue => break,
                 }
             }
             let now = self.env.now();
+            self.lenient.take_if(|(until, _)| *until <= now);
+            if self.lenient.is_some() {
+                continue;
+            }
             for node in 0..self.due.len() {
                 let late = self.due.get_mut(node).and_then(|due| due.take_if(|(due, _)| *due <= now));
-                if let Some((_, patience)) = late
-                    && take(node, Err(unanswered(patience)))
+                if let Some((_, asked)) = late
+                    && take(node, Err(unanswered(now.since(asked))))
                 {
                     return;
                 }
@@ -90,9 +116,9 @@ impl<'a, T: Send + 'static> Round<'a, T> {
     }
 }
 
-fn unanswered(patience: Duration) -> Error {
-    let patience = humantime::format_duration(in_millis(patience));
-    Error::new(ErrorKind::Unknown, format!("did not answer within {patience}"))
+fn unanswered(time: Duration) -> Error {
+    let time = humantime::format_duration(in_millis(time));
+    Error::new(ErrorKind::Unknown, format!("did not answer within {time}"))
 }
 
 /// What is to be brought to an end although nobody waits for it: answers to releases that a quorum did not need.

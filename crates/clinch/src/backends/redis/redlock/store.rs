@@ -23,9 +23,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 use crate::token::Token;
 
-/// For how long the answer to a release is waited for, at most. It goes on in the background.
-pub(super) const RELEASE_PATIENCE: Duration = Duration::from_millis(50);
-
 /// A lock on several servers that know nothing of each other.
 pub(super) struct Quorum {
     pub(super) env: Env,

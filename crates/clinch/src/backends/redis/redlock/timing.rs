@@ -7,6 +7,10 @@ use crate::clock::Instant;
 /// The shortest and the longest time for which a server's answer is waited for, unless opening its connection took longer.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));
 
+/// For how long the answers of a majority are waited for, at least and at most. If so many are late, it is more likely that
+/// this host has no time than that they all hang; and nobody could do anything without them.
+const SILENCE: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(500));
+
 /// How far a server's clock may stray from ours at once before that is a jump.
 const TOLERANCE: Duration = Duration::from_millis(10);
 
@@ -49,6 +53,12 @@ impl Patience {
         let usual = (self.smooth + self.varies * 4).saturating_mul(1 << self.strikes);
         usual.clamp(least, most.max(self.opening * 3)).min(ttl / 10)
     }
+}
+
+/// For how long a majority may be silent, on leases of `ttl`.
+pub(super) fn silence(ttl: Duration) -> Duration {
+    let (least, most) = SILENCE;
+    (ttl / 10).clamp(least, most)
 }
 
 /// What is known of a server's clock: how far it is ahead of ours, as bounds, at a moment of ours. In nanoseconds.

@@ -11,6 +11,7 @@ use super::claims::{Entry, Mark};
 use super::node::Node;
 use super::round::Round;
 use super::store::Quorum;
+use super::timing;
 use super::votes::{Tally, Vote};
 use crate::claim::Claim;
 use crate::clock::Instant;
@@ -47,7 +48,8 @@ impl Quorum {
         let latest = self.nodes.iter().filter_map(|node| node.latest_us(sent)).max();
         let command = self.claim_command(claim, key, latest.map_or(0, |us| us.saturating_add(AHEAD_US)))?;
         let mut tally = Tally::new(self.nodes.len());
-        let mut round = Round::new(&self.env, self.nodes.len());
+        let silence = timing::silence(claim.ttl);
+        let mut round = Round::new(&self.env, self.nodes.len()).lenient(silence, self.quorum());
         for (at, node) in self.nodes.iter().enumerate() {
             if let Some(abstention) = node.abstains(sent) {
                 let left = abstention.until.since(sent);
@@ -99,7 +101,8 @@ impl Quorum {
         let mut command = script::REDLOCK_AGREE.on([key, &self.fence()]);
         command.arg(claim.id).arg(format!("{largest:016}"));
         let command = Arc::new(command);
-        let mut round = Round::new(&self.env, self.nodes.len());
+        let silence = timing::silence(claim.ttl);
+        let mut round = Round::new(&self.env, self.nodes.len()).lenient(silence, self.quorum());
         for (at, (node, mark)) in self.nodes.iter().zip(entry.marks()).enumerate() {
             // Also to those that have not answered yet: on their connection, it comes after the claim.
             if !mark.is_clear() {
