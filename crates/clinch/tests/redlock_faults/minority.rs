@@ -69,7 +69,7 @@ async fn a_majority_that_hangs_is_an_error_in_time_and_what_was_won_is_given_bac
     servers.expect_no_key(&name).await;
     let hanging = &servers.0[..3];
     hanging.iter().for_each(Redis::pause);
-    let error = locks.mutex(&name).unwrap().lock().timeout(Duration::from_millis(500)).await.unwrap_err();
+    let error = locks.mutex(&name).unwrap().lock().timeout(Duration::from_secs(2)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     let text = chain(&error);
     for server in hanging {
@@ -173,4 +173,28 @@ async fn a_waiter_that_nobody_polls_does_not_block_the_others() {
     let waiter = queue(&other, &name);
     drop(guard);
     assert!(waiter.await.unwrap().is_held());
+}
+
+#[tokio::test]
+async fn a_vote_that_was_cast_too_late_is_given_back() {
+    let servers = Servers::durable(5);
+    let locks = servers.connect().await;
+    drop(lock(&locks, &unique("warm")).await);
+    let name = unique("too-late");
+    let key = format!("clinch:{name}");
+    for server in &servers.0[..3] {
+        server.call(&["SET", &key, "somebody", "PX", "100000000"]);
+    }
+    let scripts_run = |server: &Redis| server.client().commandstats()["evalsha"];
+    let late = &servers.0[3..];
+    let before: Vec<u64> = late.iter().map(scripts_run).collect();
+    late.iter().for_each(Redis::pause);
+    assert!(locks.mutex(&name).unwrap().try_lock().await.unwrap().is_none());
+    late.iter().for_each(Redis::resume);
+    eventually("they were asked", async || {
+        late.iter().zip(&before).all(|(server, before)| scripts_run(server) > *before).then_some(())
+    })
+    .await;
+    eventually("what they gave is given back", async || (servers.with_key(&name) == [0, 1, 2]).then_some(()))
+        .await;
 }

@@ -9,7 +9,7 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(5), Duration::from
 
 /// For how long the answers of a majority are waited for, at least and at most. If so many are late, it is more likely that
 /// this host has no time than that they all hang; and nobody could do anything without them.
-const SILENCE: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(500));
+const SILENCE: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(200));
 
 /// How far a server's clock may stray from ours at once before that is a jump.
 const TOLERANCE: Duration = Duration::from_millis(10);
