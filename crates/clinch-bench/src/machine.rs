@@ -54,7 +54,7 @@ pub(crate) fn load() -> String {
 }
 
 /// The type of the file system that `dir` lies on.
-fn file_system(dir: &Path) -> String {
+pub(crate) fn file_system(dir: &Path) -> String {
     let mounts = read("/proc/self/mounts");
     let mounted = mounts.lines().filter_map(|line| {
         let mut words = line.split(' ').skip(1);

@@ -41,10 +41,13 @@
 mod args;
 mod contend;
 mod contest;
+mod etcd_server;
 mod figures;
+mod go_mutex;
 mod harness;
 mod history;
 mod machine;
+mod raw_etcd;
 mod raw_redis;
 mod redis_server;
 mod report;
