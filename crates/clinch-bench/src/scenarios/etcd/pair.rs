@@ -9,7 +9,7 @@ use super::REQUESTS;
 use crate::args::Settings;
 use crate::etcd_server::{self, counted};
 use crate::harness::{Case, Sample, interleave};
-use crate::machine::Pinned;
+use crate::machine::{Pinned, cpu_time_of};
 use crate::raw_etcd::{Http, Raw};
 use crate::report::{Limit, Metric, Report, Table, Target};
 use crate::stopwatch::{CPU, P50, Stopwatch, timed, warm_up};
@@ -29,6 +29,7 @@ const PAIRS: u64 = 2_000;
 /// The lease of the floors, which nobody renews.
 const LEASE_SECONDS: i64 = 3600;
 
+const SERVER_CPU: Metric = Metric::new("server CPU", "µs per pair");
 const ROUNDS: Metric = Metric::new("Raft rounds", "per pair");
 
 const RAW: &str = "raw";
@@ -44,7 +45,8 @@ pub(crate) fn run(settings: &Settings) -> Result<Report> {
     let mut cases = Vec::new();
     for name in [RAW, CHANNEL, OURS] {
         let (url, mut pairer) = (&url, Pairer::new(name, &url)?);
-        cases.push(Case::new(name, move || measure(&mut pairer, url, pairs)));
+        let pid = server.pid();
+        cases.push(Case::new(name, move || measure(&mut pairer, url, pid, pairs)));
     }
     let rows = interleave(settings.rounds, cases)?;
     let title =
@@ -73,9 +75,14 @@ fn targets(table: &Table) -> Vec<Target> {
     ]
 }
 
-fn measure(pairer: &mut Pairer, url: &str, pairs: u64) -> Result<Sample> {
+fn measure(pairer: &mut Pairer, url: &str, server: u32, pairs: u64) -> Result<Sample> {
     warm_up(pairs, |time| pairer.pairs(time))?;
-    let (mut sample, calls) = counted(url, || timed(pairs, |time| pairer.pairs(time)))?;
+    let (mut sample, calls) = counted(url, || {
+        let used = cpu_time_of(server)?;
+        let mut sample = timed(pairs, |time| pairer.pairs(time))?;
+        sample.push((SERVER_CPU, (cpu_time_of(server)? - used) * 1e6 / pairs as f64));
+        Ok(sample)
+    })?;
     sample.push((REQUESTS, calls.requests() / pairs as f64));
     sample.push((ROUNDS, calls.rounds() / pairs as f64));
     Ok(sample)
