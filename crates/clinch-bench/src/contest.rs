@@ -111,7 +111,7 @@ impl Contest {
     /// Carries it out.
     pub(crate) fn run(&self, kind: Kind, url: &str, settings: &Settings) -> Result<Outcome> {
         kind.prepare(url)?;
-        let length = settings.amount(self.length, Duration::from_millis(100));
+        let length = settings.amount(self.length, self.length / 10);
         let warm_up = settings.amount(WARM_UP, Duration::from_millis(20));
         let plan = || {
             let start = now() + nanos(LEAD);

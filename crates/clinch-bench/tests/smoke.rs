@@ -170,8 +170,10 @@ fn contention_on_etcd_hands_over_without_violations() {
     assert_eq!(tables.len(), 2, "with a hold and without");
     for table in tables {
         assert_eq!(cases(table), ["Go's concurrency.Mutex", "etcd's Lock API", "clinch"]);
+        assert!(value(table, "clinch", "acquisitions") > 0.0);
         for case in cases(table) {
-            assert!(value(table, case, "acquisitions") > 0.0);
+            // etcd's own locks wait for 100 ms at a time, so they may get nothing while they are watched.
+            assert!(value(table, case, "requests") > 0.0);
             assert!(value(table, case, "messages") >= value(table, case, "requests"));
             assert_eq!(value(table, case, "violations"), 0.0);
         }
