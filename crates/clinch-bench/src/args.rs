@@ -105,7 +105,8 @@ pub(crate) fn help() -> String {
     let mut text = "\
 Measures Clinch beside floors that no library on the same store can beat, in interleaved rounds.
 
-The scenarios on Redis start a redis-server of their own.
+The scenarios on Redis and etcd start a server of their own. etcd-contention and etcd-kill also need Go and its library
+for etcd (Debian: golang-go, golang-etcd-server-dev).
 
 Usage: clinch-bench [SCENARIO...] [OPTIONS]
 
@@ -122,7 +123,7 @@ Options:
   --json         JSON with the values of all rounds, instead of Markdown
   --quick        as little as shows that it works; the figures mean nothing
   --gate         exit with 2 when a target was missed; without it, a missed target is only shown
-  --no-pin       do not pin file-pair and redis-pair to one CPU
+  --no-pin       do not pin file-pair, redis-pair and etcd-pair to one CPU
   --clinch PATH  the clinch binary for \"run\" [default: next to this program]
   --dir DIR      where to make directories of lock files [default: that of temporary files]
   -h, --help     this

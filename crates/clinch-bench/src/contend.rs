@@ -4,12 +4,13 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use clinch::Mutex;
+use clinch::{Guard, Locks, Mutex};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use crate::Result;
 use crate::history::Hold;
 use crate::machine::now;
+use crate::raw_etcd::{self, Http};
 use crate::raw_redis::{Raw, encode};
 
 /// The name of the lock.
@@ -31,10 +32,15 @@ pub(crate) enum Kind {
     Greedy,
     /// A token in a list of a Redis server: BLPOP takes it, LPUSH gives it to whoever has waited longest.
     Blpop,
+    /// etcd's own lock for Go programs, in a program of its own.
+    GoMutex,
+    /// The lock that an etcd server offers by itself, which `etcd-client` and clients in other languages call.
+    LockApi,
 }
 
 impl Kind {
-    const ALL: [Kind; 5] = [Kind::Flock, Kind::Clinch, Kind::Resting, Kind::Greedy, Kind::Blpop];
+    const ALL: [Kind; 7] =
+        [Kind::Flock, Kind::Clinch, Kind::Resting, Kind::Greedy, Kind::Blpop, Kind::GoMutex, Kind::LockApi];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -43,6 +49,8 @@ impl Kind {
             Kind::Resting => "clinch, resting too",
             Kind::Greedy => "flock, asking again at once",
             Kind::Blpop => "BLPOP + LPUSH",
+            Kind::GoMutex => "Go's concurrency.Mutex",
+            Kind::LockApi => "etcd's Lock API",
         }
     }
 
@@ -54,6 +62,8 @@ impl Kind {
             Kind::Resting => "resting",
             Kind::Greedy => "greedy",
             Kind::Blpop => "blpop",
+            Kind::GoMutex => "go-mutex",
+            Kind::LockApi => "lock-api",
         }
     }
 
@@ -66,7 +76,7 @@ impl Kind {
     pub(crate) fn rest(self, hold: Duration) -> Duration {
         match self {
             Kind::Flock | Kind::Resting => hold / 2,
-            Kind::Clinch | Kind::Greedy | Kind::Blpop => Duration::ZERO,
+            Kind::Clinch | Kind::Greedy | Kind::Blpop | Kind::GoMutex | Kind::LockApi => Duration::ZERO,
         }
     }
 
@@ -94,22 +104,85 @@ pub(crate) struct Plan {
     pub(crate) hold: Duration,
 }
 
-/// Competes with a mutex until the contest ends.
-pub(crate) async fn by_mutex(mutex: Mutex, plan: Plan, rest: Duration) -> Result<Vec<Hold>> {
-    let mut holds = Vec::new();
-    loop {
-        let want = now();
-        if want >= plan.end {
-            return Ok(holds);
+/// What the tasks of one process share.
+pub(crate) enum Client {
+    Ours(Locks),
+    /// With the name of the lock.
+    LockApi(raw_etcd::Raw<Http>, String),
+}
+
+impl Client {
+    pub(crate) async fn connect(kind: Kind, url: &str) -> Result<Client> {
+        Ok(match kind {
+            Kind::LockApi => Client::LockApi(raw_etcd::Raw::connect(url).await?, raw_etcd::lock_key(url)),
+            _ => Client::Ours(clinch::connect(url).await?),
+        })
+    }
+
+    pub(crate) async fn waiter(&self) -> Result<Waiter> {
+        Ok(match self {
+            Client::Ours(locks) => Waiter::Ours(locks.mutex(NAME)?),
+            Client::LockApi(raw, name) => {
+                let mut raw = raw.clone();
+                // Longer than any contest, since nobody renews it.
+                let lease = raw.grant(60).await?;
+                Waiter::LockApi { raw, name: name.clone(), lease }
+            }
+        })
+    }
+}
+
+/// A waiter that is a task.
+pub(crate) enum Waiter {
+    Ours(Mutex),
+    /// With a lease of its own, which is what owns a lock there.
+    LockApi {
+        raw: raw_etcd::Raw<Http>,
+        name: String,
+        lease: i64,
+    },
+}
+
+/// A lock that is held.
+enum Held {
+    Ours(Guard),
+    LockApi(Vec<u8>),
+}
+
+impl Waiter {
+    async fn lock(&mut self) -> Result<Held> {
+        Ok(match self {
+            Waiter::Ours(mutex) => Held::Ours(mutex.lock().await?),
+            Waiter::LockApi { raw, name, lease } => Held::LockApi(raw.lock(name, *lease).await?),
+        })
+    }
+
+    async fn unlock(&mut self, held: Held) -> Result<()> {
+        match (held, self) {
+            (Held::LockApi(key), Waiter::LockApi { raw, .. }) => raw.unlock(key).await?,
+            (Held::Ours(guard), _) => drop(guard.release().await?),
+            (Held::LockApi(_), Waiter::Ours(_)) => return Err("a lock that was taken by another".into()),
         }
-        let guard = mutex.lock().await?;
-        let got = now();
-        // Sleeps as the floor does. A timer of the runtime would be late by up to a millisecond.
-        pause(plan.hold);
-        let release = now();
-        guard.release().await?;
-        holds.push(Hold { want, got, release });
-        pause(rest);
+        Ok(())
+    }
+
+    /// Competes until the contest ends.
+    pub(crate) async fn compete(mut self, plan: Plan, rest: Duration) -> Result<Vec<Hold>> {
+        let mut holds = Vec::new();
+        loop {
+            let want = now();
+            if want >= plan.end {
+                return Ok(holds);
+            }
+            let held = self.lock().await?;
+            let got = now();
+            // Sleeps as the floor does. A timer of the runtime would be late by up to a millisecond.
+            pause(plan.hold);
+            let release = now();
+            self.unlock(held).await?;
+            holds.push(Hold { want, got, release });
+            pause(rest);
+        }
     }
 }
 

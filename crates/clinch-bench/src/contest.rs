@@ -5,29 +5,26 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::args::Settings;
-use crate::contend::{self, Bare, Kind, NAME, Plan};
+use crate::contend::{Bare, Client, Kind, Plan, Waiter};
 use crate::harness::Sample;
 use crate::history::{Hold, Verdict, Window, judge};
 use crate::machine::{cpu_time, nanos, now, sleep_until};
 use crate::report::{Limit, Metric, Table, Target};
-use crate::worker::{Worker, parse_contender, plan_line};
+use crate::worker::{Worker, parse_contenders, plan_line};
 use crate::{Error, Result};
 
-/// How long a contest takes, and how much of that is not counted: by then everybody waits.
-const CONTEST: Duration = Duration::from_millis(2200);
+/// How long a contest takes, unless its waiters are too slow for that, and how much is not counted: by then all wait.
+pub(crate) const LENGTH: Duration = Duration::from_millis(2200);
 const WARM_UP: Duration = Duration::from_millis(200);
 
 /// From when everybody is ready until the start.
 const LEAD: Duration = Duration::from_millis(50);
 
-/// The figure to reach: fairness.
-const TARGET_JAIN: f64 = 0.99;
-
 pub(crate) const HANDOFFS: Metric = Metric::new("hand-offs to another waiter", "/s");
 pub(crate) const MAX_WAIT: Metric = Metric::new("max wait", "ms");
 const ACQUISITIONS: Metric = Metric::new("acquisitions", "/s");
-const GAP_P50: Metric = Metric::new("release→next p50", "µs");
-const GAP_P99: Metric = Metric::new("release→next p99", "µs");
+pub(crate) const GAP_P50: Metric = Metric::new("release→next p50", "µs");
+pub(crate) const GAP_P99: Metric = Metric::new("release→next p99", "µs");
 const JAIN: Metric = Metric::new("Jain", "");
 const STARVED: Metric = Metric::new("starved", "");
 const CPU: Metric = Metric::new("CPU", "µs per acquisition");
@@ -58,6 +55,7 @@ pub(crate) struct Contest {
     pub(crate) waiters: usize,
     /// How long the lock is held each time.
     pub(crate) hold: Duration,
+    pub(crate) length: Duration,
 }
 
 impl fmt::Display for Contest {
@@ -94,13 +92,13 @@ impl Outcome {
     }
 }
 
-/// What every contest of ours has to reach: fairness and exclusion, in the worst round.
-pub(crate) fn targets(table: &Table) -> Vec<Target> {
+/// What every contest of ours has to reach: this much fairness, and exclusion, in the worst round.
+pub(crate) fn targets(table: &Table, jain: f64) -> Vec<Target> {
     let ours = Kind::Clinch.name();
     let target =
         |what: &str, limit, measured| Target { what: format!("{}: {what}", table.title), limit, measured };
     vec![
-        target("Jain, worst round", Limit::AtLeast(TARGET_JAIN), table.min(ours, JAIN.name)),
+        target("Jain, worst round", Limit::AtLeast(jain), table.min(ours, JAIN.name)),
         target("starved, worst round", Limit::AtMost(0.0), table.max(ours, STARVED.name)),
         target("violations, worst round", Limit::AtMost(0.0), table.max(ours, VIOLATIONS.name)),
     ]
@@ -113,16 +111,17 @@ impl Contest {
     /// Carries it out.
     pub(crate) fn run(&self, kind: Kind, url: &str, settings: &Settings) -> Result<Outcome> {
         kind.prepare(url)?;
-        let length = settings.amount(CONTEST, Duration::from_millis(100));
+        let length = settings.amount(self.length, self.length / 10);
         let warm_up = settings.amount(WARM_UP, Duration::from_millis(20));
         let plan = || {
             let start = now() + nanos(LEAD);
             Plan { start, end: start + nanos(length), hold: self.hold }
         };
-        let (plan, holds, cpu) = match self.place {
-            Place::Processes => self.processes(kind, url, plan)?,
-            Place::Tasks if kind.is_ours() => self.tasks(kind, url, plan)?,
-            Place::Tasks => self.threads(kind, url, plan)?,
+        let (plan, holds, cpu) = match (self.place, kind) {
+            (Place::Processes, _) => processes(kind, url, self.waiters, 1, plan)?,
+            (Place::Tasks, Kind::GoMutex) => processes(kind, url, 1, self.waiters, plan)?,
+            (Place::Tasks, Kind::Clinch | Kind::Resting | Kind::LockApi) => self.tasks(kind, url, plan)?,
+            (Place::Tasks, Kind::Flock | Kind::Greedy | Kind::Blpop) => self.threads(kind, url, plan)?,
         };
         let verdict = judge(&holds, Window { from: plan.start + nanos(warm_up), to: plan.end })?;
         Ok(Outcome { verdict, acquisitions: holds.iter().map(Vec::len).sum(), cpu })
@@ -131,14 +130,16 @@ impl Contest {
     fn tasks(&self, kind: Kind, url: &str, plan: impl Fn() -> Plan) -> Result<Carried> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         runtime.block_on(async {
-            let locks = clinch::connect(url).await?;
+            let client = Client::connect(kind, url).await?;
+            let mut waiters = Vec::new();
+            for _ in 0..self.waiters {
+                waiters.push(client.waiter().await?);
+            }
             let plan = plan();
             sleep_until(plan.start);
             let used = cpu_time();
-            let mut tasks = Vec::new();
-            for _ in 0..self.waiters {
-                tasks.push(tokio::spawn(contend::by_mutex(locks.mutex(NAME)?, plan, kind.rest(plan.hold))));
-            }
+            let compete = |waiter: Waiter| tokio::spawn(waiter.compete(plan, kind.rest(plan.hold)));
+            let tasks: Vec<_> = waiters.into_iter().map(compete).collect();
             let mut holds = Vec::new();
             for task in tasks {
                 holds.push(task.await??);
@@ -168,22 +169,29 @@ impl Contest {
         })?;
         Ok((plan, holds, cpu_time() - used))
     }
+}
 
-    fn processes(&self, kind: Kind, url: &str, plan: impl Fn() -> Plan) -> Result<Carried> {
-        let mut workers = Vec::new();
-        for _ in 0..self.waiters {
-            workers.push(Worker::spawn(&["contend", kind.word(), url])?);
-        }
-        workers.iter_mut().try_for_each(Worker::ready)?;
-        let plan = plan();
-        let line = plan_line(plan);
-        workers.iter_mut().try_for_each(|worker| worker.tell(&line))?;
-        let (mut all, mut cpu) = (Vec::new(), 0);
-        for worker in workers {
-            let (holds, used) = parse_contender(&worker.output()?)?;
-            all.push(holds);
-            cpu += used;
-        }
-        Ok((plan, all, cpu))
+/// A contest of so many processes with so many waiters each.
+fn processes(
+    kind: Kind,
+    url: &str,
+    count: usize,
+    waiters: usize,
+    plan: impl Fn() -> Plan,
+) -> Result<Carried> {
+    let mut workers = Vec::new();
+    for _ in 0..count {
+        workers.push(Worker::of("contend", kind, url, waiters)?);
     }
+    workers.iter_mut().try_for_each(Worker::ready)?;
+    let plan = plan();
+    let line = plan_line(plan);
+    workers.iter_mut().try_for_each(|worker| worker.tell(&line))?;
+    let (mut all, mut cpu) = (Vec::new(), 0);
+    for worker in workers {
+        let (holds, used) = parse_contenders(&worker.output()?)?;
+        all.extend(holds);
+        cpu += used;
+    }
+    Ok((plan, all, cpu))
 }

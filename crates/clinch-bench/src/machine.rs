@@ -54,7 +54,7 @@ pub(crate) fn load() -> String {
 }
 
 /// The type of the file system that `dir` lies on.
-fn file_system(dir: &Path) -> String {
+pub(crate) fn file_system(dir: &Path) -> String {
     let mounts = read("/proc/self/mounts");
     let mounted = mounts.lines().filter_map(|line| {
         let mut words = line.split(' ').skip(1);
@@ -102,14 +102,26 @@ pub(crate) fn thread_cpu_time(name: &str) -> Result<f64> {
     Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
+/// CPU time of another process, in seconds, to the scheduler's tick.
+pub(crate) fn cpu_time_of(pid: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let (_, ticks) = named_ticks(&stat).ok_or("a process without its times")?;
+    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
 /// User and system time in a line of `/proc/self/task/*/stat`, if the thread has this name.
 fn thread_ticks(stat: &str, name: &str) -> Option<u64> {
+    named_ticks(stat).filter(|(comm, _)| *comm == name).map(|(_, used)| used)
+}
+
+/// The name in a line of `stat`, and user and system time together.
+fn named_ticks(stat: &str) -> Option<(&str, u64)> {
     // The name stands in parentheses and may itself contain anything.
     let (head, tail) = stat.rsplit_once(") ")?;
     let (_, comm) = head.split_once('(')?;
     let mut words = tail.split(' ').skip(11);
     let used = words.next()?.parse::<u64>().ok()? + words.next()?.parse::<u64>().ok()?;
-    (comm == name).then_some(used)
+    Some((comm, used))
 }
 
 /// Resident memory of this process, in bytes.

@@ -18,10 +18,12 @@
 //! # How to repeat it
 //!
 //! A quiet machine, a release build, a local file system (`--dir` chooses one; the default is the directory for temporary
-//! files). `file-pair` and `redis-pair` pin themselves (and the server) to one CPU, which makes their ratios repeatable to
-//! some per cent; with `--no-pin`, or where processes have to meet on several CPUs, expect a third up or down. To put a
-//! whole run on one CPU, use `taskset -c 1 clinch-bench ...`. Nothing here needs root. The scenarios on Redis need a
-//! `redis-server` on the path; each starts one on a free port, without persistence, and stops it.
+//! files). `file-pair`, `redis-pair` and `etcd-pair` pin themselves (and the server) to one CPU, which makes their ratios
+//! repeatable to some per cent; with `--no-pin`, or where processes have to meet on several CPUs, expect a third up or
+//! down. To put a whole run on one CPU, use `taskset -c 1 clinch-bench ...`. Nothing here needs root. The scenarios on
+//! Redis need a `redis-server` on the path; each starts one on a free port, without persistence, and stops it. Those on
+//! etcd need `etcd` and `etcdctl`; each starts one member in `/tmp`, which syncs its log: whether `/tmp` is a disk or
+//! memory changes the figures, and the report says which it is. Some also need Go and its library for etcd.
 //!
 //! # What a hand-off is
 //!
@@ -31,20 +33,26 @@
 //! call, and whoever has released rests for half a hold before it asks again, by when the kernel has given the lock to a
 //! waiter that was blocked. Ours does not rest: it asks again at once and has to queue, and that work, on the CPU that
 //! the next holder is woken on, is part of the figure. A further row has ours rest too. On Redis the floor is a list with
-//! one element that BLPOP takes and LPUSH gives to whoever has waited longest: fair, and nobody rests.
+//! one element that BLPOP takes and LPUSH gives to whoever has waited longest: fair, and nobody rests. On etcd, ours is
+//! compared with etcd's own locks, which are fair too.
 //!
 //! # Who else is measured
 //!
 //! rslock, the fastest library of those that lock on Redis from Rust, runs in the same rounds: as fast as others get, with
-//! neither queue nor token. Where it has to wait it polls, so it takes no part in contests.
+//! neither queue nor token. Where it has to wait it polls, so it takes no part in contests. On etcd it is Go's
+//! `concurrency.Mutex`, compiled when first needed, and the Lock API of the server, which `etcd-client` and the libraries
+//! of other languages call.
 
 mod args;
 mod contend;
 mod contest;
+mod etcd_server;
 mod figures;
+mod go_mutex;
 mod harness;
 mod history;
 mod machine;
+mod raw_etcd;
 mod raw_redis;
 mod redis_server;
 mod report;

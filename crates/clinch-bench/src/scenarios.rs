@@ -1,6 +1,7 @@
 //! What is measured. Each scenario has its floor, its target, and its own file.
 
 mod contention;
+pub(crate) mod etcd;
 pub(crate) mod held;
 mod kill;
 mod pair;
@@ -68,5 +69,25 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         name: "redis-kill",
         about: "from the end of a killed holder's lease on Redis, or past a killed waiter, to the next grant",
         run: redis::kill::run,
+    },
+    Scenario {
+        name: "etcd-pair",
+        about: "uncontended lock and release on etcd, beside a transaction that puts and a delete",
+        run: etcd::pair::run,
+    },
+    Scenario {
+        name: "etcd-contention",
+        about: "2, 16 and 64 waiters on one lock of etcd, beside Go's concurrency.Mutex and etcd's Lock API",
+        run: etcd::contention::run,
+    },
+    Scenario {
+        name: "etcd-held",
+        about: "10,000 held leases on etcd, beside as many keys on one lease that is kept alive",
+        run: etcd::held::run,
+    },
+    Scenario {
+        name: "etcd-kill",
+        about: "from the end of a killed holder's lease on etcd to the next grant, beside Go's concurrency.Mutex",
+        run: etcd::kill::run,
     },
 ];

@@ -12,7 +12,7 @@ const WARM_UP: u64 = 1_000;
 
 pub(crate) const P50: Metric = Metric::new("p50", "µs");
 pub(crate) const P99: Metric = Metric::new("p99", "µs");
-const CPU: Metric = Metric::new("CPU", "µs per pair");
+pub(crate) const CPU: Metric = Metric::new("CPU", "µs per pair");
 
 /// The times of a number of pairs.
 #[derive(Debug)]

@@ -9,18 +9,25 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use clinch::{Env, Lane, Locks};
+use serde_json::{Value, json};
 
-use crate::contend::{self, Bare, Kind, NAME, Plan};
+use crate::contend::{Bare, Kind, NAME, Plan, Waiter};
+use crate::go_mutex;
+use crate::harness::Sample;
 use crate::history::Hold;
 use crate::machine::{self, now};
-use crate::scenarios::{held, redis};
+use crate::report::Metric;
+use crate::scenarios::{etcd, held, redis};
 use crate::{Error, Result};
 
 /// What a worker writes when it can begin.
 const READY: &str = "ready";
 
-/// Before the last line of a competitor: the CPU time that it used.
+/// Before the last line of competitors: the CPU time that they used.
 const CPU: &str = "cpu ";
+
+/// Between two competitors of one process.
+const NEXT: &str = "next";
 
 /// A worker process, as seen by the bench. Dropping it kills it.
 #[derive(Debug)]
@@ -31,17 +38,31 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker and waits until it is ready.
-    pub(crate) fn start(args: &[&str]) -> Result<Worker> {
-        let mut worker = Worker::spawn(args)?;
+    /// Starts somebody who competes, holds or waits, and waits until that one is ready.
+    pub(crate) fn start(role: &str, kind: Kind, url: &str) -> Result<Worker> {
+        let mut worker = Worker::of(role, kind, url, 1)?;
         worker.ready()?;
         Ok(worker)
     }
 
-    /// Starts a worker and does not wait.
+    /// Starts so many of them in a process, and does not wait. A foreign library has a program of its own.
+    pub(crate) fn of(role: &str, kind: Kind, url: &str, waiters: usize) -> Result<Worker> {
+        match (kind, waiters) {
+            (Kind::GoMutex, _) => Worker::run(go_mutex::command(role, url, waiters)?),
+            (_, 1) => Worker::spawn(&[role, kind.word(), url]),
+            _ => Err("a worker of ours has one waiter".into()),
+        }
+    }
+
+    /// Starts a worker of this program and does not wait.
     pub(crate) fn spawn(args: &[&str]) -> Result<Worker> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("worker").args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.arg("worker").args(args);
+        Worker::run(command)
+    }
+
+    fn run(mut command: Command) -> Result<Worker> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn()?;
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().ok_or("a worker without stdout")?);
@@ -115,6 +136,10 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
             println!("{}", held::keep(store, Path::new(dir), count.parse()?, seconds.parse()?)?);
             Ok(())
         }
+        ["etcd-held", who, url, count, seconds] => {
+            println!("{}", etcd::held::keep(who, url, count.parse()?, seconds.parse()?)?);
+            Ok(())
+        }
         ["redis-held", who, url, count, seconds] => {
             println!("{}", redis::held::keep(who, url, count.parse()?, seconds.parse()?)?);
             Ok(())
@@ -127,18 +152,41 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     }
 }
 
+/// What a worker found out, as one line.
+pub(crate) fn tell(figures: &[(Metric, f64)]) -> Value {
+    figures.iter().map(|(metric, value)| (key(*metric), json!(value))).collect()
+}
+
+/// Reads what a worker told.
+pub(crate) fn told(text: &str, metrics: &[Metric]) -> Result<Sample> {
+    let found: Value = serde_json::from_str(text)?;
+    let value = |metric: &Metric| {
+        let value = found.get(key(*metric)).and_then(Value::as_f64);
+        Ok((*metric, value.ok_or_else(|| format!("a worker found no {}: {found}", metric.name))?))
+    };
+    metrics.iter().map(value).collect()
+}
+
+fn key(metric: Metric) -> String {
+    format!("{} {}", metric.name, metric.unit)
+}
+
 /// The plan as a line for competitors.
 pub(crate) fn plan_line(plan: Plan) -> String {
     format!("{} {} {}", plan.start, plan.end, plan.hold.as_nanos())
 }
 
-/// What a competitor wrote: its holds, and the CPU time that it used from start to end.
-pub(crate) fn parse_contender(text: &str) -> Result<(Vec<Hold>, u64)> {
-    let mut holds = Vec::new();
+/// What competitors in a process wrote: the holds of each, and the CPU time that they used from start to end.
+pub(crate) fn parse_contenders(text: &str) -> Result<(Vec<Vec<Hold>>, u64)> {
+    let (mut all, mut holds) = (Vec::new(), Vec::new());
     for line in text.lines() {
-        match line.strip_prefix(CPU) {
-            Some(cpu) => return Ok((holds, cpu.parse()?)),
-            None => holds.push(line.parse()?),
+        if let Some(cpu) = line.strip_prefix(CPU) {
+            all.push(holds);
+            return Ok((all, cpu.parse()?));
+        }
+        match line {
+            NEXT => all.push(std::mem::take(&mut holds)),
+            _ => holds.push(line.parse()?),
         }
     }
     Err("a worker's output ended early".into())
@@ -158,7 +206,7 @@ fn contend(kind: Kind, url: &str) -> Result<()> {
         let mutex = locks.mutex(NAME)?;
         let plan = start_of_plan()?;
         let used = machine::cpu_time();
-        let holds = contend::by_mutex(mutex, plan, kind.rest(plan.hold)).await?;
+        let holds = Waiter::Ours(mutex).compete(plan, kind.rest(plan.hold)).await?;
         say(&holds, machine::cpu_time() - used)
     })
 }
@@ -211,6 +259,11 @@ fn queue(kind: Kind, url: &str) -> Result<()> {
 
 /// Waits for the lock, releases it, and says when it was granted. `asking` is called right before it is asked for.
 pub(crate) fn wait(kind: Kind, url: &str, asking: impl FnOnce() -> Result<()>) -> Result<u64> {
+    if kind == Kind::GoMutex {
+        let waiter = Worker::start("wait", kind, url)?;
+        asking()?;
+        return Ok(waiter.output()?.trim().parse()?);
+    }
     if !kind.is_ours() {
         let mut waiter = Bare::new(kind, url)?;
         asking()?;
@@ -253,8 +306,10 @@ mod tests {
     #[test]
     fn a_contenders_output_must_be_whole() {
         let hold = Hold { want: 1, got: 2, release: 3 };
-        assert_eq!(parse_contender("1 2 3\ncpu 7\n").unwrap(), (vec![hold], 7));
-        assert!(parse_contender("1 2 3\n").is_err(), "the last line is missing");
-        assert!(parse_contender("1 2\ncpu 7\n").is_err());
+        assert_eq!(parse_contenders("1 2 3\ncpu 7\n").unwrap(), (vec![vec![hold]], 7));
+        let two = parse_contenders("next\n1 2 3\ncpu 7\n").unwrap();
+        assert_eq!(two, (vec![vec![], vec![hold]], 7), "the first got nothing");
+        assert!(parse_contenders("1 2 3\n").is_err(), "the last line is missing");
+        assert!(parse_contenders("1 2\ncpu 7\n").is_err());
     }
 }

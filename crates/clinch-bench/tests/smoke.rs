@@ -153,10 +153,58 @@ fn kills_on_redis_are_measured_to_the_next_grant() {
 }
 
 #[test]
+fn a_pair_on_etcd_is_two_requests_and_two_writes() {
+    let report = quick("etcd-pair", &[]);
+    let table = &report["tables"][0];
+    assert_eq!(cases(table), ["raw", "raw on tonic's channel", "clinch"]);
+    for case in cases(table) {
+        assert_eq!(value(table, case, "requests"), 2.0, "{case}");
+        assert!(value(table, case, "Raft rounds") >= 2.0, "{case}");
+    }
+}
+
+#[test]
+fn contention_on_etcd_hands_over_without_violations() {
+    let report = quick("etcd-contention", &[]);
+    let tables = report["tables"].as_array().unwrap();
+    assert_eq!(tables.len(), 2, "with a hold and without");
+    for table in tables {
+        assert_eq!(cases(table), ["Go's concurrency.Mutex", "etcd's Lock API", "clinch"]);
+        assert!(value(table, "clinch", "acquisitions") > 0.0);
+        for case in cases(table) {
+            // etcd's own locks wait for 100 ms at a time, so they may get nothing while they are watched.
+            assert!(value(table, case, "requests") > 0.0);
+            assert!(value(table, case, "messages") >= value(table, case, "requests"));
+            assert_eq!(value(table, case, "violations"), 0.0);
+        }
+    }
+}
+
+#[test]
+fn held_leases_on_etcd_are_renewed_and_stay() {
+    let report = quick("etcd-held", &[]);
+    for case in ["raw", "clinch"] {
+        assert_eq!(value(&report["tables"][0], case, "lost"), 0.0);
+        assert_eq!(value(&report["tables"][0], case, "keys at the end"), 100.0);
+        assert!(value(&report["tables"][0], case, "keepalives") > 0.0);
+    }
+}
+
+#[test]
+fn kills_on_etcd_are_measured_to_the_next_grant() {
+    let report = quick("etcd-kill", &[]);
+    let table = &report["tables"][0];
+    for case in ["Go's concurrency.Mutex", "clinch"] {
+        assert!(value(table, case, "grant after the end of the lease") > -1000.0);
+    }
+}
+
+#[test]
 fn help_lists_the_scenarios_and_a_wrong_argument_fails() {
     let help = bench(&["--help"]);
     assert!(help.status.success());
-    for scenario in ["file-pair", "run", "file-contention", "kill", "held", "redis-pair", "redis-contention"]
+    for scenario in
+        ["file-pair", "run", "file-contention", "kill", "held", "redis-contention", "etcd-contention"]
     {
         assert!(String::from_utf8_lossy(&help.stdout).contains(scenario));
     }

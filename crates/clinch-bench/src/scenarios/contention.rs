@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::Result;
 use crate::args::Settings;
 use crate::contend::Kind;
-use crate::contest::{self, Contest, HANDOFFS, Place};
+use crate::contest::{self, Contest, HANDOFFS, LENGTH, Place};
 use crate::harness::{Case, interleave};
 use crate::report::{Limit, Report, Table, Target};
 use crate::worker::url;
@@ -19,6 +19,9 @@ const TARGET_FROM: usize = 16;
 /// The figure to reach: hand-offs over those of the floor.
 const TARGET_RATIO: f64 = 0.9;
 
+/// Fairness, in the worst round.
+const TARGET_JAIN: f64 = 0.99;
+
 /// How long the lock is held each time.
 const HOLD: Duration = Duration::from_millis(1);
 
@@ -29,7 +32,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     for place in [Place::Tasks, Place::Processes] {
         for waiters in WAITERS.into_iter().take(settings.amount(WAITERS.len(), 1)) {
             let dir = settings.fresh_dir()?;
-            let contest = Contest { place, waiters, hold: HOLD };
+            let contest = Contest { place, waiters, hold: HOLD, length: LENGTH };
             let case = |kind: Kind| {
                 let dir = dir.path().join(kind.word());
                 Case::new(kind.name(), move || {
@@ -47,7 +50,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
                     measured: table.ratio(Kind::Clinch.name()),
                 });
             }
-            report.targets.extend(contest::targets(&table));
+            report.targets.extend(contest::targets(&table, TARGET_JAIN));
             report.tables.push(table);
         }
     }

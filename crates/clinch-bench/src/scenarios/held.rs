@@ -30,7 +30,7 @@ const TARGET_CPU: f64 = 1.0;
 const TARGET_BYTES: f64 = 2048.0;
 
 /// The name of the thread that the library keeps leases on.
-const KEEPER: &str = "clinch";
+pub(super) const KEEPER: &str = "clinch";
 
 const FLOCK: &str = "flock + fstat every 2 s";
 const OURS: [&str; 2] = ["file://", "memory://, TTL 9 s"];

@@ -8,6 +8,7 @@ use crate::Result;
 use crate::args::Settings;
 use crate::contend::Kind;
 use crate::harness::{Case, Sample, interleave};
+use crate::machine::nanos;
 use crate::report::{Limit, Metric, Report, Table, Target};
 use crate::worker::{Worker, url, wait};
 
@@ -46,12 +47,39 @@ fn measure(kind: Kind, dir: &Path) -> Result<Sample> {
     let dir = dir.join(kind.word());
     std::fs::create_dir_all(&dir)?;
     let url = url(&dir);
-    let mut holder = Worker::start(&["hold", kind.word(), &url])?;
+    let mut holder = Worker::start("hold", kind, &url)?;
     let (killed, got) = while_waiting(kind, &url, SETTLE, || holder.kill())?;
     if got < killed {
         return Err("the lock was granted while its holder lived".into());
     }
     Ok(vec![(TIME, (got - killed) as f64 / 1e6)])
+}
+
+/// Kills a holder, in a process of its own, for whom somebody waits here. Says how long after the end of the holder's
+/// lease the lock was granted to the waiter, in milliseconds, and what came of `meanwhile`, which is called after the kill
+/// with the moment at which the lease ends.
+pub(super) fn killed_holder<T>(
+    kind: Kind,
+    url: &str,
+    lease: Duration,
+    settle: Duration,
+    meanwhile: impl FnOnce(u64) -> Result<T>,
+) -> Result<(T, f64)> {
+    let mut holder = Worker::start("hold", kind, url)?;
+    let (asked, taken) = holder.taken()?;
+    let (done, got) = while_waiting(kind, url, settle, || {
+        holder.kill()?;
+        meanwhile(asked + nanos(lease))
+    })?;
+    if got < asked + nanos(lease) {
+        return Err("the lock was granted before the lease had ended".into());
+    }
+    Ok((done, late(taken, lease, got)))
+}
+
+/// How long after the end of the lease of a lock that was `taken` it was granted to another, in milliseconds.
+pub(super) fn late(taken: u64, lease: Duration, got: u64) -> f64 {
+    (got as f64 - (taken + nanos(lease)) as f64) / 1e6
 }
 
 /// Lets a waiter ask for the lock, does something after this time, and says what came of it and when the lock was

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clinch::Guard;
 use rslock::LockManager;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
@@ -19,7 +19,7 @@ use crate::raw_redis::{OWNER, Raw, TAKEN, encode};
 use crate::redis_server;
 use crate::report::{Limit, Metric, Report, Table, Target};
 use crate::scenarios::held::{bytes, take_leases, watch};
-use crate::worker::{Worker, runtime};
+use crate::worker::{Worker, runtime, tell, told};
 
 /// How many leases are kept. The other library keeps only the smaller number: it has no way to keep more cheaply.
 const LEASES: [u64; 2] = [10_000, 100_000];
@@ -98,16 +98,8 @@ fn targets(table: &Table, count: u64) -> Vec<Target> {
 fn measure(who: Who, count: u64, seconds: u64) -> Result<Sample> {
     let server = redis_server::start()?;
     let args = ["redis-held", who.word(), &server.url(), &count.to_string(), &seconds.to_string()];
-    let found: Value = serde_json::from_str(&Worker::spawn(&args)?.output()?)?;
-    let value = |metric: Metric| {
-        let value = found.get(key(metric)).and_then(Value::as_f64);
-        Ok((metric, value.ok_or_else(|| format!("a worker found no {}: {found}", key(metric)))?))
-    };
-    [COUNT, UP, RENEWALS, PER_COMMAND, CPU, BYTES, LOST, ALIVE].map(value).into_iter().collect()
-}
-
-fn key(metric: Metric) -> String {
-    format!("{} {}", metric.name, metric.unit)
+    let metrics = [COUNT, UP, RENEWALS, PER_COMMAND, CPU, BYTES, LOST, ALIVE];
+    told(&Worker::spawn(&args)?.output()?, &metrics)
 }
 
 /// The worker: takes leases, watches for some seconds what keeping them costs, and tells.
@@ -134,7 +126,7 @@ pub(crate) fn keep(who: &str, url: &str, count: u64, seconds: u64) -> Result<Val
         (LOST, leases.lost() as f64),
         (ALIVE, alive(who, url, count)? as f64),
     ];
-    Ok(figures.into_iter().map(|(metric, value)| (key(metric), json!(value))).collect())
+    Ok(tell(&figures))
 }
 
 /// Leases that are kept.

@@ -12,7 +12,7 @@ use crate::machine::{nanos, now, sleep_until};
 use crate::raw_redis::{OWNER, Raw, Reply};
 use crate::redis_server;
 use crate::report::{Limit, Metric, Report, Table, Target};
-use crate::scenarios::kill::while_waiting;
+use crate::scenarios::kill::{killed_holder, late, while_waiting};
 use crate::worker::Worker;
 
 /// The figures to reach: after the end of the lease, commands, and after a release.
@@ -40,7 +40,7 @@ pub(crate) fn run(settings: &Settings) -> Result<Report> {
     let url = server.url();
     let ours = Kind::Clinch.name();
 
-    let cases = vec![Case::new(SLEEPER, || sleeper(&url)), Case::new(ours, || killed_holder(&url))];
+    let cases = vec![Case::new(SLEEPER, || sleeper(&url)), Case::new(ours, || counted_kill(&url))];
     let held = Table {
         title: format!("the holder is killed, lease {LEASE:?}"),
         floor: Some((SLEEPER, LATE.name)),
@@ -97,42 +97,31 @@ fn sleeper(url: &str) -> Result<Sample> {
     })?;
     raw.call(&["DEL", KEY])?;
     let commands = calls.sent(&["set", "pttl"]) as f64 / LEASE.as_secs_f64();
-    Ok(vec![(LATE, late(taken, got)), (COMMANDS, commands)])
+    Ok(vec![(LATE, late(taken, LEASE, got)), (COMMANDS, commands)])
 }
 
-/// A holder in a process of its own is killed while somebody waits here.
-fn killed_holder(url: &str) -> Result<Sample> {
+/// What waits for the lock of a killed holder costs the server.
+fn counted_kill(url: &str) -> Result<Sample> {
     let url = format!("{url}?ttl={LEASE:?}");
-    let mut holder = Worker::start(&["hold", Kind::Clinch.word(), &url])?;
-    let (asked, taken) = holder.taken()?;
-    let meanwhile = || {
-        holder.kill()?;
+    let meanwhile = |end: u64| {
         let from = now();
         let (to, calls) = counted(&url, || {
-            sleep_until(asked + nanos(LEASE - SPARE));
+            sleep_until(end - nanos(SPARE));
             Ok(now())
         })?;
         // Connecting comes once, however long the wait is.
         let sent = calls.sent(&[]) - calls.of("hello");
         Ok(sent as f64 / Duration::from_nanos(to - from).as_secs_f64())
     };
-    let (commands, got) = while_waiting(Kind::Clinch, &url, SETTLE, meanwhile)?;
-    if got < asked + nanos(LEASE) {
-        return Err("the lock was granted before the lease had ended".into());
-    }
-    Ok(vec![(LATE, late(taken, got)), (COMMANDS, commands)])
-}
-
-/// How long after the end of the lease of a lock that was `taken` it was granted to another, in milliseconds.
-fn late(taken: u64, got: u64) -> f64 {
-    (got as f64 - (taken + nanos(LEASE)) as f64) / 1e6
+    let (commands, late) = killed_holder(Kind::Clinch, &url, LEASE, SETTLE, meanwhile)?;
+    Ok(vec![(LATE, late), (COMMANDS, commands)])
 }
 
 /// Of two waiters the first is killed, in a process of its own; then the lock is released.
 fn killed_waiter(kind: Kind, url: &str) -> Result<Sample> {
     kind.prepare(url)?;
-    let mut holder = Worker::start(&["hold", kind.word(), url])?;
-    let mut first = Worker::start(&["queue", kind.word(), url])?;
+    let mut holder = Worker::start("hold", kind, url)?;
+    let mut first = Worker::start("queue", kind, url)?;
     std::thread::sleep(SETTLE);
     let (released, got) = while_waiting(kind, url, SETTLE, || {
         first.kill()?;

@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rslock::LockManager;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{Who, rslock_pair};
 use crate::args::Settings;
-use crate::harness::{Case, Sample, interleave};
+use crate::harness::{Case, interleave};
 use crate::machine::{cpu_time, now, resident};
 use crate::raw_redis::{FREED, Plain, Raw, TAKEN};
 use crate::redis_server;
 use crate::report::{Limit, Metric, Report, Table, Target};
-use crate::worker::Worker;
+use crate::worker::{Worker, tell, told};
 use crate::{Error, Result};
 
 /// Who wants locks at the same time.
@@ -46,7 +46,7 @@ pub(crate) fn run(settings: &Settings) -> Result<Report> {
         let millis = settings.amount(TIME, Duration::from_millis(200)).as_millis().to_string();
         Case::new(who.name(), move || {
             let worker = Worker::spawn(&["redis-throughput", who.word(), url, &millis])?;
-            sample(&serde_json::from_str(&worker.output()?)?)
+            told(&worker.output()?, &[PAIRS, CPU, GROWTH])
         })
     };
     let rows = interleave(settings.rounds, Who::ALL.map(case).into())?;
@@ -74,14 +74,6 @@ fn targets(table: &Table) -> Vec<Target> {
             table.max(ours, GROWTH.name),
         ),
     ]
-}
-
-fn sample(found: &Value) -> Result<Sample> {
-    let value = |metric: Metric| {
-        let value = found.get(metric.name).and_then(Value::as_f64);
-        Ok((metric, value.ok_or_else(|| format!("a worker found no {}: {found}", metric.name))?))
-    };
-    [PAIRS, CPU, GROWTH].map(value).into_iter().collect()
 }
 
 /// The worker: locks and releases for some time, and tells what that cost.
@@ -171,11 +163,11 @@ fn watch(progress: &Progress, time: Duration) -> Result<Value> {
     if pairs == 0.0 {
         return Err("not one pair was done".into());
     }
-    Ok(json!({
-        PAIRS.name: pairs / seconds(after.0 - before.0),
-        CPU.name: seconds(after.2 - before.2) / pairs * 10_000.0,
-        GROWTH.name: (after.3 as f64 - before.3 as f64) / 1024.0,
-    }))
+    Ok(tell(&[
+        (PAIRS, pairs / seconds(after.0 - before.0)),
+        (CPU, seconds(after.2 - before.2) / pairs * 10_000.0),
+        (GROWTH, (after.3 as f64 - before.3 as f64) / 1024.0),
+    ]))
 }
 
 /// The floor: each lock is a machine of two states, and answers come in the order of the commands.
