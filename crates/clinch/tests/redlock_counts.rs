@@ -321,3 +321,31 @@ async fn a_release_costs_each_waiting_client_two_rounds() {
     println!("{rounds} rounds");
     assert!(rounds <= 3.0, "{rounds} rounds for each waiter that was woken");
 }
+
+/// One server has no vote for the holder, as one that came back empty. That is nothing to ask about again and again, nor is
+/// that another waiter asks there.
+#[tokio::test]
+async fn waiters_on_a_lock_that_a_bare_majority_holds_do_not_poll() {
+    let servers = Servers::start();
+    for server in &servers.0[..2] {
+        server.call(&["SET", "clinch:job", "of another", "PX", "600000"]);
+    }
+    let far = [servers.connect("").await, servers.connect("").await];
+    let waiters = far.each_ref().map(|locks| queue(locks, "job"));
+    servers.until("the waiters watch", |sent| sent.watches > 1).await;
+    let clock = servers.connect("").await.ttl(Duration::from_secs(1)).unwrap();
+    let other = lock(&clock, "other").await;
+    servers.until("the other is renewed", |sent| sent.renewed >= 1).await;
+    servers.reset();
+    servers.until("renewals", |sent| sent.renewed >= 9).await;
+    let sent = servers.sent();
+    assert!(sent.iter().all(|sent| sent.requests() <= sent.renewed + 10), "{sent:?}");
+    assert!(other.is_held());
+    // It comes free on one of the two: a vote more is a quorum.
+    servers.0[0].call(&["DEL", "clinch:job"]);
+    let [one, two] = waiters;
+    tokio::select! {
+        guard = one => release(guard.unwrap()).await,
+        guard = two => release(guard.unwrap()).await,
+    }
+}
