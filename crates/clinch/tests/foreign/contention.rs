@@ -3,10 +3,9 @@
 use std::time::{Duration, Instant};
 
 use clinch::{Locks, Released};
-use clinch_testkit::Redis;
 
 use super::ledger::Ledger;
-use super::{Foreign, LONG, NAME, PATIENCE, Worker, connect, within};
+use super::{Foreign, LONG, NAME, PATIENCE, Worker, connect_to, start, within};
 
 /// Of each kind.
 const WORKERS: usize = 3;
@@ -29,20 +28,20 @@ fn their_pause_ms(client: Foreign) -> u64 {
 }
 
 pub(crate) async fn no_update_is_lost_and_nobody_meets(client: Foreign) {
-    let server = Redis::start();
-    let locks = [connect(&server, "").await, connect(&server, "").await];
+    let servers = start();
+    let locks = [connect_to(&servers, "").await, connect_to(&servers, "").await];
     let mut them = Vec::new();
     for _ in 0..WORKERS {
-        them.push(Worker::polling(client, &server, NAME, LONG, Some(POLL)).await);
+        them.push(Worker::polling(client, &servers, NAME, LONG, Some(POLL)).await);
     }
-    let start = Instant::now();
+    let since = Instant::now();
     for (at, worker) in them.iter_mut().enumerate() {
         worker.tell(&format!("work they-{at} {SECTIONS} {}", their_pause_ms(client)));
     }
     // Two of ours share a connection.
     let ours: Vec<_> = (0..WORKERS)
         .map(|at| {
-            tokio::spawn(work(locks[at % locks.len()].clone(), Ledger::new(&server), format!("we-{at}")))
+            tokio::spawn(work(locks[at % locks.len()].clone(), Ledger::new(&servers), format!("we-{at}")))
         })
         .collect();
     let (mut our_share, mut their_share, mut overlaps) = (0, 0, 0);
@@ -58,9 +57,9 @@ pub(crate) async fn no_update_is_lost_and_nobody_meets(client: Foreign) {
         their_share += done.parse::<u64>().unwrap();
         overlaps += met.parse::<u64>().unwrap();
     }
-    println!("{client:?}: {our_share} sections ours, {their_share} theirs, in {:.1?}", start.elapsed());
+    println!("{client:?}: {our_share} sections ours, {their_share} theirs, in {:.1?}", since.elapsed());
     assert_eq!(overlaps, 0, "two were in there together");
-    assert_eq!(Ledger::new(&server).count(), SECTIONS);
+    assert_eq!(Ledger::new(&servers).count(), SECTIONS);
     assert_eq!(our_share + their_share, SECTIONS, "an update was lost");
     let least = SECTIONS / 10;
     assert!(our_share > least && their_share > least, "{our_share} ours, {their_share} theirs");

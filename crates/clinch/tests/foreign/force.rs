@@ -3,43 +3,12 @@
 use std::time::Duration;
 
 use clinch::{LossKind, Released};
-use clinch_testkit::{Redis, Reply};
+use clinch_testkit::Redis;
 
 use super::{Foreign, LONG, NAME, PATIENCE, SOON, Worker, connect, value, within};
 
 /// Renewed every 300 ms.
 const TTL: Duration = Duration::from_millis(900);
-
-pub(crate) async fn a_deleted_lock_is_lost_and_theirs_is_left_alone(client: Foreign) {
-    let server = Redis::start();
-    let locks = connect(&server, "").await.ttl(TTL).unwrap();
-    let mut them = Worker::start(client, &server, NAME, LONG).await;
-    let guard = locks.mutex(NAME).unwrap().lock().await.unwrap();
-    assert_eq!(server.call(&["DEL", NAME]), Reply::Int(1));
-    assert_eq!(them.ask("try").await, "yes");
-    let theirs = value(&server);
-    let loss = within(SOON, "the renewal finds it gone", guard.lost()).await;
-    assert_eq!(loss.kind, LossKind::Deleted);
-    assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost(loss));
-    locks.close(LONG).await.unwrap();
-    assert_eq!(value(&server), theirs);
-    assert_eq!(them.ask("release").await, "released");
-
-    // Released before any renewal: the server says that it is gone.
-    let locks = connect(&server, "").await;
-    let guard = locks.mutex(NAME).unwrap().lock().await.unwrap();
-    assert_eq!(server.call(&["DEL", NAME]), Reply::Int(1));
-    assert_eq!(them.ask("try").await, "yes");
-    let theirs = value(&server);
-    let released = guard.release().await.unwrap();
-    assert!(
-        matches!(&released, Released::AlreadyLost(loss) if loss.kind == LossKind::Deleted),
-        "{released:?}"
-    );
-    locks.close(LONG).await.unwrap();
-    assert_eq!(value(&server), theirs);
-    assert_eq!(them.ask("release").await, "released");
-}
 
 pub(crate) async fn a_reader_whose_lock_was_deleted_leaves_theirs_alone(client: Foreign) {
     let server = Redis::start();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clinch_testkit::{Redis, Reply, Resp};
 
-/// A counter on the server that plain commands read and write, guarded by nothing but the lock, and the name of who is
+/// A counter on the first server that plain commands read and write, guarded by nothing but the lock, and the name of who is
 /// in there.
 pub(crate) struct Ledger {
     server: Resp,
@@ -21,9 +21,9 @@ pub(crate) struct Section {
 }
 
 impl Ledger {
-    pub(crate) fn new(server: &Redis) -> Ledger {
+    pub(crate) fn new(servers: &[Redis]) -> Ledger {
         static SEEDS: AtomicU64 = AtomicU64::new(1);
-        Ledger { server: server.client(), seed: SEEDS.fetch_add(1, Ordering::Relaxed) }
+        Ledger { server: servers[0].client(), seed: SEEDS.fetch_add(1, Ordering::Relaxed) }
     }
 
     /// Reads the counter, waits a moment and writes it one larger.

@@ -1,17 +1,20 @@
-// A worker on @sesamecare-oss/redlock, with one server. worker.rs says what it may be told.
+// A worker on @sesamecare-oss/redlock. worker.rs says what it may be told.
 //
-// Arguments: port, key, lease (ms), pause between two tries (ms; - for the client's own).
+// Arguments: ports with commas between, key, lease (ms), pause between two tries (ms; - for the client's own).
 
+const { once } = require('node:events');
 const readline = require('node:readline');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { Redlock, ExecutionError } = require('@sesamecare-oss/redlock');
 const { Redis } = require('ioredis');
 
-const [port, key, lease, poll] = process.argv.slice(2);
-// Without its server, that is without its test, a worker ends.
-const server = new Redis({ port: Number(port), retryStrategy: () => process.exit(1) });
+const [ports, key, lease, poll] = process.argv.slice(2);
+// Without its servers, that is without its test, a worker ends.
+const servers = ports.split(',').map((port) => new Redis({ port: Number(port), retryStrategy: () => process.exit(1) }));
+// Counts what it does, unguarded by anything but the lock.
+const [server] = servers;
 const pauses = poll === '-' ? {} : { retryDelay: Number(poll), retryJitter: Number(poll) / 2 };
-const redlock = new Redlock([server], { retryCount: 0, ...pauses });
+const redlock = new Redlock(servers, { retryCount: 0, ...pauses });
 // Every vote against us is an event.
 redlock.on('error', () => {});
 let lock;
@@ -27,15 +30,20 @@ async function succeeds(act) {
   }
 }
 
-const acquire = async (settings) => { lock = await redlock.acquire([key], Number(lease), settings); };
-const patient = { retryCount: -1 };
+const acquire = async () => { lock = await redlock.acquire([key], Number(lease)); };
+
+// Until it is granted. The client's own retries keep the votes of an attempt that lost, and count them against the next one.
+async function acquirePatiently() {
+  const { retryDelay, retryJitter } = redlock.settings;
+  while (!(await succeeds(acquire))) await sleep(retryDelay + (Math.random() * 2 - 1) * retryJitter);
+}
 
 // Critical sections until the counter has its target; how many, and in how many somebody else was.
 async function work(me, target, pause) {
   let done = 0;
   let overlaps = 0;
   for (;;) {
-    await acquire(patient);
+    await acquirePatiently();
     await server.set('holder', me);
     const count = Number(await server.get('counter'));
     if (count < target) {
@@ -52,8 +60,8 @@ async function work(me, target, pause) {
 
 async function obey(order, words) {
   switch (order) {
-    case 'try': return (await succeeds(() => acquire())) ? 'yes' : 'no';
-    case 'lock': await acquire(patient); return 'locked';
+    case 'try': return (await succeeds(acquire)) ? 'yes' : 'no';
+    case 'lock': await acquirePatiently(); return 'locked';
     case 'extend': return (await succeeds(async () => { lock = await redlock.extend(lock, Number(lease)); })) ? 'extended' : 'lost';
     case 'release': return (await succeeds(() => redlock.release(lock))) ? 'released' : 'lost';
     case 'work': return work(words[0], Number(words[1]), Number(words[2]));
@@ -68,4 +76,4 @@ input.on('line', async (line) => {
   say(await obey(order, words));
 });
 input.on('close', () => process.exit(0));
-server.once('ready', () => say('ready'));
+Promise.all(servers.map((each) => once(each, 'ready'))).then(() => say('ready'));

@@ -1,7 +1,8 @@
-//! A worker on rslock, with one server.
+//! A worker on rslock.
 
 use std::time::Duration;
 
+use clinch_testkit::Redis;
 use rslock::{Lock, LockManager};
 use tokio::sync::mpsc;
 
@@ -19,8 +20,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(url: &str, key: &str, lease: Duration, poll: Option<Duration>) -> Client {
-        let mut patient = LockManager::new(vec![url]);
+    pub(crate) fn new(servers: &[Redis], key: &str, lease: Duration, poll: Option<Duration>) -> Client {
+        let mut patient = LockManager::new(servers.iter().map(Redis::url).collect());
         let mut once = patient.clone();
         once.set_retry(1, Duration::from_millis(1));
         if let Some(poll) = poll {
@@ -34,10 +35,10 @@ impl Client {
         self.held = Some(lock.expect("it goes on until it is granted"));
     }
 
-    /// Whether the lock was ours until now; rslock's own answer does not say.
+    /// Whether the lock was ours until now; rslock's own answer does not say, and its `is_freed` asks one server only.
     async fn release(&mut self) -> bool {
         let lock = self.held.take().expect("it holds a lock");
-        let owned = self.once.is_freed(&lock).await.is_ok_and(|freed| !freed);
+        let owned = self.once.extend(&lock, self.lease).await.is_ok();
         lock.release().await;
         owned
     }

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use clinch_testkit::Redis;
 use tokio::task::JoinSet;
 
 use super::ledger::Ledger;
-use super::{Foreign, LONG, NAME, PATIENCE, SOON, Worker, connect, within};
+use super::{Foreign, LONG, NAME, PATIENCE, SOON, Worker, connect_to, start, within};
 
 /// Our tasks under constant load.
 const TASKS: usize = 8;
@@ -27,9 +26,9 @@ const NO_END: u64 = 1 << 40;
 
 /// A client that sleeps as long as it does by default finds the lock free, although ours only ever hand it over.
 pub(crate) async fn our_constant_load_leaves_them_a_gap(client: Foreign) {
-    let server = Redis::start();
-    let locks = connect(&server, "").await;
-    let mut them = Worker::start(client, &server, NAME, LONG).await;
+    let servers = start();
+    let locks = connect_to(&servers, "").await;
+    let mut them = Worker::polling(client, &servers, NAME, LONG, None).await;
     let taken = Arc::new(AtomicU64::new(0));
     let mut load = JoinSet::new();
     for _ in 0..TASKS {
@@ -61,15 +60,15 @@ pub(crate) async fn our_constant_load_leaves_them_a_gap(client: Foreign) {
 
 /// Our waiter has one try for each of their releases, and gets through.
 pub(crate) async fn their_constant_load_leaves_us_a_turn(client: Foreign) {
-    let server = Redis::start();
-    let locks = connect(&server, "").await;
+    let servers = start();
+    let locks = connect_to(&servers, "").await;
     let mut them = Vec::new();
     for at in 0..WORKERS {
-        let mut worker = Worker::polling(client, &server, NAME, LONG, Some(Duration::from_millis(2))).await;
+        let mut worker = Worker::polling(client, &servers, NAME, LONG, Some(Duration::from_millis(2))).await;
         worker.tell(&format!("work they-{at} {NO_END} 0"));
         them.push(worker);
     }
-    let mut ledger = Ledger::new(&server);
+    let mut ledger = Ledger::new(&servers);
     let lock = locks.mutex(NAME).unwrap();
     let mut times = Vec::new();
     for _ in 0..TURNS {

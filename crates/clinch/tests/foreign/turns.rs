@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use clinch::{ErrorKind, LossKind, Released, Renew};
+use clinch::{ErrorKind, Released};
 use clinch_testkit::{Redis, Reply};
 
 use super::{
@@ -102,43 +102,6 @@ pub(crate) async fn their_renewals_grant_nothing_and_their_removal_wakes_us(clie
     assert_eq!(them.ask("release").await, "lost");
     guard.verify().await.unwrap();
     assert_eq!(guard.release().await.unwrap(), Released::Released);
-}
-
-pub(crate) async fn what_we_hold_they_get_after_our_release(client: Foreign) {
-    let server = Redis::start();
-    let locks = connect(&server, "").await;
-    let mut them = Worker::start(client, &server, NAME, LONG).await;
-    let guard = locks.mutex(NAME).unwrap().lock().await.unwrap();
-    assert_eq!(them.ask("try").await, "no");
-    them.tell("lock");
-    tokio::time::sleep(A_WHILE / 4).await;
-    assert!(them.is_silent());
-    guard.verify().await.unwrap();
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
-    assert_eq!(them.says().await, "locked");
-    assert!(!we_could_lock(&locks).await);
-    assert_eq!(them.ask("release").await, "released");
-    assert!(we_could_lock(&locks).await);
-}
-
-pub(crate) async fn what_we_hold_they_get_after_our_lease_and_we_know_first(client: Foreign) {
-    let server = Redis::start();
-    let locks = connect(&server, "").await;
-    let mut them = Worker::start(client, &server, NAME, LONG).await;
-    let forgetful = locks.clone().renew(Renew::Never).ttl(Duration::from_secs(1)).unwrap();
-    let guard = forgetful.mutex(NAME).unwrap().lock().await.unwrap();
-    assert_eq!(them.ask("try").await, "no");
-    assert_eq!(them.ask("lock").await, "locked");
-    assert!(!guard.is_held(), "two hold it");
-    assert_eq!(guard.lost().await.kind, LossKind::Expired);
-    let theirs = value(&server);
-    assert!(
-        matches!(guard.release().await.unwrap(), Released::AlreadyLost(loss) if loss.kind == LossKind::Expired)
-    );
-    // What is released in the background is done by then.
-    locks.close(LONG).await.unwrap();
-    assert_eq!(value(&server), theirs);
-    assert_eq!(them.ask("release").await, "released");
 }
 
 pub(crate) async fn a_closed_lock_is_closed_to_them(client: Foreign) {

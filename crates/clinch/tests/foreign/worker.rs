@@ -1,4 +1,5 @@
-//! Workers: lock clients of other ecosystems, told line by line what to do with one key of one server.
+//! Workers: lock clients of other ecosystems, told line by line what to do with one key of one server, or of several that
+//! vote.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -47,13 +48,13 @@ enum Body {
 impl Worker {
     /// A client whose locks live for `lease`; it waits between two tries as long as it does by default.
     pub(crate) async fn start(client: Foreign, server: &Redis, key: &str, lease: Duration) -> Worker {
-        Worker::polling(client, server, key, lease, None).await
+        Worker::polling(client, std::slice::from_ref(server), key, lease, None).await
     }
 
-    /// A client that waits about as long as `poll` between two tries.
+    /// A client of all these servers that waits about as long as `poll` between two tries; `None`: as it does by default.
     pub(crate) async fn polling(
         client: Foreign,
-        server: &Redis,
+        servers: &[Redis],
         key: &str,
         lease: Duration,
         poll: Option<Duration>,
@@ -81,13 +82,14 @@ impl Worker {
         let body = match command {
             Some(mut command) => {
                 let poll = poll.map_or("-".to_owned(), |poll| poll.as_millis().to_string());
-                command.args([&server.port().to_string(), key, &lease.as_millis().to_string(), &poll]);
+                let ports: Vec<String> = servers.iter().map(|server| server.port().to_string()).collect();
+                command.args([&ports.join(","), key, &lease.as_millis().to_string(), &poll]);
                 process(&mut command, say)
             }
             None => {
                 let (orders, told) = mpsc::unbounded_channel();
-                let ledger = super::ledger::Ledger::new(server);
-                let client = rust::Client::new(&server.url(), key, lease, poll);
+                let ledger = super::ledger::Ledger::new(servers);
+                let client = rust::Client::new(servers, key, lease, poll);
                 Body::Task(tokio::spawn(rust::obey(client, ledger, told, say)), orders)
             }
         };

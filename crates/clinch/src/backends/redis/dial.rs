@@ -7,7 +7,7 @@ use super::failure::Failure;
 use super::link::{Link, Pushes};
 use super::resp::Command;
 use super::sentinel::{Sentinel, expect_master};
-use super::settings::{Address, Credentials, SCHEMES, Settings};
+use super::settings::{Address, Credentials, Settings};
 use crate::backends::tls;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
@@ -67,7 +67,7 @@ impl Dialer {
             Address::Tcp(host, port) => {
                 let stream = connector.connect(host, *port).await.map_err(failed)?;
                 match &self.settings.tls {
-                    Some(config) => tls::over(stream, config, host, SCHEMES.plain).await,
+                    Some(config) => tls::over(stream, config, host, self.settings.schemes.plain).await,
                     None => Ok(stream),
                 }
             }

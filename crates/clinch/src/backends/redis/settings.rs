@@ -18,7 +18,7 @@ const GAP: Duration = Duration::from_millis(150);
 const MAX_GAP: Duration = Duration::from_secs(10);
 
 /// The two ways to speak, as errors name them.
-pub(super) const SCHEMES: tls::Schemes = tls::Schemes { plain: "redis://", encrypted: "rediss://" };
+const SCHEMES: tls::Schemes = tls::Schemes { plain: "redis://", encrypted: "rediss://" };
 
 /// A parsed URL.
 pub(super) struct Settings {
@@ -26,6 +26,8 @@ pub(super) struct Settings {
     pub(super) credentials: Credentials,
     pub(super) db: u64,
     pub(super) tls: Option<Arc<rustls::ClientConfig>>,
+    /// The two ways to speak, as errors name them.
+    pub(super) schemes: tls::Schemes,
     pub(super) prefix: String,
     pub(super) resp2: bool,
     pub(super) lean: bool,
@@ -151,6 +153,7 @@ impl Settings {
             credentials,
             db,
             tls,
+            schemes: SCHEMES,
             fleet: fleet(url, &prefix)?,
             prefix,
             resp2: choice(url, "protocol", &["resp3", "resp2"])? == 1,

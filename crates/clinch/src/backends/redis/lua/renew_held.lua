@@ -2,7 +2,12 @@
 -- A lease never gets shorter: an older request may arrive after one that asked for more.
 local answers = {}
 for i = 1, #KEYS do
-  local held = redis.call('GETRANGE', KEYS[i], 0, 32) == ARGV[2 * i - 1] .. ' '
+  -- A key that holds no text is not the claim's, and must not end the renewals of the other locks.
+  local holder = redis.pcall('GETRANGE', KEYS[i], 0, 32)
+  if type(holder) == 'table' and not string.find(holder.err, 'WRONGTYPE', 1, true) then
+    return holder
+  end
+  local held = holder == ARGV[2 * i - 1] .. ' '
   if held and redis.call('PTTL', KEYS[i]) < tonumber(ARGV[2 * i]) then
     redis.call('PEXPIRE', KEYS[i], ARGV[2 * i])
   end

@@ -25,7 +25,7 @@ const MAX_NODES: usize = 15;
 
 /// The two ways to speak, as errors name them.
 const SCHEMES: tls::Schemes =
-    tls::Schemes { plain: "redlock://", encrypted: "redlocks:// or a host with +tls" };
+    tls::Schemes { plain: "redlock:// without +tls", encrypted: "redlocks:// or a host with +tls" };
 
 /// A parsed URL.
 pub(super) struct Plan {
@@ -96,6 +96,7 @@ impl Plan {
                 credentials: Credentials::new(credentials),
                 db,
                 tls: tls.clone().filter(|_| encrypted(&text)),
+                schemes: SCHEMES,
                 prefix: prefix.clone(),
                 resp2,
                 lean: false,

@@ -91,9 +91,9 @@ impl Turns {
         }
     }
 
-    /// On how many servers the key has changed since.
-    pub(super) fn changes(&self, key: &str) -> u32 {
-        lock(&self.0).get(key).map_or(0, |queue| queue.changed.count_ones())
+    /// On which servers the key has changed since, one bit for each.
+    pub(super) fn changes(&self, key: &str) -> u64 {
+        lock(&self.0).get(key).map_or(0, |queue| queue.changed)
     }
 
     /// Notes that the key has changed, or is not there, on a server.
@@ -156,11 +156,11 @@ mod tests {
         ear.changed("other");
         ear.changed("k");
         ear.changed("k");
-        assert_eq!(turns.changes("k"), 1);
+        assert_eq!(turns.changes("k"), 0b100);
         turns.begin_to_watch("k");
         assert_eq!(turns.changes("k"), 0);
         ear.all_changed();
-        assert_eq!(turns.changes("k"), 1);
+        assert_eq!(turns.changes("k"), 0b100);
         turns.rise("k", b);
         assert!(turns.of("k", b).is_none());
         turns.rise("k", a);

@@ -22,15 +22,37 @@ const TURN: Duration = Duration::from_secs(1);
 /// How often a waiter asks where too few servers can tell of changes.
 const POLL: Duration = Duration::from_millis(100);
 
-/// From the first change that is told to when the lock is asked for although no quorum has told one: longer than a
-/// release takes to reach the other servers.
-const SETTLE: Duration = Duration::from_millis(10);
-
 /// Added to the end of a lease: the servers count whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(2);
 
 /// For how long a server has to say that it watches.
 const PATIENCE: Duration = Duration::from_millis(50);
+
+/// What the servers said of a key that is waited for.
+struct Watch {
+    begun: Instant,
+    /// When the key is gone from each server, if nothing changes before; `None`: the server cannot tell of changes.
+    ends: Vec<Option<Instant>>,
+    /// When a server that cannot tell is asked.
+    poll: Instant,
+    inboxes: Vec<(usize, Arc<Inbox>)>,
+}
+
+impl Watch {
+    /// When it is worth asking: as soon as so many servers may have a free vote. One vote that is free, while the others are
+    /// taken, is nothing to ask for again and again. `changed`: those that have told a change, as one bit each.
+    fn look(&self, changed: u64, quorum: usize) -> Instant {
+        let mut free: Vec<Instant> = self
+            .ends
+            .iter()
+            .enumerate()
+            .map(|(at, end)| if changed >> at & 1 == 1 { self.begun } else { end.unwrap_or(self.poll) })
+            .collect();
+        free.sort_unstable();
+        let guard = self.begun + GUARD;
+        free.get(quorum - 1).map_or(guard, |free| (*free).min(guard))
+    }
+}
 
 impl Quorum {
     /// Waits until it is worth asking for the lock again.
@@ -55,21 +77,17 @@ impl Quorum {
                 }
             }
         }
-        let Some((mut look, inboxes)) = self.watch(&key).await else { return };
+        let Some(mut watch) = self.watch(&key).await else { return };
         // A server that cannot tell any more may have had something to tell.
         let gone = |(at, inbox): (usize, Arc<Inbox>)| async move {
             inbox.link.gone().await;
             at
         };
-        let mut gone: FuturesUnordered<_> = inboxes.into_iter().map(gone).collect();
-        let quorum = self.quorum() as u32;
+        let mut gone: FuturesUnordered<_> = watch.inboxes.drain(..).map(gone).collect();
         loop {
-            let changes = self.turns.changes(&key);
-            if changes >= quorum {
+            let look = watch.look(self.turns.changes(&key), self.quorum());
+            if look <= self.env.now() {
                 return;
-            }
-            if changes > 0 {
-                look = look.min(self.env.now() + self.varied(SETTLE));
             }
             let Some(turn) = self.turns.of(&key, claim.id) else { return };
             tokio::select! {
@@ -81,9 +99,8 @@ impl Quorum {
         }
     }
 
-    /// Has the servers tell when the key changes. Says when to ask although nobody has told anything, and which servers
-    /// tell; `None`: ask now.
-    async fn watch(&self, key: &str) -> Option<(Instant, Vec<(usize, Arc<Inbox>)>)> {
+    /// Has the servers tell when the key changes. `None`: ask now.
+    async fn watch(&self, key: &str) -> Option<Watch> {
         self.turns.begin_to_watch(key);
         let mut round = Round::new(&self.env, self.nodes.len());
         for (at, (node, ear)) in self.nodes.iter().zip(&self.ears).enumerate() {
@@ -91,19 +108,22 @@ impl Quorum {
             round.ask(at, PATIENCE, async move { node.watch(&key, &ear).await });
         }
         let quorum = self.quorum();
-        let mut ends = Vec::new();
+        let mut ends = vec![None; self.nodes.len()];
         let (mut absent, mut inboxes) = (0, Vec::new());
         round
             .answers(|at, answer| {
                 let Ok((watched, inbox)) = answer else { return false };
-                match watched {
+                let left = match watched {
                     Watched::Absent => {
                         absent += 1;
-                        ends.push(Duration::ZERO);
                         self.turns.changed(key, at);
+                        Duration::ZERO
                     }
-                    Watched::There(left) => ends.extend(left),
+                    Watched::There(left) => left.map_or(GUARD, |left| left + ROUNDING),
                     Watched::Never => return false,
+                };
+                if let Some(end) = ends.get_mut(at) {
+                    *end = Some(self.env.now() + left);
                 }
                 inboxes.push((at, inbox));
                 absent >= quorum
@@ -112,16 +132,49 @@ impl Quorum {
         if absent >= quorum {
             return None;
         }
-        let now = self.env.now();
-        ends.sort_unstable();
-        let ends = ends.get(quorum - 1).map_or(GUARD, |end| *end + ROUNDING).min(GUARD);
-        // Too few can tell of a change: what they do not tell is asked for.
-        let most = if inboxes.len() >= quorum { ends } else { ends.min(self.varied(POLL)) };
-        Some((now + most, inboxes))
+        let begun = self.env.now();
+        Some(Watch { begun, ends, poll: begun + self.varied(POLL), inboxes })
     }
 
     /// A time of which a random part, up to a half, is left away, so that waiters do not ask together.
     fn varied(&self, time: Duration) -> Duration {
         time.mul_f64(0.5 + 0.5 * self.env.random().jitter())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With these leases (s), and these servers that have told a change: after how long it is worth asking.
+    fn look(left: &[Option<u64>], changed: u64) -> Duration {
+        let begun = Instant::from_nanos(1_000_000_000);
+        let watch = Watch {
+            begun,
+            ends: left.iter().map(|left| left.map(|left| begun + Duration::from_secs(left))).collect(),
+            poll: begun + POLL,
+            inboxes: Vec::new(),
+        };
+        watch.look(changed, left.len() / 2 + 1).since(begun)
+    }
+
+    #[test]
+    fn it_is_worth_asking_when_a_quorum_may_be_free() {
+        let seconds = Duration::from_secs;
+        let held = [Some(9), Some(8), Some(7)];
+        assert_eq!(look(&held, 0), seconds(8));
+        assert_eq!(look(&held, 0b001), seconds(7), "the end of one more is a quorum");
+        assert_eq!(look(&held, 0b101), Duration::ZERO);
+        assert_eq!(look(&[Some(0), Some(9), Some(9)], 0), seconds(9), "one vote that was free before");
+        assert_eq!(look(&[Some(99), Some(99), Some(99)], 0), GUARD);
+    }
+
+    #[test]
+    fn what_too_few_can_tell_is_asked_for() {
+        let seconds = Duration::from_secs;
+        assert_eq!(look(&[None, None, Some(9)], 0), POLL);
+        assert_eq!(look(&[None, Some(9), Some(8)], 0), seconds(8), "the other two tell");
+        assert_eq!(look(&[None, Some(9), Some(8)], 0b010), POLL, "unless the silent one is free, too");
+        assert_eq!(look(&[None, None, Some(9), Some(8), Some(7)], 0), seconds(7));
     }
 }

@@ -1,0 +1,110 @@
+//! `redlock://`: what is refused and what is said, by servers that cannot be used, do not vote, or hold what is no lock.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "test code"
+)]
+
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use clinch::{Error, ErrorKind, Guard, Locks, Released};
+use clinch_testkit::{Redis, RedisBuilder};
+
+#[path = "redlock_connect/answers.rs"]
+mod answers;
+#[path = "redlock_connect/refusals.rs"]
+mod refusals;
+#[path = "redlock_connect/users.rs"]
+mod users;
+#[path = "redlock_connect/values.rs"]
+mod values;
+
+/// How long a state may take to come about before the test counts as failed.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A password that must not show anywhere.
+const SECRET: &str = "hunter2";
+
+/// What a URL says of servers that vote at once.
+const DURABLE: &str = "durable=on&max_ttl=24h";
+
+/// Three servers for all tests that leave them alone.
+static SERVERS: LazyLock<Vec<Redis>> = LazyLock::new(three);
+
+/// A server that votes at once. None restarts, so none need sync what it appends.
+fn voting() -> RedisBuilder {
+    Redis::builder().arg("--appendonly", "yes")
+}
+
+fn three() -> Vec<Redis> {
+    (0..3).map(|_| voting().start()).collect()
+}
+
+fn hosts(servers: &[Redis]) -> Vec<String> {
+    servers.iter().map(|server| server.addr().to_string()).collect()
+}
+
+fn url(servers: &[Redis], query: &str) -> String {
+    format!("redlock://{}?{query}", hosts(servers).join(","))
+}
+
+async fn connect(url: &str) -> Locks {
+    clinch::connect(url).await.unwrap_or_else(|error| panic!("{url}: {error:?}"))
+}
+
+async fn lock(locks: &Locks, name: &str) -> Guard {
+    locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
+}
+
+async fn release(guard: Guard) {
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
+
+/// Waits for the lock in a task of its own.
+fn queue(locks: &Locks, name: &str) -> tokio::task::JoinHandle<Guard> {
+    let (locks, name) = (locks.clone(), name.to_owned());
+    tokio::spawn(async move { lock(&locks, &name).await })
+}
+
+/// Whether a lock can be used through this URL.
+async fn works(url: &str) -> Locks {
+    let locks = connect(url).await;
+    release(lock(&locks, &unique("works")).await).await;
+    locks
+}
+
+/// A lock name that no other test uses.
+fn unique(hazard: &str) -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("{hazard}/{}", COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Looks until there is something to see.
+async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let end = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        if let Some(seen) = look().await {
+            return seen;
+        }
+        assert!(tokio::time::Instant::now() < end, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The error of a URL that is refused, of this kind and with these words. It shows no secret.
+async fn refused(url: &str, kind: ErrorKind, words: &[&str]) -> Error {
+    let error = clinch::connect(url).await.map(drop).expect_err(url);
+    for shown in [error.to_string(), format!("{error:?}"), format!("{error:#?}")] {
+        assert!(!shown.contains(SECRET), "{url}: {shown}");
+    }
+    assert_eq!(error.kind(), kind, "{url}: {error:?}");
+    for word in words {
+        assert!(error.to_string().contains(word), "{url}: no \"{word}\" in: {error}");
+    }
+    error
+}

@@ -1,0 +1,172 @@
+//! URLs and servers that make no quorum, and TTLs that it would not survive.
+
+use ErrorKind::{Invalid, Refused, Unavailable};
+use clinch_testkit::Proxy;
+
+use super::*;
+
+#[tokio::test]
+async fn a_url_that_makes_no_quorum_says_what_to_change() {
+    let [a, b, c] = hosts(&SERVERS).try_into().unwrap();
+    for (url, words) in [
+        (format!("redlock://{a}"), &["three servers or more", "redis://"][..]),
+        (format!("redlock://{a},{b}"), &["3 to 15 servers", "here are 2"]),
+        (format!("redlock://{a},{b},{a}"), &[&a, "stands twice", "one vote"]),
+        (format!("redlock://{a},{b},ann:{SECRET}@{a}"), &[&a, "stands twice"]),
+        (format!("redlock://{a},{b},:{SECRET}@{c}?max_tll=1s"), &["did you mean max_ttl=?"]),
+        (format!("redlock://{a},{b},{c}?max_ttl=25h"), &["24h"]),
+        (format!("redlock://{a},{b},{c}?max_ttl=3s&ttl=5s"), &["5s", "3s"]),
+    ] {
+        refused(&url, Invalid, words).await;
+    }
+}
+
+/// As people write them: what should have been `%2F`, `%3F` or `%2C` ends the part of the URL in which secrets are expected.
+#[tokio::test]
+async fn a_password_that_should_have_been_escaped_is_not_shown() {
+    let [a, b, c] = hosts(&SERVERS).try_into().unwrap();
+    for login in [
+        format!(":{SECRET}/x@"),
+        format!(":x/{SECRET}@"),
+        format!("ann:1?{SECRET}@"),
+        format!("ann:{SECRET}?x@"),
+        format!("ann:{SECRET},x@"),
+        format!("ann:x,{SECRET}@"),
+        format!("ann:{SECRET}%ff@"),
+    ] {
+        refused(&format!("redlock://{login}{a},{b},{c}"), Invalid, &[]).await;
+        refused(&format!("redlock://{a},{b},{login}{c}"), Invalid, &[]).await;
+    }
+}
+
+/// The URL cannot tell; the server's own id can.
+#[tokio::test]
+async fn one_server_under_two_names_has_one_vote() {
+    let [a, b, _] = hosts(&SERVERS).try_into().unwrap();
+    let alias = format!("localhost:{}", SERVERS[0].port());
+    let url = format!("redlock://{a},{b},{alias}?{DURABLE}");
+    refused(&url, Invalid, &[&a, &alias, "are one server", "independent"]).await;
+}
+
+#[tokio::test]
+async fn each_server_has_a_user_and_a_password_of_its_own() {
+    let with_password = voting().password(SECRET).start();
+    let with_user = voting().acl_user("ann", &format!("on >{SECRET} ~* &* +@all")).start();
+    let with_none = voting().start();
+    let [a, b, c] = [&with_password, &with_user, &with_none].map(|server| server.addr().to_string());
+    let url = |login_a: &str, login_b: &str| format!("redlock://{login_a}{a},{login_b}{b},{c}?{DURABLE}");
+    let (right_a, right_b) = (format!(":{SECRET}@"), format!("ann:{SECRET}@"));
+    let locks = works(&url(&right_a, &right_b)).await;
+    assert!(!format!("{locks:?} {:?}", locks.mutex("job").unwrap()).contains(SECRET));
+    for server in [&with_password, &with_user] {
+        server.kill();
+    }
+    let error = locks.mutex("job").unwrap().try_lock().await.unwrap_err();
+    assert!(!format!("{error} {error:?}").contains(SECRET), "{error:?}");
+    for server in [&with_password, &with_user] {
+        server.restart();
+    }
+
+    // One that does not let us in is a mistake in the URL, though the others were enough.
+    let words = "look at user and password in the URL";
+    refused(&url(&format!(":x{SECRET}@"), &right_b), Refused, &[&a, words]).await;
+    refused(&url("", &right_b), Refused, &[&a, words]).await;
+    refused(&url(&right_a, &format!("bob:{SECRET}@")), Refused, &[&b, words]).await;
+}
+
+#[tokio::test]
+async fn one_of_three_that_is_out_of_reach_is_no_reason_to_fail() {
+    let servers = three();
+    servers[2].kill();
+    works(&url(&servers, DURABLE)).await;
+    servers[1].kill();
+    let [_, b, c] = hosts(&servers).try_into().unwrap();
+    let words = ["only 1 of 3 servers can be reached, 2 are needed", &b, &c, "Connection refused"];
+    refused(&url(&servers, DURABLE), Unavailable, &words).await;
+}
+
+#[tokio::test]
+async fn one_of_three_that_says_nothing_is_no_reason_to_fail() {
+    let silent = [Proxy::start(SERVERS[1].addr()), Proxy::start(SERVERS[2].addr())];
+    silent.iter().for_each(|proxy| proxy.black_hole(true));
+    let [a, b, _] = hosts(&SERVERS).try_into().unwrap();
+    let [c, d] = silent.each_ref().map(|proxy| proxy.addr().to_string());
+    works(&format!("redlock://{a},{b},{d}?{DURABLE}")).await;
+    let words = ["only 1 of 3", &c, &d, "did not answer within"];
+    refused(&format!("redlock://{a},{c},{d}?{DURABLE}"), Unavailable, &words).await;
+}
+
+#[tokio::test]
+async fn each_server_is_encrypted_or_not() {
+    let servers: Vec<Redis> = (0..3).map(|_| voting().tls().start()).collect();
+    let [a, b, _] = hosts(&SERVERS).try_into().unwrap();
+    let [x, y, z] = hosts(&servers).try_into().unwrap();
+    let ca = servers[0].certificates().ca();
+    // Those of all three authorities.
+    let all = ca.with_file_name("all.pem");
+    let bundle: Vec<String> =
+        servers.iter().map(|server| std::fs::read_to_string(server.certificates().ca()).unwrap()).collect();
+    std::fs::write(&all, bundle.concat()).unwrap();
+    let (ca, all) = (format!("ca={}", ca.display()), format!("ca={}", all.display()));
+
+    works(&format!("redlock://{a},{b},{x}+tls?{DURABLE}&{ca}")).await;
+    works(&format!("redlocks://{x},{y},{z}?{DURABLE}&{all}")).await;
+    // A server that another authority vouches for is not the one that was meant.
+    let words = [&*y, "ca= names the authority", "redlock:// without +tls speaks"];
+    refused(&format!("redlock://{a},{x}+tls,{y}+tls?{DURABLE}&{ca}"), Refused, &words).await;
+    refused(&format!("redlock://{a},{b},{x}?{DURABLE}&{ca}"), Invalid, &["+tls"]).await;
+    // Encrypted or not, as the server does not speak: two of three that do not answer.
+    let words = ["only 1 of 3", &x, &y, "did not let us in"];
+    refused(&format!("redlock://{a},{x},{y}?{DURABLE}"), Unavailable, &words).await;
+    let words = ["only 1 of 3", &a, &b, "does it speak TLS?"];
+    refused(&format!("redlock://{a}+tls,{b}+tls,{x}+tls?{DURABLE}&{ca}"), Unavailable, &words).await;
+}
+
+#[tokio::test]
+async fn a_server_that_would_lose_locks_is_refused_by_name() {
+    let replica = voting().replica_of(&SERVERS[0]).start();
+    let evicting = voting().arg("--maxmemory", "100mb").arg("--maxmemory-policy", "allkeys-lru").start();
+    let forgetful = Redis::start();
+    let [a, b, _] = hosts(&SERVERS).try_into().unwrap();
+    for (server, words) in [
+        (&replica, &["this server is a replica"][..]),
+        (&evicting, &["maxmemory-policy allkeys-lru", "eviction=allow"]),
+        (&forgetful, &["no append-only file", "appendfsync always", "durable=on"]),
+    ] {
+        let address = server.addr().to_string();
+        refused(&format!("redlock://{a},{b},{address}?{DURABLE}"), Refused, &[&[&*address], words].concat())
+            .await;
+    }
+    works(&format!("redlock://{a},{b},{}?{DURABLE}&eviction=allow", evicting.addr())).await;
+}
+
+#[tokio::test]
+async fn a_ttl_that_is_too_long_is_refused_before_anything_is_sent() {
+    let servers = three();
+    let locks = connect(&url(&servers, "durable=on&max_ttl=30s")).await;
+    assert_eq!(locks.lease_ttl(), Duration::from_secs(30));
+    let guard = lock(&locks, "job").await;
+    let detached = lock(&locks, "detached").await.detach().await.unwrap();
+    let asked = || servers.iter().map(|server| server.client().commandstats()["evalsha"]).sum::<u64>();
+    // The last answers to a grant are not waited for.
+    let first = eventually("all servers have been asked", async || {
+        servers
+            .iter()
+            .all(|server| server.call(&["EXISTS", "clinch:job", "clinch:detached"]).int() == 2)
+            .then(asked)
+    })
+    .await;
+    let long = Duration::from_secs(31);
+    let refusals = [
+        locks.clone().ttl(long).unwrap_err(),
+        guard.extend(long).await.unwrap_err(),
+        locks.renew_detached("detached", detached.claim, long).await.unwrap_err(),
+    ];
+    for error in refusals {
+        assert_eq!(error.kind(), Invalid, "{error:?}");
+        assert!(error.to_string().contains("between 100ms and 30s here; 31s is not"), "{error}");
+    }
+    assert_eq!(asked(), first, "something was sent");
+    guard.extend(Duration::from_secs(29)).await.unwrap();
+    release(guard).await;
+}
