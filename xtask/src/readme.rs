@@ -35,9 +35,10 @@ pub(crate) fn run() -> Result {
     std::fs::create_dir_all(&home).map_err(|error| format!("{}: {error}", home.display()))?;
     let servers = (0..3).map(|_| Redis::start(&home)).collect::<Result<Vec<_>>>()?;
     let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();
+    let one = hosts.first().ok_or("no server was started")?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
     for block in commands.iter().filter(|block| !block.contains(THIS)) {
-        let block = block.replace(EXAMPLE, &format!("redis://{}", hosts[0]));
+        let block = block.replace(EXAMPLE, &format!("redis://{one}"));
         let block = block.replace(EXAMPLES, &format!("redlock://{}", hosts.join(",")));
         let mut shell = Command::new("bash");
         // The default directory of locks is root's own; the README's commands shall not meet real locks.
