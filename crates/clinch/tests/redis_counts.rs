@@ -229,6 +229,26 @@ async fn a_thousand_waiters_cost_three_commands_each_at_most() {
     assert!(commands <= 3.0, "{commands}");
 }
 
+/// Nobody would be let in for ages after the death of a holder whose lease is longer than it asked for.
+#[tokio::test]
+async fn a_try_is_granted_for_its_ttl_and_no_longer() {
+    let redis = Redis::start();
+    let locks = connect(&redis).await;
+    let limit = i64::try_from(LONG_TTL.as_millis()).unwrap();
+    let is_bounded = || (1..=limit).contains(&redis.call(&["PTTL", "clinch:job"]).int());
+    let lock = locks.rwlock("job").unwrap();
+    let reader = lock.try_read().await.unwrap().unwrap();
+    assert!(is_bounded(), "a reader");
+    reader.release().await.unwrap();
+    // As a claim that was released in doubt leaves behind.
+    let home = redis.call(&["KEYS", "*fence"]).array().remove(0).text().replace("fence", "claims:job");
+    redis.call(&["HSET", &home, "x00", "9999999999999"]);
+    redis.call(&["PEXPIRE", &home, "60000"]);
+    let writer = lock.try_write().await.unwrap().unwrap();
+    assert!(is_bounded(), "a writer");
+    writer.release().await.unwrap();
+}
+
 /// Waits until so many renewals were sent; how many each command had.
 async fn renewals(monitor: &mut Monitor, count: usize) -> Vec<usize> {
     let mut sizes = Vec::new();

@@ -54,7 +54,7 @@ if not taken and not record and enqueue ~= '1' then
   settle(nil)
   if redis.call('ZCARD', QUEUE) == 0 and admits(mode) then
     local token = next_token()
-    grant(id, mode, token, owner, now + ttl)
+    grant(id, mode, token, owner, ttl)
     return token
   end
 elseif record or enqueue == '1' then
