@@ -253,9 +253,11 @@ impl Backend for Store {
                 Some(Note::Granted { token, at, lease }) => {
                     let now = self.env().now();
                     let from = not_after(asked.sent, asked.server, at, now);
+                    // A grant from before the answer that told of the place was over by then, and its message is late.
+                    let over = at < asked.server;
                     // What may be old already is asked for, which is as good as new.
                     return Ok(match now.since(from) <= lease / 3 {
-                        _ if self.settings().durability.asks_for_more() => Wake::Step,
+                        _ if over || self.settings().durability.asks_for_more() => Wake::Step,
                         true => {
                             self.claims.settled(claim.id);
                             Wake::Granted(Grant { token, ttl: Some(lease), from: Some(from) })
