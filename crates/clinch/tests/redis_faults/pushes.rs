@@ -23,8 +23,20 @@ async fn a_push_lost_with_its_connection_is_asked_for() {
     expect_unused(&SERVER, &near, &name).await;
 }
 
-/// With what fell into the hole lost at last, or delivered late.
-async fn into_a_black_hole(lost: bool) {
+/// Waits until the waiters of a lock have asked again, as all do that wait for some seconds: their places count from then.
+async fn sees_that_they_looked(name: &str) {
+    let script =
+        "for _, record in ipairs(redis.call('HVALS', redis.call('KEYS', '*claims:' .. ARGV[1])[1])) do
+          local from, since = string.match(record, '^w x (%d+) %d+ (%d+)')
+          if from * 1000 < since + 2000000 then return 0 end
+        end
+        return 1";
+    eventually("they look", async || (SERVER.call(&["EVAL", script, "0", name]).int() == 1).then_some(()))
+        .await;
+}
+
+/// With what fell into the hole lost at last, or delivered late; to waiters that have just come, or have asked again.
+async fn into_a_black_hole(lost: bool, looked: bool) {
     let name = unique("push-black");
     let proxy = Proxy::start(SERVER.addr());
     let (far, near) = (connect_through(&proxy).await, connect(&SERVER.url()).await);
@@ -34,11 +46,15 @@ async fn into_a_black_hole(lost: bool) {
     sees_waiters(&SERVER, &name, 1).await;
     let second = queue(&connect(&SERVER.url()).await, &name);
     let waiting = sees_waiters(&SERVER, &name, 2).await;
+    if looked {
+        sees_that_they_looked(&name).await;
+    }
     proxy.black_hole(true);
     leave_and_release(&SERVER, guard).await;
     let (id, lease) = holder(&SERVER, &name).unwrap();
     assert!(id == waiting[0].0 && (1..=3000).contains(&lease), "{id} for {lease} ms");
-    let guard = second.await.unwrap();
+    let soon = tokio::time::timeout(Duration::from_secs(15), second).await;
+    let guard = soon.expect("who cannot hear blocks the queue").unwrap();
     assert_eq!(guard.claim_id().to_string(), waiting[1].0);
     enter(&SERVER, &guard);
     if lost {
@@ -59,12 +75,18 @@ async fn into_a_black_hole(lost: bool) {
 
 #[tokio::test]
 async fn a_waiter_that_cannot_hear_costs_one_window_and_comes_again() {
-    into_a_black_hole(true).await;
+    into_a_black_hole(true, false).await;
+    into_a_black_hole(true, true).await;
 }
 
 #[tokio::test]
 async fn a_grant_that_is_heard_after_its_end_is_none() {
-    into_a_black_hole(false).await;
+    into_a_black_hole(false, true).await;
+}
+
+#[tokio::test]
+async fn a_grant_that_is_heard_after_a_later_answer_is_none() {
+    into_a_black_hole(false, false).await;
 }
 
 #[tokio::test]

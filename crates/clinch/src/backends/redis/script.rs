@@ -25,7 +25,7 @@ scripts! {
     /// Find out which commands are forbidden.
     PROBE = "probe";
     /// Release a lock or leave its queue.
-    RELEASE = "release_fast" "token" "queue" "release";
+    RELEASE = "release_fast" "token" "hand_over" "queue" "release";
     /// Release a lock that has no queue.
     RELEASE_LEAN = "release_lean";
     /// Renew claims of one lock.
