@@ -1,7 +1,7 @@
 -- The server's time, and tokens. Prepended to every script that grants or queues.
 local call = redis.call
 local clock = call('TIME')
-local us = clock[1] .. string.sub('000000' .. clock[2], -6)
+local us = clock[1] .. (#clock[2] == 6 and clock[2] or string.sub('00000' .. clock[2], -6))
 
 -- A token larger than all before in this slot: the server's time in µs, or the last token and one where the clock went
 -- back. Both have 16 digits, so they compare as text.
