@@ -4,7 +4,7 @@
 //! It knows nothing of guards or modes: it is given claims and tells their fate. Deadlines are computed in
 //! [`lease`](crate::lease); this module only acts on them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -43,8 +43,7 @@ struct Shared {
 /// What to look at when.
 #[derive(Debug, Default)]
 struct Schedule {
-    due: BTreeSet<(Instant, u64)>,
-    tenures: HashMap<u64, (Instant, Arc<Tenure>)>,
+    due: BTreeMap<(Instant, u64), Arc<Tenure>>,
     running: bool,
     stopped: bool,
     armed: Option<Instant>,
@@ -140,20 +139,24 @@ pub(crate) struct Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        lock(&self.shared.schedule).take(self.tenure.id);
+        lock(&self.shared.schedule).take(&self.tenure);
     }
 }
 
 impl Schedule {
     fn put(&mut self, next: Instant, tenure: Arc<Tenure>) {
-        self.due.insert((next, tenure.id));
-        self.tenures.insert(tenure.id, (next, tenure));
+        tenure.set_due(next);
+        self.due.insert((next, tenure.id), tenure);
     }
 
-    fn take(&mut self, id: u64) -> Option<Arc<Tenure>> {
-        let (next, tenure) = self.tenures.remove(&id)?;
-        self.due.remove(&(next, id));
-        Some(tenure)
+    fn take(&mut self, tenure: &Tenure) -> Option<Arc<Tenure>> {
+        self.due.remove(&(tenure.due(), tenure.id))
+    }
+
+    /// The first, if it is due by then.
+    fn take_due(&mut self, by: Instant) -> Option<Arc<Tenure>> {
+        let first = self.due.first_entry()?;
+        (first.key().0 <= by).then(|| first.remove())
     }
 }
 
@@ -173,9 +176,9 @@ impl Shared {
     /// Has the keeper's task look at a claim again, if it is still kept.
     fn look_again(&self, tenure: &Arc<Tenure>, now: Instant) {
         let mut schedule = lock(&self.schedule);
-        if schedule.take(tenure.id).is_some() {
+        if let Some(tenure) = schedule.take(tenure) {
             let next = tenure.next_look(now).unwrap_or(now);
-            schedule.put(next, tenure.clone());
+            schedule.put(next, tenure);
             self.arm(&mut schedule, next);
         }
     }
@@ -183,8 +186,7 @@ impl Shared {
     /// Tells the holders of claims what the store said of them.
     fn tell(&self, losses: Vec<(ClaimId, Loss)>, env: &Env) {
         let losses: HashMap<ClaimId, Loss> = losses.into_iter().collect();
-        let kept: Vec<Arc<Tenure>> =
-            lock(&self.schedule).tenures.values().map(|(_, tenure)| tenure.clone()).collect();
+        let kept: Vec<Arc<Tenure>> = lock(&self.schedule).due.values().cloned().collect();
         for tenure in kept {
             let Some(loss) = losses.get(&tenure.claim.id) else { continue };
             let now = env.now();
@@ -203,14 +205,12 @@ impl Shared {
         let (mut renew, mut free) = (Vec::new(), Vec::new());
         // Renewals may go out a little early to share a trip, so look as far ahead as any of them may.
         let horizon = now + lease::coalesce(lease::MAX_TTL);
-        let due: Vec<u64> = match schedule.due.first() {
-            Some((first, _)) if *first <= now => {
-                schedule.due.iter().take_while(|(at, _)| *at <= horizon).map(|(_, id)| *id).collect()
-            }
-            _ => Vec::new(),
-        };
-        for id in due {
-            let Some(tenure) = schedule.take(id) else { continue };
+        let (mut due, mut by) = (Vec::new(), now);
+        while let Some(tenure) = schedule.take_due(by) {
+            due.push(tenure);
+            by = horizon;
+        }
+        for tenure in due {
             match tenure.review(now) {
                 Some(review) => {
                     if review.renew {
@@ -225,7 +225,7 @@ impl Shared {
                 None => {}
             }
         }
-        schedule.armed = schedule.due.first().map(|(at, _)| *at);
+        schedule.armed = schedule.due.first_key_value().map(|((at, _), _)| *at);
         Some(Todo { renew, free, next: schedule.armed })
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! State and judgement only: what the keeper and the guard ask and tell. Reads no clock, calls no store.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub(crate) struct Tenure {
     pub(crate) claim: Arc<Claim>,
     pub(crate) token: Option<Token>,
     pub(crate) policy: Policy,
+    /// Where the keeper finds it in its schedule; changed only while that is locked.
+    due: AtomicU64,
     state: Mutex<State>,
     changed: Notify,
 }
@@ -76,7 +79,17 @@ impl Tenure {
         let ask = claim.ttl;
         let isolated = claim.isolated;
         let state = State { confirmed, ttl, ask, isolated, renew_at: None, standing: Standing::Held };
-        Tenure { id, claim, token, policy, state: Mutex::new(state), changed: Notify::new() }
+        let due = AtomicU64::new(0);
+        Tenure { id, claim, token, policy, due, state: Mutex::new(state), changed: Notify::new() }
+    }
+
+    /// When the keeper looks at it, if it does.
+    pub(crate) fn due(&self) -> Instant {
+        Instant::from_nanos(self.due.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_due(&self, at: Instant) {
+        self.due.store(at.as_nanos(), Ordering::Relaxed);
     }
 
     /// Sets the first renewal; says when to look first, if ever.

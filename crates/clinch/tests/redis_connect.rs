@@ -335,8 +335,8 @@ mod users {
     use super::*;
 
     /// The commands that the scripts call.
-    const IN_SCRIPTS: &str = "time exists set getset getrange pttl pexpire pexpireat del hget hmget hvals hgetall hlen hdel hset \
-        zadd zcard zrank zscore zrange zrevrange zrangebyscore zrem publish";
+    const IN_SCRIPTS: &str = "time exists set getset getrange setrange pttl pexpire pexpireat del hget hmget hvals hgetall hlen \
+        hdel hset hsetnx rpush lpush lrange llen lrem lpop zadd zcard zscore zrange zrevrange zrangebyscore zrem publish";
 
     /// The commands that clients send, HELLO and AUTH apart, which everybody may.
     const SENT: &str = "evalsha script|load subscribe ping client|tracking client|caching scan info";

@@ -32,8 +32,8 @@ impl Sent {
     fn renewed(&self) -> Option<usize> {
         let keys: usize = self.words.get(2)?.parse().ok()?;
         let arguments = self.words.get(3 + keys..)?;
-        // Of many locks, or of one lock: then the first three arguments are those of every script.
-        let pairs = if arguments.len() == 2 * keys { arguments } else { arguments.get(3..)? };
+        // Of many locks, or of one lock: then the first argument is that of every script.
+        let pairs = if arguments.len() == 2 * keys { arguments } else { arguments.get(1..)? };
         let is_pair =
             |pair: &[String]| pair.len() == 2 && pair[0].len() == 32 && pair[1].parse::<u64>().is_ok();
         (!pairs.is_empty() && pairs.chunks(2).all(is_pair)).then_some(pairs.len() / 2)
@@ -107,7 +107,7 @@ async fn sees(redis: &Redis, what: &str, script: &str, count: i64) {
 /// Waits until so many waiters, over all locks, are queued.
 async fn sees_waiters(redis: &Redis, count: usize) {
     let script = "local all = 0
-        for _, key in ipairs(redis.call('KEYS', '*queue:*')) do all = all + redis.call('ZCARD', key) end
+        for _, key in ipairs(redis.call('KEYS', '*queue:*')) do all = all + redis.call('LLEN', key) end
         return all";
     sees(redis, "the waiters wait", script, i64::try_from(count).unwrap()).await;
 }
@@ -227,6 +227,26 @@ async fn a_hand_over_between_many_waiters_costs_three_commands_at_most() {
 async fn a_thousand_waiters_cost_three_commands_each_at_most() {
     let commands = commands_per_acquisition(1, 1000, 1).await;
     assert!(commands <= 3.0, "{commands}");
+}
+
+/// Nobody would be let in for ages after the death of a holder whose lease is longer than it asked for.
+#[tokio::test]
+async fn a_try_is_granted_for_its_ttl_and_no_longer() {
+    let redis = Redis::start();
+    let locks = connect(&redis).await;
+    let limit = i64::try_from(LONG_TTL.as_millis()).unwrap();
+    let is_bounded = || (1..=limit).contains(&redis.call(&["PTTL", "clinch:job"]).int());
+    let lock = locks.rwlock("job").unwrap();
+    let reader = lock.try_read().await.unwrap().unwrap();
+    assert!(is_bounded(), "a reader");
+    reader.release().await.unwrap();
+    // As a claim that was released in doubt leaves behind.
+    let home = redis.call(&["KEYS", "*fence"]).array().remove(0).text().replace("fence", "claims:job");
+    redis.call(&["HSET", &home, "00", "x 9999999999999"]);
+    redis.call(&["PEXPIRE", &home, "60000"]);
+    let writer = lock.try_write().await.unwrap().unwrap();
+    assert!(is_bounded(), "a writer");
+    writer.release().await.unwrap();
 }
 
 /// Waits until so many renewals were sent; how many each command had.

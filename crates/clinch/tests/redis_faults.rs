@@ -86,7 +86,7 @@ async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> 
 /// The waiters of a lock in their order: the claim and the inbox, `-` while nobody listens.
 fn waiters(redis: &Redis, name: &str) -> Vec<(String, String)> {
     let script = "local all = {}
-        for _, id in ipairs(redis.call('ZRANGE', redis.call('KEYS', '*queue:' .. ARGV[1])[1] or 'none', 0, -1)) do
+        for _, id in ipairs(redis.call('LRANGE', redis.call('KEYS', '*queue:' .. ARGV[1])[1] or 'none', 0, -1)) do
           local record = redis.call('HGET', redis.call('KEYS', '*claims:' .. ARGV[1])[1], id)
           all[#all + 1] = { id, string.match(record, '^w %S+ %d+ %d+ %d+ (%S+)') }
         end
@@ -137,10 +137,9 @@ fn left(redis: &Redis, name: &str) -> Vec<String> {
     let keys = client.call(&["KEYS", &format!("clinch:*{name}")]).array();
     let mut left = Vec::new();
     for key in keys.into_iter().map(|key| key.text()) {
-        let is_grave = |field: &String| field.starts_with('x');
         if key.contains("\0claims:") {
-            let fields = client.call(&["HKEYS", &key]).array();
-            left.extend(fields.into_iter().map(|field| field.text()).filter(|field| !is_grave(field)));
+            let records = client.call(&["HVALS", &key]).array().into_iter().map(Reply::text);
+            left.extend(records.filter(|record| !record.starts_with("x ")));
         } else {
             left.push(key.clone());
         }

@@ -56,7 +56,7 @@ mod foreign {
             loop {
                 let keys = client.call(&["KEYS", &format!("*\0queue:{NAME}")]).array();
                 let queued =
-                    keys.into_iter().next().map_or(0, |key| client.call(&["ZCARD", &key.text()]).int());
+                    keys.into_iter().next().map_or(0, |key| client.call(&["LLEN", &key.text()]).int());
                 if queued == waiters {
                     return;
                 }

@@ -57,8 +57,8 @@
 //!
 //! ```text
 //! user clinch on >PASSWORD ~clinch:* resetchannels &clinch:* -@all +evalsha +script|load +time +exists +set +getset
-//!   +getrange +pttl +pexpire +pexpireat +del +hget +hmget +hvals +hgetall +hlen +hdel +hset +zadd +zcard +zrank +zscore
-//!   +zrange +zrevrange +zrangebyscore +zrem +publish +subscribe +ping +client|tracking +client|caching +scan +info
+//!   +getrange +setrange +pttl +pexpire +pexpireat +del +hget +hmget +hvals +hgetall +hlen +hdel +hset +hsetnx +rpush +lpush
+//!   +lrange +llen +lrem +lpop +zadd +zcard +zscore +zrange +zrevrange +zrangebyscore +zrem +publish +subscribe +ping +client|tracking +client|caching +scan +info
 //! ```
 //!
 //! A Cluster also needs `+cluster|slots +asking`, and from version 7 on `+spublish +ssubscribe`; databases other than 0 `+select`; Sentinel `+role`; `wait_replicas=` `+wait`, `wait_aof=` `+waitaof`. Without
@@ -69,14 +69,15 @@
 //!
 //! | key | type | holds |
 //! | --- | --- | --- |
-//! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry; `clinch parts` while readers or permits hold, `clinch closed` while it lingers |
+//! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry, with `*` for the first space where its release looks for waiters; `clinch parts` while readers or permits hold, `clinch closed` while it lingers |
 //! | `clinch:{tag}\0claims:NAME` | hash | waiters, and holders of parts |
-//! | `clinch:{tag}\0queue:NAME` | sorted set | waiters by ticket |
+//! | `clinch:{tag}\0queue:NAME` | list | waiters in their order |
 //! | `clinch:{tag}\0holders:NAME` | sorted set | holders of parts by the end of their lease |
 //! | `clinch:{tag}\0fence` | string | the last token of the hash slot: the only key without an expiry |
 
 mod check;
 mod claims;
+mod dating;
 mod dial;
 mod failure;
 mod inbox;

@@ -22,6 +22,8 @@ struct Pending {
     in_doubt: bool,
     /// The inbox that listened when the last step was sent; 0: none.
     inbox: u64,
+    /// When the claim was first known to be queued.
+    since: Option<Instant>,
     asked: Option<Asked>,
     note: Option<Note>,
     woken: Arc<Notify>,
@@ -66,6 +68,11 @@ impl Claims {
     /// Notes that a step's answer did not come.
     pub(super) fn doubt(&self, id: ClaimId) {
         lock(&self.0).entry(id).or_default().in_doubt = true;
+    }
+
+    /// When the claim was first known to be queued: now, if it was not before.
+    pub(super) fn place_since(&self, id: ClaimId, now: Instant) -> Instant {
+        *lock(&self.0).entry(id).or_default().since.get_or_insert(now)
     }
 
     /// Notes that the claim is queued. Messages that came meanwhile stay.

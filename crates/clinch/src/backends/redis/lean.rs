@@ -12,11 +12,12 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use futures_util::future::join_all;
 
+use super::dating::millis;
 use super::keys::{lock_key, slot_of};
 use super::reply;
 use super::resp::{Command, Value};
 use super::script;
-use super::store::{Store, deleted, millis};
+use super::store::{Store, deleted};
 use crate::backend::{
     Backend, Busy, Capabilities, ClaimState, Freed, Grant, LockState, Progress, Renewal, Wake,
 };

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
+use super::dating::millis;
 use super::keys::{lock_key, slot_of};
 use super::reply;
 use super::resp::Value;
 use super::script;
-use super::store::{Store, deleted, millis};
+use super::store::{NO_STEP, Store, deleted};
 use crate::backend::Renewal;
 use crate::claim::{Claim, Mode};
 use crate::error::{Error, ErrorKind, Result};
@@ -61,7 +62,7 @@ impl Store {
     pub(super) async fn renew_lock(&self, claims: &[&Claim], write: bool) -> Result<Vec<Renewal>> {
         let Some(first) = claims.first() else { return Ok(Vec::new()) };
         let keys = self.keys(&first.name);
-        let mut command = self.command(&script::RENEW, &keys);
+        let mut command = self.command(&script::RENEW, &keys, NO_STEP);
         for claim in claims {
             command.arg(claim.id).arg(if write { millis(claim.ttl) } else { 0 });
         }

@@ -118,10 +118,11 @@ pub(super) fn holder(record: &str, left: Option<Duration>) -> Option<ClaimState>
     part(id, rest, left).or_else(|| sole(record, left)).or_else(|| foreign.then(|| stranger(left)))
 }
 
-/// A record of the lock key: `<claim id> <token> <since µs> <owner>`.
+/// A record of the lock key: `<claim id> <token> <since µs> <owner>`, or `<claim id>*<token> ...`.
 fn sole(record: &str, left: Option<Duration>) -> Option<ClaimState> {
-    let mut words = record.splitn(4, ' ');
-    let id = words.next()?.parse().ok()?;
+    let (id, rest) = record.split_at_checked(32)?;
+    let mut words = rest.strip_prefix([' ', '*'])?.splitn(3, ' ');
+    let id = id.parse().ok()?;
     let token = words.next()?.parse().ok().and_then(Token::new)?;
     state(id, Mode::Exclusive, Some(token), words.next()?, words.next()?, left)
 }
@@ -134,7 +135,7 @@ fn part(id: &str, record: &str, left: Option<Duration>) -> Option<ClaimState> {
     state(id.parse().ok()?, mode, Some(token), words.next()?, words.next()?, left)
 }
 
-/// A record of a waiter: `w <mode> <place ends> <ttl> <since µs> <inbox> <owner>`.
+/// A record of a waiter: `w <mode> <place counts from> <ttl> <since µs> <inbox> <owner>`.
 fn waiter(id: &str, record: &str, left: Option<Duration>) -> Option<ClaimState> {
     let mut words = record.strip_prefix("w ")?.splitn(6, ' ');
     let mode = mode(words.next()?)?;
@@ -237,6 +238,7 @@ mod tests {
     fn a_refusal_names_the_holder() {
         for (record, mode) in [
             (format!("{ID} 1700000000000001 1700000000000000 {OWNER}"), Mode::Exclusive),
+            (format!("{ID}*1700000000000001 1700000000000000 {OWNER}"), Mode::Exclusive),
             (format!("{ID} h s 1700000000000001 1700000000000000 {OWNER}"), Mode::Shared),
         ] {
             let Claimed::Queued(place) = claimed(&busy(&record), Duration::ZERO).unwrap() else {

@@ -54,6 +54,17 @@ impl<T: AsRef<str> + ?Sized> Arg for &T {
     }
 }
 
+/// One argument in several parts.
+impl<const N: usize> Arg for [&str; N] {
+    fn write_to(&self, body: &mut Vec<u8>) {
+        body.push(b'$');
+        number(body, self.iter().map(|part| part.len() as u64).sum());
+        body.extend_from_slice(b"\r\n");
+        self.iter().for_each(|part| body.extend_from_slice(part.as_bytes()));
+        body.extend_from_slice(b"\r\n");
+    }
+}
+
 impl Arg for String {
     fn write_to(&self, body: &mut Vec<u8>) {
         bulk(body, self);
@@ -238,13 +249,14 @@ mod tests {
         Command::new("SET")
             .arg("k")
             .arg(String::from("ü"))
+            .arg(["a", "", "b"])
             .arg(0)
             .arg(1203)
             .arg(u64::MAX)
             .arg(id)
             .write_to(&mut out);
         let max = u64::MAX.to_string();
-        let words = ["SET", "k", "ü", "0", "1203", &max, &id.to_string()];
+        let words = ["SET", "k", "ü", "ab", "0", "1203", &max, &id.to_string()];
         let wanted = Value::List(words.map(text).to_vec());
         assert_eq!(read(&out), Ok((wanted, out.len())));
     }

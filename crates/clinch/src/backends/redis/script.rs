@@ -29,7 +29,7 @@ scripts! {
     /// Write back the token that the servers agree on.
     REDLOCK_AGREE = "redlock_agree";
     /// Release a lock or leave its queue.
-    RELEASE = "release_fast" "token" "queue" "release";
+    RELEASE = "release_fast" "token" "hand_over" "queue" "release";
     /// Release a lock that has no queue.
     RELEASE_LEAN = "release_lean";
     /// Renew claims of one lock.

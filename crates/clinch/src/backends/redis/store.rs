@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::claims::{Asked, Claims, Note};
+use super::dating::{millis, not_after};
 use super::dial::Dialer;
 use super::inbox::Watched;
 use super::keys::{Home, Keys, lock_key, slot_of};
@@ -36,8 +37,8 @@ const POLL: Duration = Duration::from_millis(100);
 /// Added to the end of a lease: the server counts whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(2);
 
-/// Our clock and the server's may run apart by one part in so many.
-const DRIFT_DIVISOR: u32 = 100;
+/// What scripts are told whose step has no words of its own.
+pub(super) const NO_STEP: [&str; 3] = ["-"; 3];
 
 /// A store on Redis or Valkey, with a queue and tokens.
 pub(super) struct Store {
@@ -107,13 +108,19 @@ impl Store {
         format!("{publish} {} {} {channels}", millis(run), millis(gap))
     }
 
-    /// A script's command on all keys of a lock, with the arguments that all of them share.
-    pub(super) fn command(&self, script: &script::Script, keys: &Keys) -> Command {
+    /// A script's command on all keys of a lock, with three words of the step's own before what all of them share.
+    pub(super) fn command(&self, script: &script::Script, keys: &Keys, step: [&str; 3]) -> Command {
         let mut command = script.on(keys.all());
-        match self.sharded {
-            true => command.arg(self.setting(&self.channels(keys.slot))),
-            false => command.arg(self.unsharded.get_or_init(|| self.setting(&self.channels(keys.slot)))),
+        let [one, two, three] = step;
+        let sharded;
+        let setting = match self.sharded {
+            true => {
+                sharded = self.setting(&self.channels(keys.slot));
+                &sharded
+            }
+            false => self.unsharded.get_or_init(|| self.setting(&self.channels(keys.slot))),
         };
+        command.arg([one, " ", two, " ", three, " ", setting]);
         command
     }
 
@@ -125,15 +132,12 @@ impl Store {
             }),
             false => 0,
         };
-        let mut command = self.command(&script::ACQUIRE, keys);
         // Until somebody listens, the claim asks by itself; to the script, an inbox without a listener is a dead one.
         let listens = if inbox == 0 { "-" } else { &self.inbox };
         let mode = reply::mode_text(claim.mode);
-        command
-            .arg(claim.id)
-            .arg(millis(claim.ttl))
-            .arg([&*mode, if claim.enqueue { " 1 " } else { " 0 " }, listens].concat())
-            .arg(&*self.owner.of(&claim.owner)?);
+        let step = [&*mode, if claim.enqueue { "1" } else { "0" }, listens];
+        let mut command = self.command(&script::ACQUIRE, keys, step);
+        command.arg(claim.id).arg(millis(claim.ttl)).arg(&*self.owner.of(&claim.owner)?);
         let sent = self.env().now();
         let doubt = Doubt { claims: &self.claims, id: claim.id };
         let answer = self.route.run_durably(keys.slot, &script::ACQUIRE, &command).await;
@@ -152,9 +156,10 @@ impl Store {
     /// Releases, withdraws or evicts a claim.
     async fn free(&self, name: &LockName, id: ClaimId, linger: Duration, evict: bool) -> Result<Freed> {
         let keys = self.keys(name);
-        let mut command = self.command(&script::RELEASE, &keys);
-        let doubt = self.claims.is_in_doubt(id);
-        command.arg(id).arg(format!("{} {} {}", millis(linger), u8::from(doubt), u8::from(evict)));
+        let flag = |set| if set { "1" } else { "0" };
+        let step = [&*millis(linger).to_string(), flag(self.claims.is_in_doubt(id)), flag(evict)];
+        let mut command = self.command(&script::RELEASE, &keys, step);
+        command.arg(id);
         let answer = self.route.run(keys.slot, &script::RELEASE, &command).await?;
         Ok(if reply::number(&answer)? == 1 { Freed::Removed } else { Freed::Absent })
     }
@@ -197,8 +202,12 @@ impl Backend for Store {
         let (sent, inbox, answer) = self.ask(claim, &keys).await?;
         let progress = match answer {
             Claimed::Queued(place) => {
+                let now = self.env().now();
+                // Who has come lately is not told that it is next: see `hand_over.lua`.
+                let first = self.claims.place_since(claim.id, now) + WINDOW;
+                let look = self.look(&place, now);
                 let asked = Asked {
-                    look: self.look(&place, self.env().now()),
+                    look: if now < first { look.min(first) } else { look },
                     key: keys.lock,
                     sent,
                     server: place.server,
@@ -254,9 +263,11 @@ impl Backend for Store {
                 Some(Note::Granted { token, at, lease }) => {
                     let now = self.env().now();
                     let from = not_after(asked.sent, asked.server, at, now);
+                    // A grant from before the answer that told of the place was over by then, and its message is late.
+                    let over = at < asked.server;
                     // What may be old already is asked for, which is as good as new.
                     return Ok(match now.since(from) <= lease / 3 {
-                        _ if self.settings().durability.asks_for_more() => Wake::Step,
+                        _ if over || self.settings().durability.asks_for_more() => Wake::Step,
                         true => {
                             self.claims.settled(claim.id);
                             Wake::Granted(Grant { token, ttl: Some(lease), from: Some(from) })
@@ -301,7 +312,7 @@ impl Backend for Store {
 
     async fn downgrade(&self, claim: &Claim) -> Result<()> {
         let keys = self.keys(&claim.name);
-        let mut command = self.command(&script::DOWNGRADE, &keys);
+        let mut command = self.command(&script::DOWNGRADE, &keys, NO_STEP);
         command.arg(claim.id);
         let answer = self.route.run_durably(keys.slot, &script::DOWNGRADE, &command).await?;
         match reply::number(&answer)? {
@@ -331,7 +342,7 @@ impl Backend for Store {
 
     async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
         let keys = self.keys(name);
-        let command = self.command(&script::STATE, &keys);
+        let command = self.command(&script::STATE, &keys, NO_STEP);
         match self.route.run(keys.slot, &script::STATE, &command).await {
             Ok(answer) => reply::lock_state(name, &answer),
             // Some other data under a name that a lock could have.
@@ -373,53 +384,4 @@ impl OwnerText {
 
 pub(super) fn deleted() -> Loss {
     Loss::new(LossKind::Deleted, "the store no longer has the claim")
-}
-
-/// A duration in whole milliseconds, rounded up: the server must not count less than we do.
-pub(super) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
-}
-
-/// A moment of our clock that surely lies before the server's clock read `at`, which was no earlier than it read
-/// `then`: a request sent at `sent` was answered with `then` on it.
-///
-/// From `then` to `at` at least `at - then` passed, less a millisecond for rounding and the drift; and `then` was read
-/// after the request was sent.
-fn not_after(sent: Instant, then: u64, at: u64, now: Instant) -> Instant {
-    let passed = Duration::from_millis(at.saturating_sub(then).saturating_sub(1));
-    (sent + passed.saturating_sub(passed / DRIFT_DIVISOR)).min(now)
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        /// P2: a pushed grant is dated no later than the server made it, with any flight times and drift.
-        #[test]
-        fn a_pushed_grant_is_dated_before_it_was_made(
-            sent in 0u64..1 << 50,
-            there in 0u64..5_000_000_000,
-            later in 0u64..100_000_000_000,
-            back in 0u64..5_000_000_000,
-            offset in 0u64..1 << 40,
-            drift in -0.0099f64..0.0099,
-        ) {
-            // Server time runs by 1 + drift; all in nanoseconds of our clock.
-            let server = |ours: u64| offset + (ours as f64 * (1.0 + drift)) as u64;
-            let (answered, granted) = (sent + there, sent + there + later);
-            let origin = sent;
-            let then = server(answered - origin) / 1_000_000;
-            let at = server(granted - origin) / 1_000_000;
-            let from = not_after(Instant::from_nanos(sent), then, at, Instant::from_nanos(granted + back));
-            prop_assert!(from <= Instant::from_nanos(granted));
-        }
-    }
-
-    #[test]
-    fn milliseconds_round_up() {
-        assert_eq!([1, 1_000_000, 1_000_001].map(|n| millis(Duration::from_nanos(n))), [1, 1, 2]);
-    }
 }

@@ -1,44 +1,43 @@
 -- Claim a lock: one idempotent step.
 --
--- ARGV[2] claim id; [3] TTL (ms); [4] "<mode: x, s, p<count>/<capacity>> <1 to take a place in the queue> <the claim's
--- inbox, or ->"; [5] owner.
+-- ARGV[1] begins "<mode: x, s, p<count>/<capacity>> <1 to take a place in the queue> <the claim's inbox, or ->"; [2] claim
+-- id; [3] TTL (ms); [4] owner.
 -- Answers the token: granted. {2, now, claims ahead, waiters ahead, ms until a look is worth taking, holder}: queued.
 -- {3, ...}: busy, and nothing left behind. {4, capacity}: others say another. {5}: released before it came.
-local id, ttl, owner = ARGV[2], tonumber(ARGV[3]), ARGV[5]
-local mode, enqueue, listens = string.match(ARGV[4], '^(%S+) (%d) (%S+)$')
-local records = redis.call('HMGET', CLAIMS, id, 'x' .. id)
-local record = records[1]
-if records[2] then
+local id, ttl, owner = ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local mode, enqueue, listens = string.match(ARGV[1], '^(%S+) (%d) (%S+)')
+local record = call('HGET', CLAIMS, id)
+if record and string.sub(record, 1, 2) == 'x ' then
   return { 5 }
 end
 
 local value = lock_value()
-if string.sub(value, 1, 33) == id .. ' ' then
+if is_of(value, id) then
   -- Already granted: the same token, and the TTL from now on.
-  if redis.call('PTTL', LOCK) < ttl then
-    redis.call('PEXPIRE', LOCK, ARGV[3])
+  if call('PTTL', LOCK) < ttl then
+    call('PEXPIRE', LOCK, ARGV[3])
   end
   return string.sub(value, 34, 49)
 end
 if record and string.sub(record, 1, 2) == 'h ' then
-  if tonumber(redis.call('ZSCORE', HOLDERS, id) or 0) > now then
-    if tonumber(redis.call('ZSCORE', HOLDERS, id)) < now + ttl then
-      redis.call('ZADD', HOLDERS, int(now + ttl), id)
+  if tonumber(call('ZSCORE', HOLDERS, id) or 0) > now then
+    if tonumber(call('ZSCORE', HOLDERS, id)) < now + ttl then
+      call('ZADD', HOLDERS, int(now + ttl), id)
       keep(HOLDERS, ttl)
       mark()
     end
     return string.match(record, '^h %S+ (%d+)')
   end
   -- Its lease ran out: it starts anew.
-  redis.call('ZREM', HOLDERS, id)
-  redis.call('HDEL', CLAIMS, id)
+  call('ZREM', HOLDERS, id)
+  call('HDEL', CLAIMS, id)
   record = nil
 end
 
 local capacity = string.match(mode, '/(%d+)$')
 if capacity and not record then
   holders()
-  local all = redis.call('HVALS', CLAIMS)
+  local all = call('HVALS', CLAIMS)
   for i = 1, #all do
     local other = string.match(all[i], '^[wh] p%d+/(%d+) ')
     local _, ends = waiter(all[i])
@@ -52,21 +51,21 @@ local taken = value ~= '' and not is_marker(value)
 if not taken and not record and enqueue ~= '1' then
   -- A try: granted now or not at all. Waiters ahead come first, unless none can be reached.
   settle(nil)
-  if redis.call('ZCARD', QUEUE) == 0 and admits(mode) then
+  if call('LLEN', QUEUE) == 0 and admits(mode) then
     local token = next_token()
-    grant(id, mode, token, owner, now + ttl)
+    grant(id, mode, token, owner, ttl)
     return token
   end
 elseif record or enqueue == '1' then
   if record then
     local _, ends, _, since, inbox = waiter(record)
     inbox = listens ~= '-' and listens or inbox
-    record = 'w ' .. mode .. ' ' .. int(math.max(ends, now + ttl)) .. ' ' .. ARGV[3] .. ' ' .. since .. ' ' .. inbox
+    record = 'w ' .. mode .. ' ' .. int(math.max(ends - ttl, now)) .. ' ' .. ARGV[3] .. ' ' .. since .. ' ' .. inbox
   else
-    redis.call('ZADD', QUEUE, next_token(), id)
-    record = 'w ' .. mode .. ' ' .. int(now + ttl) .. ' ' .. ARGV[3] .. ' ' .. us .. ' ' .. listens
+    call('RPUSH', QUEUE, id)
+    record = 'w ' .. mode .. ' ' .. int(now) .. ' ' .. ARGV[3] .. ' ' .. us .. ' ' .. listens
   end
-  redis.call('HSET', CLAIMS, id, record .. ' ' .. owner)
+  call('HSET', CLAIMS, id, record .. ' ' .. owner)
   keep(QUEUE, ttl)
   if not taken then
     local token = settle(id)
@@ -75,20 +74,36 @@ elseif record or enqueue == '1' then
     end
     value = lock_value()
   end
+  local _, space = string.find(value, '^%x+ ')
+  if space == 33 and string.find(value, '^[1-9]%d+ %d+ {', 34) then
+    -- A record of ours, and with a token: its release has to look at the queue.
+    call('SETRANGE', LOCK, '32', '*')
+  end
 end
 
 -- Not granted: how many stand ahead, who holds, and when to look again if nobody tells.
 local queued = enqueue == '1' or record
-local ahead = queued and redis.call('ZRANK', QUEUE, id) or redis.call('ZCARD', QUEUE)
-local left = redis.call('PTTL', LOCK)
+local ahead = call('LLEN', QUEUE)
+if queued then
+  -- Who is farther back does not need to know by how much.
+  local first = call('LRANGE', QUEUE, '0', '63')
+  ahead = #first
+  for i = 1, #first do
+    if first[i] == id then
+      ahead = i - 1
+      break
+    end
+  end
+end
+local left = call('PTTL', LOCK)
 local look, holder, parts = left, value, 0
 if value == '' or is_marker(value) then
-  local first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
-  parts = redis.call('ZCARD', HOLDERS)
+  local first = call('ZRANGE', HOLDERS, '0', '0', 'WITHSCORES')
+  parts = call('ZCARD', HOLDERS)
   look = (closed_until() or now) - now
   if first[1] then
     look = math.max(look, tonumber(first[2]) - now)
-    holder = first[1] .. ' ' .. (redis.call('HGET', CLAIMS, first[1]) or '')
+    holder = first[1] .. ' ' .. (call('HGET', CLAIMS, first[1]) or '')
   end
 elseif value ~= '' then
   parts = 1

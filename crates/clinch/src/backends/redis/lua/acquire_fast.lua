@@ -1,8 +1,26 @@
--- The way of an uncontended exclusive claim, ahead of everything else: no claims key means that nobody queues and
--- nobody holds a part, and SET NX finds the lock free for foreign clients too.
-if string.sub(ARGV[4], 1, 2) == 'x ' and redis.call('EXISTS', KEYS[2]) == 0 then
+-- The two ways of exclusive claims, ahead of everything else.
+local exclusive = string.sub(ARGV[1], 1, 2) == 'x '
+-- Uncontended: no claims key means that nobody queues and nobody holds a part, and SET NX finds the lock free for foreign
+-- clients too.
+if exclusive and call('EXISTS', KEYS[2]) == 0 then
   local token = next_token()
-  if redis.call('SET', KEYS[1], ARGV[2] .. ' ' .. token .. ' ' .. us .. ' ' .. ARGV[5], 'NX', 'PX', ARGV[3]) then
+  if call('SET', KEYS[1], ARGV[2] .. ' ' .. token .. ' ' .. us .. ' ' .. ARGV[4], 'NX', 'PX', ARGV[3]) then
     return token
+  end
+end
+-- Into the queue of a lock that is known to have one, for the first time.
+local inbox = exclusive and string.match(ARGV[1], '^x 1 (%S+) ')
+local value = inbox and call('GETRANGE', KEYS[1], '0', '1023')
+if inbox and string.sub(value, 33, 33) == '*' and string.sub(value, 1, 32) ~= ARGV[2] then
+  local record = 'w x ' .. string.sub(us, 1, 13) .. ' ' .. ARGV[3] .. ' ' .. us .. ' ' .. inbox .. ' ' .. ARGV[4]
+  if call('HSETNX', KEYS[2], ARGV[2], record) == 1 then
+    local length = call('RPUSH', KEYS[3], ARGV[2])
+    if call('PTTL', KEYS[3]) < tonumber(ARGV[3]) then
+      local time = string.format('%d', tonumber(ARGV[3]) + 60000)
+      call('PEXPIRE', KEYS[2], time)
+      call('PEXPIRE', KEYS[3], time)
+    end
+    local left = call('PTTL', KEYS[1])
+    return { 2, string.sub(us, 1, 13), length, length - 1, left, value, left }
   end
 end

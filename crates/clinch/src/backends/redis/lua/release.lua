@@ -1,80 +1,81 @@
 -- Release a lock or leave its queue, and hand it to whoever is next: one idempotent step.
 --
--- ARGV[2] claim id; [3] "<linger> <doubt> <evict>": for how many ms the lock stays closed; 1 when a step of the claim may
--- still arrive, which then finds the claim buried; 1 when an operator does it, which also opens a closed lock. Of the
+-- ARGV[1] begins "<linger> <doubt> <evict>": for how many ms the lock stays closed; 1 when a step of the claim may still
+-- arrive, which then finds the claim buried; 1 when an operator does it, which also opens a closed lock. Of the
 -- settings, `run` and `gap`: after how many ms of being handed over the lock is left free for foreign clients, and for
--- how many (0: never).
+-- how many (0: never). ARGV[2] claim id.
 -- Answers 1: removed. 0: there was no such claim.
 local id = ARGV[2]
-local linger, doubt, evict = string.match(ARGV[3], '^(%d+) (%d) (%d)$')
-local run, gap = string.match(ARGV[1], '^%S+ %d (%d+) (%d+)')
+local linger, doubt, evict, run, gap = string.match(ARGV[1], '^(%d+) (%d) (%d) %S+ %d (%d+) (%d+) ')
 linger, run, gap = tonumber(linger), tonumber(run), tonumber(gap)
-local record = not mine and redis.call('HGET', CLAIMS, id)
+local record = not mine and call('HGET', CLAIMS, id)
+record = record and string.sub(record, 1, 2) ~= 'x ' and record
 local removed, free = mine or record, mine and linger == 0
-local ids = redis.call('ZRANGE', QUEUE, 0, 1)
+local ids = call('LRANGE', QUEUE, '0', '1')
 
 if evict == '1' then
-  redis.call('HDEL', CLAIMS, '.closed')
-  if redis.call('GETRANGE', LOCK, 0, 31) == 'clinch closed' then
-    redis.call('DEL', LOCK)
+  call('HDEL', CLAIMS, '.closed')
+  if call('GETRANGE', LOCK, '0', '31') == 'clinch closed' then
+    call('DEL', LOCK)
   end
 end
 if linger > 0 and (mine or string.sub(record or '', 1, 2) == 'h ') then
-  redis.call('HSET', CLAIMS, '.closed', int(math.max(now + linger, closed_until() or 0)))
+  call('HSET', CLAIMS, '.closed', int(math.max(now + linger, closed_until() or 0)))
   keep(CLAIMS, linger)
 end
 if mine then
   -- The first write: one that needs no memory, so that a full server does not refuse the script.
-  redis.call('DEL', LOCK)
+  call('DEL', LOCK)
   if not free then
     mark()
   end
 elseif record then
   local first = ids[1] == id
   leave(id)
-  ids = redis.call('ZRANGE', QUEUE, 0, 1)
+  ids = call('LRANGE', QUEUE, '0', '1')
   local next_id = first and ids[1]
-  local _, _, _, _, inbox = waiter(next_id and redis.call('HGET', CLAIMS, next_id))
+  local _, _, _, _, inbox = waiter(next_id and call('HGET', CLAIMS, next_id))
   if inbox then
     tell(inbox, 'n ' .. next_id .. ' ' .. int(now) .. ' 0')
   end
-  if redis.call('ZREM', HOLDERS, id) == 1 then
+  if call('ZREM', HOLDERS, id) == 1 then
     mark()
   end
 end
 local head = ids[1]
-local idle = not head and redis.call('HLEN', CLAIMS) > redis.call('ZCARD', HOLDERS)
+local idle = not head and call('HLEN', CLAIMS) > call('ZCARD', HOLDERS)
 if idle or doubt == '1' and string.sub(us, -1) == '0' then
   -- While there are buried, no claim can take the fast way. Among many claims to look for them takes its time: there,
   -- one in ten who bury does.
-  local all = redis.call('HGETALL', CLAIMS)
+  local all = call('HGETALL', CLAIMS)
   for i = 1, #all, 2 do
-    if string.sub(all[i], 1, 1) == 'x' and tonumber(all[i + 1]) <= now then
-      redis.call('HDEL', CLAIMS, all[i])
+    local ends = tonumber(string.match(all[i + 1], '^x (%d+)$'))
+    if ends and ends <= now then
+      call('HDEL', CLAIMS, all[i])
     end
   end
 end
 if doubt == '1' then
-  redis.call('HSET', CLAIMS, 'x' .. id, int(now + SPARE))
+  call('HSET', CLAIMS, id, 'x ' .. int(now + SPARE))
   keep(CLAIMS, SPARE)
 end
 
 if run > 0 and free then
   -- Foreign clients poll: a lock that is only ever handed over would never look free to them.
-  local since = tonumber(redis.call('HGET', CLAIMS, '.run') or nil)
+  local since = tonumber(call('HGET', CLAIMS, '.run') or nil)
   if not head then
-    redis.call('HDEL', CLAIMS, '.run')
+    call('HDEL', CLAIMS, '.run')
   elseif not since then
-    redis.call('HSET', CLAIMS, '.run', int(now))
+    call('HSET', CLAIMS, '.run', int(now))
   elseif now - since > run then
-    redis.call('HDEL', CLAIMS, '.run')
-    redis.call('HSET', CLAIMS, '.closed', int(now + gap))
+    call('HDEL', CLAIMS, '.run')
+    call('HSET', CLAIMS, '.closed', int(now + gap))
     linger, free = gap, false
   end
 end
 if linger > 0 and head then
   -- Who is next knows an end that no longer counts.
-  local _, _, _, _, inbox = waiter(redis.call('HGET', CLAIMS, head))
+  local _, _, _, _, inbox = waiter(call('HGET', CLAIMS, head))
   if inbox then
     tell(inbox, 'n ' .. head .. ' ' .. int(now) .. ' ' .. int(linger))
   end

@@ -4,35 +4,35 @@
 -- A lease never gets shorter: an older request may arrive after one that asked for more.
 local answers = {}
 -- A full server refuses a script whose first write needs memory, and looks at no later one; this one needs none.
-redis.call('HDEL', CLAIMS, '')
+call('HDEL', CLAIMS, '')
 for i = 2, #ARGV, 2 do
   local id, ttl, left = ARGV[i], tonumber(ARGV[i + 1]), -1
-  local record = redis.call('HGET', CLAIMS, id) or ''
+  local record = call('HGET', CLAIMS, id) or ''
   local mode, ends, old, since, inbox, owner = waiter(record)
-  if redis.call('GETRANGE', LOCK, 0, 32) == id .. ' ' then
-    left = redis.call('PTTL', LOCK)
+  if is_of(call('GETRANGE', LOCK, '0', '32'), id) then
+    left = call('PTTL', LOCK)
     if left < ttl then
-      redis.call('PEXPIRE', LOCK, int(ttl))
+      call('PEXPIRE', LOCK, int(ttl))
       left = ttl
     end
   elseif mode then
     if ends > now then
       left = math.max(ends - now, ttl)
-      redis.call('HSET', CLAIMS, id, 'w ' .. mode .. ' ' .. int(now + left) .. ' ' .. int(old) .. ' ' .. since
+      call('HSET', CLAIMS, id, 'w ' .. mode .. ' ' .. int(now + left - old) .. ' ' .. int(old) .. ' ' .. since
         .. ' ' .. inbox .. ' ' .. owner)
       keep(QUEUE, left)
     end
   elseif string.sub(record, 1, 2) == 'h ' then
-    local ends = tonumber(redis.call('ZSCORE', HOLDERS, id) or 0)
+    local ends = tonumber(call('ZSCORE', HOLDERS, id) or 0)
     if ends > now then
       left = math.max(ends - now, ttl)
       if now + left > ends then
-        redis.call('ZADD', HOLDERS, int(now + left), id)
+        call('ZADD', HOLDERS, int(now + left), id)
         keep(HOLDERS, left)
         if not mark() then
           -- Deleted by force, and a foreign client has taken it.
-          redis.call('ZREM', HOLDERS, id)
-          redis.call('HDEL', CLAIMS, id)
+          call('ZREM', HOLDERS, id)
+          call('HDEL', CLAIMS, id)
           left = -1
         end
       end
@@ -41,7 +41,7 @@ for i = 2, #ARGV, 2 do
   answers[#answers + 1] = left
 end
 -- A holder that died leaves a free lock and nobody who tells the queue: every renewal of a place looks after it.
-if redis.call('EXISTS', LOCK) == 0 then
+if call('EXISTS', LOCK) == 0 then
   settle(nil)
 end
 return answers

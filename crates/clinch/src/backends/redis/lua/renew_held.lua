@@ -1,15 +1,16 @@
 -- Renew many exclusive locks: KEYS[i] if its holder is claim ARGV[2i-1], for ARGV[2i] ms. Answers 1 or 0 for each.
 -- A lease never gets shorter: an older request may arrive after one that asked for more.
+local call = redis.call
 local answers = {}
 for i = 1, #KEYS do
   -- A key that holds no text is not the claim's, and must not end the renewals of the other locks.
-  local holder = redis.pcall('GETRANGE', KEYS[i], 0, 32)
+  local holder, id = redis.pcall('GETRANGE', KEYS[i], '0', '32'), ARGV[2 * i - 1]
   if type(holder) == 'table' and not string.find(holder.err, 'WRONGTYPE', 1, true) then
     return holder
   end
-  local held = holder == ARGV[2 * i - 1] .. ' '
-  if held and redis.call('PTTL', KEYS[i]) < tonumber(ARGV[2 * i]) then
-    redis.call('PEXPIRE', KEYS[i], ARGV[2 * i])
+  local held = holder == id .. ' ' or holder == id .. '*'
+  if held and call('PTTL', KEYS[i]) < tonumber(ARGV[2 * i]) then
+    call('PEXPIRE', KEYS[i], ARGV[2 * i])
   end
   answers[i] = held and 1 or 0
 end

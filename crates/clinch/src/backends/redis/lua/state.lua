@@ -1,17 +1,17 @@
 -- Read one lock: {now (ms), the lock key, its PTTL, closed until (ms, 0: not), holders of parts, waiters}, the last two as
 -- id, record, end (ms) in turn.
 local parts, waiting = {}, {}
-local ids = redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES')
+local ids = call('ZRANGE', HOLDERS, '0', '-1', 'WITHSCORES')
 for i = 1, #ids, 2 do
   if tonumber(ids[i + 1]) > now then
     parts[#parts + 1] = ids[i]
-    parts[#parts + 1] = redis.call('HGET', CLAIMS, ids[i]) or ''
+    parts[#parts + 1] = call('HGET', CLAIMS, ids[i]) or ''
     parts[#parts + 1] = tonumber(ids[i + 1])
   end
 end
-ids = redis.call('ZRANGE', QUEUE, 0, -1)
+ids = call('LRANGE', QUEUE, '0', '-1')
 for i = 1, #ids do
-  local record = redis.call('HGET', CLAIMS, ids[i]) or ''
+  local record = call('HGET', CLAIMS, ids[i]) or ''
   local _, ends = waiter(record)
   if ends and ends > now then
     waiting[#waiting + 1] = ids[i]
@@ -19,4 +19,4 @@ for i = 1, #ids do
     waiting[#waiting + 1] = ends
   end
 end
-return { now, lock_value(), redis.call('PTTL', LOCK), closed_until() or 0, parts, waiting }
+return { now, lock_value(), call('PTTL', LOCK), closed_until() or 0, parts, waiting }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::super::dating::millis;
 use super::super::reply;
 use super::super::resp::{Command, Value};
 use super::super::script;
-use super::super::store::{deleted, millis};
+use super::super::store::deleted;
 use super::node::{Line, Node};
 use super::round::Round;
 use super::store::Quorum;

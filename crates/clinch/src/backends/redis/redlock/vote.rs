@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::super::dating::millis;
 use super::super::reply;
 use super::super::resp::{Command, Value};
 use super::super::script;
-use super::super::store::millis;
 use super::claims::{Entry, Mark};
 use super::node::Node;
 use super::round::Round;

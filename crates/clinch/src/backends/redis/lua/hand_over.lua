@@ -1,0 +1,26 @@
+-- The way of an exclusive lock to the next in line, ahead of everything else: if that claim wants all of it, can be told,
+-- and has come so lately that those behind it still have their first look before them, by which they find it dead.
+local publish, counts, channels = string.match(ARGV[1], '^0 0 0 (%S+) (%d) 0 %d+ (.*)$')
+-- The first write: one that needs no memory, so that a full server does not refuse the script.
+local id = mine and publish and call('LPOP', KEYS[3])
+if id then
+  local record = call('HGET', KEYS[2], id)
+  local from, ttl, since, inbox, owner = string.match(record or '', '^w x (%d+) (%d+) (%d+) (%x+) (.*)$')
+  local now = string.sub(us, 1, 13)
+  if from and tonumber(us) - tonumber(since) < 3000000 and tonumber(from) + tonumber(ttl) > tonumber(now) then
+    local lease = #ttl < 5 and tonumber(ttl) < 3000 and ttl or '3000'
+    local known, token = pcall(next_token)
+    local heard = known and redis.pcall(publish, channels .. inbox, 'g ' .. id .. ' ' .. token .. ' ' .. now .. ' ' .. lease)
+    if type(heard) == 'number' and (heard > 0 or counts ~= '1') then
+      call('HDEL', KEYS[2], id)
+      call('SET', KEYS[1], id .. '*' .. token .. ' ' .. us .. ' ' .. owner, 'PX', lease)
+      return 1
+    end
+  end
+  -- Back to its place.
+  local left = call('PTTL', KEYS[2])
+  call('LPUSH', KEYS[3], id)
+  call('PEXPIRE', KEYS[3], left > 0 and left or 60000)
+elseif mine and publish and call('EXISTS', KEYS[2]) == 0 then
+  return call('DEL', KEYS[1])
+end
