@@ -94,16 +94,23 @@ impl Outcome {
     }
 }
 
-/// What every contest of ours has to reach: fairness and exclusion, in the worst round.
+/// What every contest of ours has to reach where there is a queue: fairness and exclusion, in the worst round.
 pub(crate) fn targets(table: &Table) -> Vec<Target> {
-    let ours = Kind::Clinch.name();
-    let target =
-        |what: &str, limit, measured| Target { what: format!("{}: {what}", table.title), limit, measured };
-    vec![
-        target("Jain, worst round", Limit::AtLeast(TARGET_JAIN), table.min(ours, JAIN.name)),
-        target("starved, worst round", Limit::AtMost(0.0), table.max(ours, STARVED.name)),
-        target("violations, worst round", Limit::AtMost(0.0), table.max(ours, VIOLATIONS.name)),
-    ]
+    let fair = Target {
+        what: format!("{}: Jain, worst round", table.title),
+        limit: Limit::AtLeast(TARGET_JAIN),
+        measured: table.min(Kind::Clinch.name(), JAIN.name),
+    };
+    [fair].into_iter().chain(exclusion(table)).collect()
+}
+
+/// What every contest of ours has to reach.
+pub(crate) fn exclusion(table: &Table) -> [Target; 2] {
+    [STARVED, VIOLATIONS].map(|metric| Target {
+        what: format!("{}: {}, worst round", table.title, metric.name),
+        limit: Limit::AtMost(0.0),
+        measured: table.max(Kind::Clinch.name(), metric.name),
+    })
 }
 
 /// A plan that was carried out, the holds of each waiter, and the CPU time that all of them used, in nanoseconds.

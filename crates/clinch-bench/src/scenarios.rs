@@ -5,6 +5,7 @@ pub(crate) mod held;
 mod kill;
 mod pair;
 pub(crate) mod redis;
+pub(crate) mod redlock;
 mod run;
 
 use crate::Result;
@@ -68,5 +69,10 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         name: "redis-kill",
         about: "from the end of a killed holder's lease on Redis, or past a killed waiter, to the next grant",
         run: redis::kill::run,
+    },
+    Scenario {
+        name: "redlock-pair",
+        about: "uncontended lock and release on five Redis servers, beside the same requests with no logic",
+        run: redlock::pair::run,
     },
 ];

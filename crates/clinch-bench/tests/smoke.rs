@@ -153,11 +153,26 @@ fn kills_on_redis_are_measured_to_the_next_grant() {
 }
 
 #[test]
+fn a_pair_on_five_servers_is_two_rounds_or_three() {
+    let report = quick("redlock-pair", &[]);
+    let table = &report["tables"][0];
+    assert_eq!(
+        cases(table),
+        ["raw, all five", "raw, first three", "clinch, fencing=off", "clinch", "rslock"]
+    );
+    for case in ["raw, all five", "raw, first three", "rslock"] {
+        assert_eq!(value(table, case, "commands"), 10.0, "{case}");
+        assert!(value(table, case, "acquire p50") > 0.0 && value(table, case, "release p50") > 0.0);
+    }
+    // A server that did not answer in time is asked again, or met again.
+    assert!(value(table, "clinch, fencing=off", "commands") >= 10.0);
+}
+
+#[test]
 fn help_lists_the_scenarios_and_a_wrong_argument_fails() {
     let help = bench(&["--help"]);
     assert!(help.status.success());
-    for scenario in ["file-pair", "run", "file-contention", "kill", "held", "redis-pair", "redis-contention"]
-    {
+    for scenario in ["file-pair", "run", "file-contention", "kill", "held", "redis-pair", "redlock-pair"] {
         assert!(String::from_utf8_lossy(&help.stdout).contains(scenario));
     }
     assert_eq!(bench(&["--fast"]).status.code(), Some(1));
