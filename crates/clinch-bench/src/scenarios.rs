@@ -75,4 +75,9 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         about: "uncontended lock and release on five Redis servers, beside the same requests with no logic",
         run: redlock::pair::run,
     },
+    Scenario {
+        name: "redlock-stopped",
+        about: "one, two and three of five Redis servers stand still: locks, releases, what is left, exits",
+        run: redlock::stopped::run,
+    },
 ];

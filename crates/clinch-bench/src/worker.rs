@@ -13,7 +13,7 @@ use clinch::{Env, Lane, Locks};
 use crate::contend::{self, Bare, Kind, NAME, Plan};
 use crate::history::Hold;
 use crate::machine::{self, now};
-use crate::scenarios::{held, redis};
+use crate::scenarios::{held, redis, redlock};
 use crate::{Error, Result};
 
 /// What a worker writes when it can begin.
@@ -120,6 +120,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
             println!("{}", redis::held::keep(who, url, count.parse()?, seconds.parse()?)?);
             Ok(())
         }
+        ["redlock-once", url] => redlock::stopped::once(url),
         ["redis-throughput", who, url, millis] => {
             println!("{}", redis::throughput::work(who, url, Duration::from_millis(millis.parse()?))?);
             Ok(())

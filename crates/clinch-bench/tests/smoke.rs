@@ -169,10 +169,24 @@ fn a_pair_on_five_servers_is_two_rounds_or_three() {
 }
 
 #[test]
+fn servers_that_stand_still_leave_nothing_behind() {
+    let report = quick("redlock-stopped", &[]);
+    let (few, many, ends) = (&report["tables"][0], &report["tables"][1], &report["tables"][2]);
+    assert_eq!(cases(few), ["all up", "1 stopped", "2 stopped"]);
+    for case in cases(few) {
+        assert_eq!(value(few, case, "keys left"), 0.0, "{case}");
+    }
+    assert!(value(many, "3 stopped", "failed after") >= 1000.0);
+    assert_eq!(value(many, "3 stopped", "keys left on the others"), 0.0);
+    assert_eq!(value(many, "3 stopped", "keys left"), 0.0);
+    assert!(cases(ends).iter().all(|case| value(ends, case, "lock, release and exit") > 0.0));
+}
+
+#[test]
 fn help_lists_the_scenarios_and_a_wrong_argument_fails() {
     let help = bench(&["--help"]);
     assert!(help.status.success());
-    for scenario in ["file-pair", "run", "file-contention", "kill", "held", "redis-pair", "redlock-pair"] {
+    for scenario in ["file-pair", "run", "file-contention", "kill", "held", "redis-pair", "redlock-stopped"] {
         assert!(String::from_utf8_lossy(&help.stdout).contains(scenario));
     }
     assert_eq!(bench(&["--fast"]).status.code(), Some(1));

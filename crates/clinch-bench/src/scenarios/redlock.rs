@@ -1,6 +1,7 @@
 //! Locks on a quorum of five Redis servers of the bench's own, which know nothing of each other.
 
 pub(super) mod pair;
+pub(crate) mod stopped;
 
 use std::time::{Duration, Instant};
 
