@@ -80,4 +80,9 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         about: "one, two and three of five Redis servers stand still: locks, releases, what is left, exits",
         run: redlock::stopped::run,
     },
+    Scenario {
+        name: "redlock-contention",
+        about: "2 and 16 waiters on one lock of five Redis servers, tasks and processes: votes and fairness",
+        run: redlock::contention::run,
+    },
 ];

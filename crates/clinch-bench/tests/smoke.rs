@@ -183,6 +183,23 @@ fn servers_that_stand_still_leave_nothing_behind() {
 }
 
 #[test]
+fn contention_on_five_servers_counts_votes_and_has_no_violations() {
+    let report = quick("redlock-contention", &[]);
+    let tables = report["tables"].as_array().unwrap();
+    assert_eq!(tables.len(), 3, "tasks, processes, votes");
+    for table in &tables[..2] {
+        assert_eq!(cases(table), ["clinch", "one server"]);
+        assert!(value(table, "clinch", "votes") >= 1.0);
+        assert_eq!(value(table, "clinch", "violations"), 0.0);
+    }
+    for case in cases(&tables[2]) {
+        let share = |end| value(&tables[2], case, end);
+        let all = share("won") + share("held") + share("too early") + share("split");
+        assert!(share("won") > 0.0 && (all - 100.0).abs() < 1e-6, "{case}: {all}");
+    }
+}
+
+#[test]
 fn help_lists_the_scenarios_and_a_wrong_argument_fails() {
     let help = bench(&["--help"]);
     assert!(help.status.success());

@@ -1,7 +1,9 @@
 //! Locks on a quorum of five Redis servers of the bench's own, which know nothing of each other.
 
+pub(super) mod contention;
 pub(super) mod pair;
 pub(crate) mod stopped;
+mod votes;
 
 use std::time::{Duration, Instant};
 
