@@ -18,11 +18,12 @@
 //! # How to repeat it
 //!
 //! A quiet machine, a release build, a local file system (`--dir` chooses one; the default is the directory for temporary
-//! files). The scenarios of pairs pin themselves (and the servers) to one CPU, which makes their ratios repeatable to
+//! files). `file-pair` and `redis-pair` pin themselves (and the server) to one CPU, which makes their ratios repeatable to
 //! some per cent; with `--no-pin`, or where processes have to meet on several CPUs, expect a third up or down. To put a
 //! whole run on one CPU, use `taskset -c 1 clinch-bench ...`. Nothing here needs root. The scenarios on Redis need a
 //! `redis-server` on the path; each starts one on a free port, without persistence, and stops it. Those of Redlock start
-//! five. On one CPU these take turns, so `redlock-pair` then compares work; with `--no-pin` it compares what is waited for.
+//! five. On one CPU five servers take turns, so `redlock-pair` is measured both ways: not pinned it compares what is waited
+//! for, as on five hosts; pinned it compares the work of all.
 //!
 //! # What a hand-off is
 //!

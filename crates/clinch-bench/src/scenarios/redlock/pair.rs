@@ -56,8 +56,37 @@ impl Who {
 }
 
 pub(crate) fn run(settings: &Settings) -> Result<Report> {
-    // Also for the servers and for the library's background thread, which inherit it.
-    let _pinned = if settings.pin { Some(Pinned::to_one_cpu()?) } else { None };
+    let free = compare(settings)?;
+    let targets = targets(&free);
+    let mut report = Report { targets, ..Report::default() };
+    for (who, other) in
+        [Who::NoTokens, Who::Tokens].into_iter().flat_map(|who| [(who, Who::First), (who, Who::Rslock)])
+    {
+        let ratio = free.ratio_to(other.name(), who.name(), P50.name).unwrap_or(f64::NAN);
+        report.notes.push(format!("{}, p50 × {}, {FREE}: {ratio:.2}.", who.name(), other.name()));
+    }
+    report.tables.push(free);
+    if settings.pin {
+        // Also the servers and the library's background thread, which inherit it.
+        let _pinned = Pinned::to_one_cpu()?;
+        report.tables.push(Table { title: title("all on one CPU"), ..compare(settings)? });
+    }
+    report.notes.push(
+        "A pair of the floor is two rounds of requests. With tokens a third one is needed where the servers do not give the \
+         same one: five more commands. On one CPU the servers take turns, so that the work of all five counts, also of \
+         those that nobody waits for; the targets are for servers that work at the same time."
+            .to_owned(),
+    );
+    Ok(report)
+}
+
+const FREE: &str = "not pinned";
+
+fn title(place: &str) -> String {
+    format!("lock and release on {SERVERS} servers, {place}")
+}
+
+fn compare(settings: &Settings) -> Result<Table> {
     let servers = Servers::voting()?;
     let pairs = settings.amount(PAIRS, 50);
     let mut cases = Vec::new();
@@ -66,22 +95,7 @@ pub(crate) fn run(settings: &Settings) -> Result<Report> {
         cases.push(Case::new(who.name(), move || measure(who, &mut pairer, urls, pairs)));
     }
     let rows = interleave(settings.rounds, cases)?;
-    let place = if settings.pin { "all on one CPU" } else { "not pinned" };
-    let title = format!("lock and release on {SERVERS} servers, {place}");
-    let table = Table { title, floor: Some((Who::All.name(), P50.name)), rows };
-    let beside = |who: Who, other: Who| {
-        let ratio = table.ratio_to(other.name(), who.name(), P50.name).unwrap_or(f64::NAN);
-        format!("{} p50 × {}: {ratio:.2}.", who.name(), other.name())
-    };
-    let mut notes = vec![
-        "A pair of the floor is two rounds of requests. With tokens a third one is needed where the servers do not give the same \
-         one: five more commands."
-            .to_owned(),
-    ];
-    for who in [Who::NoTokens, Who::Tokens] {
-        notes.extend([Who::First, Who::Rslock].map(|other| beside(who, other)));
-    }
-    Ok(Report { targets: targets(&table), tables: vec![table], notes, ..Report::default() })
+    Ok(Table { title: title(FREE), floor: Some((Who::All.name(), P50.name)), rows })
 }
 
 fn targets(table: &Table) -> Vec<Target> {

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use clinch::{ErrorKind, Locks};
 use clinch_testkit::Redis;
+use tokio::runtime::Runtime;
 
 use super::{QUORUM, Servers};
 use crate::args::Settings;
 use crate::harness::{Case, Sample, interleave};
-use crate::machine::now;
+use crate::machine::{now, resident};
 use crate::raw_redis::{Raw, Reply};
 use crate::redis_server;
 use crate::report::{Limit, Metric, Report, Table, Target};
@@ -37,6 +38,7 @@ const DEFAULTS: &str = "durable=on";
 
 const ALL_UP: &str = "all up";
 
+const GROWTH: Metric = Metric::new("memory growth", "KiB");
 const SEEN: Metric = Metric::new("a key last seen after", "ms");
 const LEFT: Metric = Metric::new("keys left", "");
 const FAILED: Metric = Metric::new("failed after", "ms");
@@ -57,10 +59,14 @@ pub(crate) fn run(settings: &Settings) -> Result<Report> {
         floor: Some((ALL_UP, TAKE_P50.name)),
         rows: interleave(settings.rounds, (0..QUORUM).map(case).collect())?,
     };
+    let without = |case: &'static str, driven: bool| {
+        let servers = &servers;
+        Case::new(case, move || no_quorum(servers, driven))
+    };
     let many = Table {
         title: format!("a lock with a deadline of {DEADLINE:?} and no quorum"),
         floor: None,
-        rows: interleave(settings.rounds, vec![Case::new(name(QUORUM), || no_quorum(&servers))])?,
+        rows: interleave(settings.rounds, vec![without(name(QUORUM), true), without(IDLE, false)])?,
     };
     let whole = |when: &'static str, before: usize, after: usize| {
         let servers = &servers;
@@ -80,6 +86,9 @@ pub(crate) fn run(settings: &Settings) -> Result<Report> {
     ];
     Ok(Report { tables: vec![few, many, ends], targets, notes, ..Report::default() })
 }
+
+/// What is left to do is left to the library's own thread: nobody polls the runtime that asked.
+const IDLE: &str = "3 stopped, then an idle runtime";
 
 const AFTERWARDS: &str = "1 stopped after it connected";
 const BEFORE: &str = "1 stopped before it connects";
@@ -114,9 +123,11 @@ fn targets(few: &Table, many: &Table, ends: &Table) -> Vec<Target> {
         TARGET_LATE_MS,
         late,
     ));
-    for left in [LEFT_LIVING, LEFT] {
-        let what = format!("{without}, {}, worst round", left.name);
-        targets.push(target(what, 0.0, many.max(without, left.name)));
+    for case in [without, IDLE] {
+        for left in [LEFT_LIVING, LEFT] {
+            let what = format!("{case}, {}, worst round", left.name);
+            targets.push(target(what, 0.0, many.max(case, left.name)));
+        }
     }
     let end = |case: &str| ends.median(case, DONE.name);
     for case in [AFTERWARDS, BEFORE] {
@@ -150,10 +161,12 @@ fn pairs_with(servers: &Servers, stopped: usize, pairs: u64) -> Result<Sample> {
     let locks = runtime.block_on(clinch::connect(&servers.url(DEFAULTS)))?;
     warm_up(pairs, |time| runtime.block_on(lock_each(&locks, time)))?;
     let stopped = Stopped::first(servers, stopped);
+    let before = resident()?;
     let mut sample = timed(pairs, |time| runtime.block_on(lock_each(&locks, time)))?;
+    let growth = resident()? as f64 - before as f64;
     drop(stopped);
-    let (seen, left) = keys(&servers.urls)?;
-    sample.extend([(SEEN, seen), (LEFT, left)]);
+    let (seen, left) = driving(&runtime, || keys(&servers.urls))?;
+    sample.extend([(GROWTH, growth / 1024.0), (SEEN, seen), (LEFT, left)]);
     Ok(sample)
 }
 
@@ -168,8 +181,17 @@ async fn lock_each(locks: &Locks, time: &mut Stopwatch) -> Result<()> {
     Ok(())
 }
 
-/// A lock that cannot be had: it has to fail in time, and leave nothing.
-fn no_quorum(servers: &Servers) -> Result<Sample> {
+/// Does something while tasks of a runtime go on.
+fn driving<T: Send>(runtime: &Runtime, body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let (tell, told) = tokio::sync::oneshot::channel();
+        scope.spawn(move || tell.send(body()));
+        runtime.block_on(told)?
+    })
+}
+
+/// A lock that cannot be had: it has to fail in time, and leave nothing, whether its runtime goes on or not.
+fn no_quorum(servers: &Servers, driven: bool) -> Result<Sample> {
     let runtime = runtime()?;
     let locks = runtime.block_on(clinch::connect(&servers.url(DEFAULTS)))?;
     runtime.block_on(async { locks.mutex("stopped/warm")?.lock().await?.release().await })?;
@@ -186,9 +208,10 @@ fn no_quorum(servers: &Servers) -> Result<Sample> {
         Err(_) => {}
     }
     let (_, living) = servers.urls.split_at(QUORUM);
-    let (seen, left) = keys(living)?;
+    let look = |urls: &[String]| if driven { driving(&runtime, || keys(urls)) } else { keys(urls) };
+    let (seen, left) = look(living)?;
     drop(stopped);
-    let (seen_after, left_after) = keys(&servers.urls)?;
+    let (seen_after, left_after) = look(&servers.urls)?;
     let failed = failed.as_secs_f64() * 1e3;
     Ok(vec![(FAILED, failed), (LIVING, seen), (LEFT_LIVING, left), (SEEN, seen_after), (LEFT, left_after)])
 }
