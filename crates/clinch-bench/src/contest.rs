@@ -92,16 +92,23 @@ impl Outcome {
     }
 }
 
-/// What every contest of ours has to reach: this much fairness, and exclusion, in the worst round.
+/// What every contest of ours has to reach where there is a queue: this much fairness, and exclusion, in the worst round.
 pub(crate) fn targets(table: &Table, jain: f64) -> Vec<Target> {
-    let ours = Kind::Clinch.name();
-    let target =
-        |what: &str, limit, measured| Target { what: format!("{}: {what}", table.title), limit, measured };
-    vec![
-        target("Jain, worst round", Limit::AtLeast(jain), table.min(ours, JAIN.name)),
-        target("starved, worst round", Limit::AtMost(0.0), table.max(ours, STARVED.name)),
-        target("violations, worst round", Limit::AtMost(0.0), table.max(ours, VIOLATIONS.name)),
-    ]
+    let fair = Target {
+        what: format!("{}: Jain, worst round", table.title),
+        limit: Limit::AtLeast(jain),
+        measured: table.min(Kind::Clinch.name(), JAIN.name),
+    };
+    [fair].into_iter().chain(exclusion(table)).collect()
+}
+
+/// What every contest of ours has to reach.
+pub(crate) fn exclusion(table: &Table) -> [Target; 2] {
+    [STARVED, VIOLATIONS].map(|metric| Target {
+        what: format!("{}: {}, worst round", table.title, metric.name),
+        limit: Limit::AtMost(0.0),
+        measured: table.max(Kind::Clinch.name(), metric.name),
+    })
 }
 
 /// A plan that was carried out, the holds of each waiter, and the CPU time that all of them used, in nanoseconds.

@@ -23,7 +23,9 @@
 //! down. To put a whole run on one CPU, use `taskset -c 1 clinch-bench ...`. Nothing here needs root. The scenarios on
 //! Redis need a `redis-server` on the path; each starts one on a free port, without persistence, and stops it. Those on
 //! etcd need `etcd` and `etcdctl`; each starts one member in `/tmp`, which syncs its log: whether `/tmp` is a disk or
-//! memory changes the figures, and the report says which it is. Some also need Go and its library for etcd.
+//! memory changes the figures, and the report says which it is. Some also need Go and its library for etcd. Those of Redlock
+//! start five servers. On one CPU five servers take turns, so `redlock-pair` is measured both ways: not pinned it compares
+//! what is waited for, as on five hosts; pinned it compares the work of all.
 //!
 //! # What a hand-off is
 //!
@@ -54,6 +56,7 @@ mod history;
 mod machine;
 mod raw_etcd;
 mod raw_redis;
+mod raw_redlock;
 mod redis_server;
 mod report;
 mod scenarios;

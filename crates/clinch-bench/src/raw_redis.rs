@@ -5,6 +5,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use crate::{Error, Result};
@@ -184,6 +185,12 @@ impl Raw {
                 Ok(())
             }
         }
+    }
+}
+
+impl AsFd for Raw {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }
 

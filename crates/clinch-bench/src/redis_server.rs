@@ -12,8 +12,17 @@ use crate::raw_redis::Raw;
 /// its value, or with this process.
 pub(crate) fn start() -> Result<Redis> {
     // The kit panics, as tests like it. Here one scenario is not measured, and the others are.
-    catch_unwind(Redis::start).map_err(|_| "redis-server does not start; stderr says why".into())
+    catch_unwind(Redis::start).map_err(|_| NO_START.into())
 }
+
+/// Starts a server that writes what it does to a file, which nobody waits for: it is as good as its word for as long as it is
+/// not restarted.
+pub(crate) fn start_logging() -> Result<Redis> {
+    let start = || Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "no").start();
+    catch_unwind(start).map_err(|_| NO_START.into())
+}
+
+const NO_START: &str = "redis-server does not start; stderr says why";
 
 /// How often each command ran.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,6 +51,15 @@ impl Calls {
         after
     }
 
+    /// The calls on several servers.
+    pub(crate) fn sum(all: impl IntoIterator<Item = Calls>) -> Calls {
+        let mut sum = BTreeMap::new();
+        for (command, calls) in all.into_iter().flat_map(|calls| calls.0) {
+            *sum.entry(command).or_default() += calls;
+        }
+        Calls(sum)
+    }
+
     pub(crate) fn of(&self, command: &str) -> u64 {
         self.0.get(command).copied().unwrap_or(0)
     }
@@ -63,25 +81,46 @@ impl Calls {
 
 /// The commands that clients sent while something ran, by name: exact, and too slow for what is timed.
 pub(crate) fn monitored(url: &str, body: impl FnOnce() -> Result<()>) -> Result<BTreeMap<String, u64>> {
-    const END: &str = "end of watch";
-    let mut monitor = Raw::connect(url)?;
-    monitor.call(&["MONITOR"])?;
+    let monitor = Monitor::start(url)?;
     body()?;
-    Raw::connect(url)?.call(&["ECHO", END])?;
     let mut sent = BTreeMap::new();
-    loop {
-        let line = monitor.line()?;
-        if line.contains(END) {
-            return Ok(sent);
-        }
-        if let Some(command) = sent_command(&line) {
-            *sent.entry(command).or_default() += 1;
+    for command in monitor.end()?.iter().filter_map(|line| sent_command(line)) {
+        *sent.entry(command).or_default() += 1;
+    }
+    Ok(sent)
+}
+
+/// Sees every command of a server, those of scripts included.
+#[derive(Debug)]
+pub(crate) struct Monitor {
+    raw: Raw,
+    url: String,
+}
+
+impl Monitor {
+    pub(crate) fn start(url: &str) -> Result<Monitor> {
+        let mut raw = Raw::connect(url)?;
+        raw.call(&["MONITOR"])?;
+        Ok(Monitor { raw, url: url.to_owned() })
+    }
+
+    /// What was seen until now, line by line.
+    pub(crate) fn end(mut self) -> Result<Vec<String>> {
+        const END: &str = "end of watch";
+        Raw::connect(&self.url)?.call(&["ECHO", END])?;
+        let mut lines = Vec::new();
+        loop {
+            let line = self.raw.line()?;
+            if line.contains(END) {
+                return Ok(lines);
+            }
+            lines.push(line);
         }
     }
 }
 
 /// The command in a line of MONITOR, such as `+1339518083.1 [0 127.0.0.1:60866] "SET" "k" "v"`, unless a script called it.
-fn sent_command(line: &str) -> Option<String> {
+pub(crate) fn sent_command(line: &str) -> Option<String> {
     let (source, command) = line.split_once("] \"")?;
     let command = command.split('"').next()?.to_ascii_uppercase();
     (!source.ends_with(" lua")).then_some(command)

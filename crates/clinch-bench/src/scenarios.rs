@@ -6,6 +6,7 @@ pub(crate) mod held;
 mod kill;
 mod pair;
 pub(crate) mod redis;
+pub(crate) mod redlock;
 mod run;
 
 use crate::Result;
@@ -89,5 +90,20 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         name: "etcd-kill",
         about: "from the end of a killed holder's lease on etcd to the next grant, beside Go's concurrency.Mutex",
         run: etcd::kill::run,
+    },
+    Scenario {
+        name: "redlock-pair",
+        about: "uncontended lock and release on five Redis servers, beside the same requests with no logic",
+        run: redlock::pair::run,
+    },
+    Scenario {
+        name: "redlock-stopped",
+        about: "one, two and three of five Redis servers stand still: locks, releases, what is left, exits",
+        run: redlock::stopped::run,
+    },
+    Scenario {
+        name: "redlock-contention",
+        about: "2 and 16 waiters on one lock of five Redis servers, tasks and processes: votes and fairness",
+        run: redlock::contention::run,
     },
 ];

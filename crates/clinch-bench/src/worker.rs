@@ -17,7 +17,7 @@ use crate::harness::Sample;
 use crate::history::Hold;
 use crate::machine::{self, now};
 use crate::report::Metric;
-use crate::scenarios::{etcd, held, redis};
+use crate::scenarios::{etcd, held, redis, redlock};
 use crate::{Error, Result};
 
 /// What a worker writes when it can begin.
@@ -69,6 +69,7 @@ impl Worker {
         Ok(Worker { child, stdin, stdout })
     }
 
+    /// Waits until it says that it is ready.
     pub(crate) fn ready(&mut self) -> Result<()> {
         match self.line()?.as_str() {
             READY => Ok(()),
@@ -144,6 +145,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
             println!("{}", redis::held::keep(who, url, count.parse()?, seconds.parse()?)?);
             Ok(())
         }
+        ["redlock-once", url] => redlock::stopped::once(url),
         ["redis-throughput", who, url, millis] => {
             println!("{}", redis::throughput::work(who, url, Duration::from_millis(millis.parse()?))?);
             Ok(())
@@ -211,11 +213,17 @@ fn contend(kind: Kind, url: &str) -> Result<()> {
     })
 }
 
-/// Says that all is ready, hears the plan, and sleeps until its start.
-fn start_of_plan() -> Result<Plan> {
+/// Says that all is ready, and hears what to do.
+pub(crate) fn ready_for_a_line() -> Result<String> {
     println!("{READY}");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
+    Ok(line)
+}
+
+/// Says that all is ready, hears the plan, and sleeps until its start.
+fn start_of_plan() -> Result<Plan> {
+    let line = ready_for_a_line()?;
     let numbers: Vec<u64> = line.split_whitespace().map(str::parse).collect::<std::result::Result<_, _>>()?;
     let [start, end, hold] = *numbers.as_slice() else { return Err(format!("no plan: {line}").into()) };
     machine::sleep_until(start);

@@ -200,12 +200,66 @@ fn kills_on_etcd_are_measured_to_the_next_grant() {
 }
 
 #[test]
+fn a_pair_on_five_servers_is_two_rounds_or_three() {
+    let report = quick("redlock-pair", &[]);
+    let table = &report["tables"][0];
+    assert_eq!(
+        cases(table),
+        ["raw, all five", "raw, first three", "clinch, fencing=off", "clinch", "rslock"]
+    );
+    for case in ["raw, all five", "raw, first three", "rslock"] {
+        assert_eq!(value(table, case, "commands"), 10.0, "{case}");
+        assert!(value(table, case, "acquire p50") > 0.0 && value(table, case, "release p50") > 0.0);
+    }
+    // A server that did not answer in time is asked again, or met again.
+    assert!(value(table, "clinch, fencing=off", "commands") >= 10.0);
+}
+
+#[test]
+fn servers_that_stand_still_leave_nothing_behind() {
+    let report = quick("redlock-stopped", &[]);
+    let (few, many, ends) = (&report["tables"][0], &report["tables"][1], &report["tables"][2]);
+    assert_eq!(cases(few), ["all up", "1 stopped", "2 stopped"]);
+    for case in cases(few) {
+        assert_eq!(value(few, case, "keys left"), 0.0, "{case}");
+    }
+    assert!(value(many, "3 stopped", "failed after") >= 1000.0);
+    assert_eq!(value(many, "3 stopped", "keys left on the others"), 0.0);
+    assert_eq!(value(many, "3 stopped", "keys left"), 0.0);
+    assert!(cases(ends).iter().all(|case| value(ends, case, "lock, release and exit") > 0.0));
+}
+
+#[test]
+fn contention_on_five_servers_counts_votes_and_has_no_violations() {
+    let report = quick("redlock-contention", &[]);
+    let tables = report["tables"].as_array().unwrap();
+    assert_eq!(tables.len(), 3, "tasks, processes, votes");
+    for table in &tables[..2] {
+        assert_eq!(cases(table), ["clinch", "one server"]);
+        assert!(value(table, "clinch", "votes") >= 1.0);
+        assert_eq!(value(table, "clinch", "violations"), 0.0);
+    }
+    for case in cases(&tables[2]) {
+        let share = |end| value(&tables[2], case, end);
+        let all = share("won") + share("held") + share("too early") + share("split");
+        assert!(share("won") > 0.0 && (all - 100.0).abs() < 1e-6, "{case}: {all}");
+    }
+}
+
+#[test]
 fn help_lists_the_scenarios_and_a_wrong_argument_fails() {
     let help = bench(&["--help"]);
     assert!(help.status.success());
-    for scenario in
-        ["file-pair", "run", "file-contention", "kill", "held", "redis-contention", "etcd-contention"]
-    {
+    for scenario in [
+        "file-pair",
+        "run",
+        "file-contention",
+        "kill",
+        "held",
+        "redis-contention",
+        "etcd-contention",
+        "redlock-stopped",
+    ] {
         assert!(String::from_utf8_lossy(&help.stdout).contains(scenario));
     }
     assert_eq!(bench(&["--fast"]).status.code(), Some(1));

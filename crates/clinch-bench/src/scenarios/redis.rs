@@ -17,10 +17,10 @@ use crate::report::Metric;
 use crate::{Error, Result};
 
 /// The lease of locks that are not held for long, where it has to be said: as with the other libraries' defaults.
-const LEASE: Duration = Duration::from_secs(10);
+pub(super) const LEASE: Duration = Duration::from_secs(10);
 
 /// Commands that clients sent for one acquisition and its release.
-const COMMANDS: Metric = Metric::new("commands", "per acquisition");
+pub(super) const COMMANDS: Metric = Metric::new("commands", "per acquisition");
 
 /// Who is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,10 +76,20 @@ impl Who {
 
 /// What was called on the server while something ran.
 fn counted<T>(url: &str, body: impl FnOnce() -> Result<T>) -> Result<(T, Calls)> {
-    let mut look = Raw::connect(url)?;
-    let before = Calls::look(&mut look)?;
+    counted_on(&[url.to_owned()], body)
+}
+
+/// What was called on all these servers while something ran.
+pub(super) fn counted_on<T>(urls: &[String], body: impl FnOnce() -> Result<T>) -> Result<(T, Calls)> {
+    let mut looks = Vec::new();
+    for url in urls {
+        let mut raw = Raw::connect(url)?;
+        let before = Calls::look(&mut raw)?;
+        looks.push((raw, before));
+    }
     let done = body()?;
-    Ok((done, Calls::look(&mut look)?.since(&before)))
+    let calls = looks.iter_mut().map(|(raw, before)| Ok(Calls::look(raw)?.since(before)));
+    Ok((done, Calls::sum(calls.collect::<Result<Vec<_>>>()?)))
 }
 
 /// Locks and releases with rslock.
