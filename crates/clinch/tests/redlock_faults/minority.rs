@@ -198,3 +198,35 @@ async fn a_vote_that_was_cast_too_late_is_given_back() {
     eventually("what they gave is given back", async || (servers.with_key(&name) == [0, 1, 2]).then_some(()))
         .await;
 }
+
+#[tokio::test]
+async fn a_caller_whose_runtime_stands_still_keeps_no_votes() {
+    let servers = Arc::new(Servers::durable(5));
+    let name = unique("standstill");
+    let (gave_up, seen) = std::sync::mpsc::channel();
+    let (go_on, wait) = std::sync::mpsc::channel::<()>();
+    let caller = std::thread::spawn({
+        let (servers, name) = (servers.clone(), name.clone());
+        move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let locks = runtime.block_on(async {
+                let locks = servers.connect().await;
+                drop(lock(&locks, &unique("warm")).await);
+                servers.0[..3].iter().for_each(Redis::pause);
+                let mutex = locks.mutex(&name).unwrap();
+                mutex.lock().timeout(Duration::from_millis(800)).await.unwrap_err();
+                locks
+            });
+            // From now on nobody drives its connections.
+            gave_up.send(()).unwrap();
+            let _ = wait.recv();
+            drop(locks);
+        }
+    });
+    tokio::task::spawn_blocking(move || seen.recv_timeout(PATIENCE)).await.unwrap().unwrap();
+    servers.0[..3].iter().for_each(Redis::resume);
+    servers.expect_no_key(&name).await;
+    drop(lock(&servers.connect().await, &name).await);
+    drop(go_on);
+    caller.join().unwrap();
+}

@@ -23,6 +23,9 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_s
 /// After how long a release is repeated that may have overtaken the claim, where that cannot be made sure.
 const OVERTAKEN: Duration = Duration::from_millis(250);
 
+/// After how long an attempt counts as failed: a server that hangs has lost its connection by then.
+const STANDSTILL: Duration = Duration::from_secs(3);
+
 impl Quorum {
     /// Removes a claim from all servers on which something of it may stand. Waits for those that have said so, for a short
     /// time; the others are reached in the background, and take no part in a later step until they were.
@@ -125,7 +128,18 @@ impl Quorum {
             let (mut pause, longest) = PAUSE;
             let mut maybe_removed = false;
             loop {
-                let error = match leave_once(&node, before.clone(), &command).await {
+                let attempt = tokio::select! {
+                    biased;
+                    attempt = leave_once(&node, before.clone(), &command) => attempt,
+                    () = env.sleep_until(env.now() + STANDSTILL) => {
+                        // Perhaps not the server stands still, but the runtime that drives this connection.
+                        if let Some(line) = &before {
+                            line.link.close();
+                        }
+                        Err(Error::new(ErrorKind::Unknown, "did not answer"))
+                    }
+                };
+                let error = match attempt {
                     Ok(was_there) => {
                         entry.left(at, ticket);
                         return Ok(was_there || maybe_removed);
