@@ -13,8 +13,9 @@ use super::{
 /// A poller would ask 20 times meanwhile.
 const A_WHILE: Duration = Duration::from_secs(2);
 
-/// Claims of ours on each server while we wait for a foreign holder.
-const ASKED: u64 = 2;
+/// Scripts of ours on each server while we wait for a foreign holder: a claim, what withdraws it where its answer was slow, and
+/// once more where the servers were slow to say that they watch.
+const ASKED: u64 = 3;
 
 /// How far a lease may seem too short: the servers count whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(5);

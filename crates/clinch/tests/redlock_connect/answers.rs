@@ -91,7 +91,7 @@ async fn each_server_answers_for_itself() {
     let words = [
         "2 of 3 servers are needed".to_owned(),
         format!("{taken} is taken by web-3 (pid 4121) for another "),
-        format!("{silent}: did not answer within "),
+        format!("{silent} did not answer within "),
         format!("{swapped} does not vote for another "),
     ];
     // The first may be slow, too.
