@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     let result = match task.as_str() {
         "test" => test::run(),
         "lint" => lint::run(),
-        "mutants" => mutants::run(&rest),
+        "mutants" => mutants::run(&rest, false),
         "readme" => readme::run(),
         "-h" | "--help" | "help" => {
             println!("{USAGE}");

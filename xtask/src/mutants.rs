@@ -25,7 +25,8 @@ struct Mutant {
     with: String,
 }
 
-pub(crate) fn run(only: &[String]) -> Result {
+/// Plants all mutants, or only these. Where the whole suite has just passed, nobody needs to see their tests pass again.
+pub(crate) fn run(only: &[String], suite_passed: bool) -> Result {
     let mutants = read()?;
     let chosen: Vec<&Mutant> =
         mutants.iter().filter(|mutant| only.is_empty() || only.contains(&mutant.name)).collect();
@@ -34,9 +35,11 @@ pub(crate) fn run(only: &[String]) -> Result {
     }
     let tree = root().join("target/mutants/tree");
     copy(&tree)?;
-    // All of these first: nothing is built again between them.
-    for mutant in &chosen {
-        passes_without(mutant, &tree)?;
+    if !suite_passed {
+        // All of these first: nothing is built again between them.
+        for mutant in &chosen {
+            passes_without(mutant, &tree)?;
+        }
     }
     let mut caught = 0;
     for mutant in &chosen {
@@ -154,6 +157,8 @@ fn test(mutant: &Mutant, tree: &Path, build_only: bool) -> Result<Output> {
         .args(["--kill-after=5", TEST_SECONDS])
         .arg(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(tree).env("CARGO_TARGET_DIR", root().join("target/mutants/target"));
+    // What is built to fail once is built faster without what a debugger wants.
+    cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
     cargo.args(["test", "--quiet", "--all-features"]);
     if build_only {
         cargo.arg("--no-run");

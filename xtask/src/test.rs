@@ -10,5 +10,5 @@ pub(crate) fn run() -> Result {
     sh(&mut cargo(&["test", "--workspace", "--all-features", "--all-targets", "--no-fail-fast"]))?;
     sh(&mut cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
     readme::run()?;
-    mutants::run(&[])
+    mutants::run(&[], true)
 }
