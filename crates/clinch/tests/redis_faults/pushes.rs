@@ -58,7 +58,11 @@ async fn into_a_black_hole(lost: bool, asked_again: bool) {
     proxy.black_hole(false);
     tokio::select! {
         _ = sees_waiters(&redis, &name, 1) => {}
-        early = &mut first => panic!("granted beside another holder: {early:?}"),
+        early = &mut first => {
+            let early = early.unwrap();
+            assert!(early.token() > guard.token(), "the token did not rise, and two hold: {early:?}, {guard:?}");
+            panic!("granted beside another holder: {early:?}, {guard:?}");
+        }
     }
     assert!(!first.is_finished());
     leave_and_release(&redis, guard).await;
