@@ -9,7 +9,7 @@
 )]
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -53,6 +53,36 @@ async fn connect(url: &str) -> Locks {
 /// A client of a server behind a proxy.
 async fn connect_through(proxy: &Proxy) -> Locks {
     connect(&format!("redis://{}", proxy.addr())).await
+}
+
+/// A network whose connections lead where it was told last.
+#[derive(Debug)]
+struct Detour(Mutex<SocketAddr>);
+
+impl Detour {
+    fn to(addr: SocketAddr) -> Arc<Detour> {
+        Arc::new(Detour(Mutex::new(addr)))
+    }
+
+    fn turn(&self, addr: SocketAddr) {
+        *self.0.lock().unwrap() = addr;
+    }
+
+    /// A client that has made the connection of its commands, and no other.
+    async fn connect_once(self: &Arc<Detour>, redis: &Redis) -> Locks {
+        let env = Env::new(Clock::host(), Random::system(), Lane::thread(), self.clone());
+        let locks = Locks::connect(&redis.url(), env).await.unwrap().ttl(LONG_TTL).unwrap();
+        lock(&locks, "warm").await.release().await.unwrap();
+        locks
+    }
+}
+
+#[async_trait]
+impl Connector for Detour {
+    async fn connect(&self, _: &str, _: u16) -> std::io::Result<Box<dyn Stream>> {
+        let addr = *self.0.lock().unwrap();
+        Ok(Box::new(tokio::net::TcpStream::connect(addr).await?))
+    }
 }
 
 async fn lock(locks: &Locks, name: &str) -> Guard {
@@ -112,6 +142,14 @@ fn holder(redis: &Redis, name: &str) -> Option<(String, i64)> {
         Reply::Text(record) => Some((record[..32].to_owned(), redis.call(&["PTTL", &key]).int())),
         _ => None,
     }
+}
+
+fn scripts_run(redis: &Redis) -> u64 {
+    redis.client().commandstats()["evalsha"]
+}
+
+async fn sees_scripts_run(redis: &Redis, count: u64) {
+    eventually("a script runs", async || (scripts_run(redis) == count).then_some(())).await;
 }
 
 fn enter(redis: &Redis, guard: &Guard) {

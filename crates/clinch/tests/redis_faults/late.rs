@@ -2,46 +2,16 @@
 
 use super::*;
 
-/// A network whose connections lead through a proxy, and past it when told so.
-#[derive(Debug)]
-struct Detour {
-    proxy: SocketAddr,
-    past: AtomicBool,
-}
-
-#[async_trait]
-impl Connector for Detour {
-    async fn connect(&self, host: &str, port: u16) -> std::io::Result<Box<dyn Stream>> {
-        let past = self.past.load(Ordering::Acquire);
-        let stream = if past {
-            tokio::net::TcpStream::connect((host, port)).await
-        } else {
-            tokio::net::TcpStream::connect(self.proxy).await
-        };
-        Ok(Box::new(stream?))
-    }
-}
-
 /// A server, and a client whose one connection leads through a proxy that has just become a black hole; its later
 /// connections do not.
 async fn stage(redis: &Redis) -> (Proxy, Locks) {
     let proxy = Proxy::start(redis.addr());
-    let detour = Arc::new(Detour { proxy: proxy.addr(), past: AtomicBool::new(false) });
-    let env = Env::new(Clock::host(), Random::system(), Lane::thread(), detour.clone());
-    let far = Locks::connect(&redis.url(), env).await.unwrap().ttl(LONG_TTL).unwrap();
-    lock(&far, "warm").await.release().await.unwrap();
+    let detour = Detour::to(proxy.addr());
+    let far = detour.connect_once(redis).await;
     assert_eq!(proxy.accepted(), 1);
     proxy.black_hole(true);
-    detour.past.store(true, Ordering::Release);
+    detour.turn(redis.addr());
     (proxy, far)
-}
-
-fn scripts_run(redis: &Redis) -> u64 {
-    redis.client().commandstats()["evalsha"]
-}
-
-async fn sees_scripts_run(redis: &Redis, count: u64) {
-    eventually("a script runs", async || (scripts_run(redis) == count).then_some(())).await;
 }
 
 #[tokio::test]

@@ -80,12 +80,51 @@ async fn a_waiter_that_cannot_hear_costs_one_window_and_comes_again() {
 
 #[tokio::test]
 async fn a_grant_that_is_heard_after_its_end_is_none() {
+    into_a_black_hole(false, false).await;
     into_a_black_hole(false, true).await;
 }
 
+/// A grant, its end, the question of who did not hear of it, the answer, and only then the message of the grant.
 #[tokio::test]
 async fn a_grant_that_is_heard_after_a_later_answer_is_none() {
-    into_a_black_hole(false, false).await;
+    let (redis, name) = (Redis::start(), unique("push-late"));
+    let inbox = Proxy::start(redis.addr());
+    let near = connect(&redis.url()).await;
+    let detour = Detour::to(redis.addr());
+    let far = detour.connect_once(&redis).await;
+    detour.turn(inbox.addr());
+    let guard = lock(&near, &name).await;
+    let mut first = queue(&far, &name);
+    let waiting = sees_waiters(&redis, &name, 1).await;
+    assert_eq!(inbox.accepted(), 1);
+    let second = queue(&connect(&redis.url()).await, &name);
+    sees_waiters(&redis, &name, 2).await;
+    inbox.black_hole(true);
+    guard.release().await.unwrap();
+    assert_eq!(holder(&redis, &name).unwrap().0, waiting[0].0);
+    // Its lease ends.
+    assert_eq!(redis.call(&["DEL", &format!("clinch:{name}")]).int(), 1);
+    let guard = second.await.unwrap();
+    enter(&redis, &guard);
+    assert_eq!(sees_waiters(&redis, &name, 1).await[0].0, waiting[0].0);
+    // The answer comes on the connection of this one, and before it.
+    lock(&far, &unique("after")).await.release().await.unwrap();
+    let before = scripts_run(&redis);
+    inbox.black_hole(false);
+    tokio::select! {
+        early = &mut first => {
+            let early = early.unwrap();
+            assert!(early.token() > guard.token(), "the token did not rise, and two hold: {early:?}, {guard:?}");
+            panic!("granted beside another holder: {early:?}, {guard:?}");
+        }
+        // It hears the message, and asks.
+        () = sees_scripts_run(&redis, before + 1) => {}
+    }
+    leave_and_release(&redis, guard).await;
+    let guard = first.await.unwrap();
+    enter(&redis, &guard);
+    leave_and_release(&redis, guard).await;
+    expect_unused(&redis, &near, &name).await;
 }
 
 #[tokio::test]
