@@ -203,8 +203,7 @@ async fn a_waiter_on_a_lock_that_does_not_change_asks_nothing() {
     waiter.abort();
 }
 
-/// A claim and a watch on each server. Of a claim that was refused, a server that has not answered by then is told to
-/// forget it, which is one command more.
+/// A claim and a watch on each server.
 #[tokio::test]
 async fn a_renewal_costs_a_waiter_a_claim_and_a_watch() {
     const RENEWALS: u64 = 12;
@@ -220,41 +219,37 @@ async fn a_renewal_costs_a_waiter_a_claim_and_a_watch() {
     let renewed: u64 = sent.iter().map(|sent| sent.renewed).sum();
     let asked = sent.iter().map(|sent| sent.requests()).sum::<u64>() - renewed;
     println!("{asked} requests for {renewed} renewals");
-    // A renewal that reaches the servers one after the other is told twice.
-    assert!(asked <= 4 * renewed, "{asked} requests for {renewed} renewals: {sent:?}");
+    // A renewal that reaches the servers one after the other may be told twice.
+    assert!(2 * asked <= 5 * renewed, "{asked} requests for {renewed} renewals: {sent:?}");
     assert!(!waiter.is_finished() && holder.is_held());
     waiter.abort();
 }
 
-/// A claim of the next waiter, and a watch of the one after that.
+/// A claim of the waiter that is woken, and nothing else.
 #[tokio::test]
-async fn a_hand_over_costs_two_rounds() {
-    const WAITERS: u64 = 16;
+async fn a_hand_over_to_the_only_waiter_costs_one_round() {
+    const TURNS: u64 = 16;
     let servers = Servers::start();
-    let (near, far) = (servers.connect_and_wait().await, servers.connect_and_wait().await);
-    let mut holder = lock(&near, "job").await;
-    servers.reset();
-    let (grant, mut granted) = tokio::sync::mpsc::unbounded_channel();
-    for _ in 0..WAITERS {
-        let (far, grant) = (far.clone(), grant.clone());
-        tokio::spawn(async move { grant.send(lock(&far, "job").await) });
-    }
+    let mut ours = (servers.connect_and_wait().await, servers.connect_and_wait().await);
+    let mut holder = lock(&ours.0, "job").await;
     let mut requests = 0;
-    for left in (0..WAITERS).rev() {
-        servers.until("the next watches", |sent| sent.watches > 0).await;
+    for _ in 0..TURNS {
+        servers.until("it is held", |sent| sent.scripts > 0).await;
+        servers.reset();
+        let waiter = queue(&ours.1, "job");
+        servers.until("the waiter watches", |sent| sent.watches > 0).await;
         servers.reset();
         release(holder).await;
-        holder = granted.recv().await.unwrap();
-        if left > 0 {
-            servers.until("the one after that watches", |sent| sent.watches > 0).await;
-        }
+        holder = waiter.await.unwrap();
+        servers.until("a release and a claim", |sent| sent.scripts > 1).await;
         requests += servers.requests();
+        std::mem::swap(&mut ours.0, &mut ours.1);
     }
-    let releases = 3 * WAITERS;
+    let releases = 3 * TURNS;
     let rounds = (requests - releases) as f64 / releases as f64;
     println!("{rounds} rounds");
-    // Who sees a server fall behind asks once more.
-    assert!(rounds <= 3.0, "{rounds} rounds for a hand-over");
+    // A host that stands still for some milliseconds can have a message come twice.
+    assert!(rounds <= 1.25, "{rounds} rounds for a hand-over");
     release(holder).await;
 }
 
@@ -284,14 +279,15 @@ async fn cost(waiters: usize) -> f64 {
 }
 
 #[tokio::test]
-async fn a_hand_over_in_a_crowd_of_one_client_costs_no_more_than_to_one_waiter() {
+async fn a_hand_over_in_a_crowd_of_one_client_costs_less_than_to_one_waiter() {
     let (alone, crowd) = (cost(1).await, cost(16).await);
     println!("{alone} requests to each server for one waiter, {crowd} for each of 16");
-    // Who watches while the one ahead has just come or gone may ask too early.
-    assert!(crowd <= alone + 1.0, "{crowd} requests to each server for each of 16, {alone} for one");
+    // Who waits for a holder of the same client needs no server to tell it.
+    assert!(crowd <= alone - 1.0, "{crowd} requests to each server for each of 16, {alone} for one");
 }
 
-/// A claim, and a watch of each that was refused. Waiters of different clients may split the votes, and try again.
+/// A claim, and a watch of each that was refused, which leaves room for the votes that are split: who splits them tries
+/// again.
 #[tokio::test]
 async fn a_release_costs_each_waiting_client_two_rounds() {
     const CLIENTS: u64 = 4;
@@ -319,7 +315,7 @@ async fn a_release_costs_each_waiting_client_two_rounds() {
     let releases = 3 * TURNS;
     let rounds = (requests - releases) as f64 / (releases * CLIENTS) as f64;
     println!("{rounds} rounds");
-    assert!(rounds <= 3.0, "{rounds} rounds for each waiter that was woken");
+    assert!(rounds <= 2.0, "{rounds} rounds for each waiter that was woken");
 }
 
 /// One server has no vote for the holder, as one that came back empty. That is nothing to ask about again and again, nor is

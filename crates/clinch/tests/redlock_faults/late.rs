@@ -89,6 +89,82 @@ async fn what_was_granted_without_a_word_is_given_back() {
     servers.expect_no_key(&name).await;
 }
 
+/// Three servers; two have the lock for somebody. The third, behind a proxy, has given its vote to a waiter that has not
+/// heard of it.
+struct Unheard {
+    servers: Servers,
+    third: Proxy,
+    name: String,
+    locks: Locks,
+    waiter: tokio::task::JoinHandle<Guard>,
+}
+
+impl Unheard {
+    async fn stage(hazard: &str) -> Unheard {
+        let servers = Servers::durable(3);
+        let third = Proxy::start(servers.0[2].addr());
+        let hosts = servers.0[..2].iter().map(Redis::addr).chain([third.addr()]);
+        let url = url_of(hosts.map(|addr| addr.to_string()), "durable=on&max_ttl=24h");
+        let locks = connect(&url).await;
+        let warm = unique("warm");
+        lock(&locks, &warm).await.release().await.unwrap();
+        servers.expect_no_key(&warm).await;
+        let name = unique(hazard);
+        for server in &servers.0[..2] {
+            server.call(&["SET", &format!("clinch:{name}"), "somebody", "PX", "100000000"]);
+        }
+        third.hold_replies(true);
+        let waiter = queue(&locks, &name);
+        eventually("the third votes", async || (servers.with_key(&name).len() == 3).then_some(())).await;
+        Unheard { servers, third, name, locks, waiter }
+    }
+
+    async fn sees_it_given_back(&self) {
+        eventually("the vote is given back", async || {
+            (self.servers.with_key(&self.name) == [0, 1]).then_some(())
+        })
+        .await;
+        assert!(!self.waiter.is_finished());
+    }
+}
+
+#[tokio::test]
+async fn a_vote_that_a_waiter_hears_of_too_late_is_given_back() {
+    let stage = Unheard::stage("heard-late").await;
+    stage.third.hold_replies(false);
+    stage.sees_it_given_back().await;
+    stage.waiter.abort();
+}
+
+#[tokio::test]
+async fn a_vote_that_a_waiter_never_hears_of_is_given_back() {
+    let stage = Unheard::stage("never-heard").await;
+    stage.third.cut_all();
+    stage.third.hold_replies(false);
+    stage.sees_it_given_back().await;
+    stage.waiter.abort();
+}
+
+/// Renewals of another lock are the clock.
+#[tokio::test]
+async fn a_late_answer_to_a_lost_vote_takes_nothing_from_the_one_that_was_won_since() {
+    let Unheard { servers, third, name, locks, waiter } = Unheard::stage("won-since").await;
+    for server in &servers.0[..2] {
+        server.call(&["DEL", &format!("clinch:{name}")]);
+    }
+    let guard = waiter.await.unwrap();
+    third.hold_replies(false);
+    let clock = locks.ttl(Duration::from_secs(1)).unwrap();
+    let other = lock(&clock, &unique("clock")).await;
+    let renewals = || servers.0[2].client().commandstats().get("pexpire").copied().unwrap_or(0);
+    let before = renewals();
+    eventually("the other is renewed", async || (renewals() >= before + 3).then_some(())).await;
+    assert_eq!(servers.with_key(&name), [0, 1, 2], "a vote of the holder was given back");
+    assert!(guard.is_held() && other.is_held());
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    servers.expect_no_key(&name).await;
+}
+
 #[tokio::test]
 async fn connections_cut_at_any_byte_leave_nothing_and_let_nobody_in_twice() {
     let servers = Servers::durable(3);

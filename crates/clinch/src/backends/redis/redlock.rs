@@ -45,7 +45,9 @@
 //! There is no queue across servers: whoever asks first when the lock is free may get it. Servers tell of a change of the
 //! key (client tracking, protocol 3), also of one by a foreign client; where too few can, waiters ask ten times a second. Of
 //! the waiters of one client only the first asks, so that they do not split the votes among themselves; the others follow in
-//! their order. After a split vote each claim withdraws, and tries again after a random pause.
+//! their order. For as long as a claim of the same client has the lock, its release is what they wait for (for a second; then
+//! they have the servers tell, too). A hand-over costs each client that waits one round of requests, and a second one if it loses,
+//! to be told again. After a split vote each claim withdraws, and tries again after a random pause.
 //!
 //! # Rights
 //!

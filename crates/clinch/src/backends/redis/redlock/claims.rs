@@ -17,8 +17,10 @@ pub(super) struct Claims(Mutex<HashMap<ClaimId, Arc<Entry>>>);
 pub(super) struct Entry(Mutex<State>);
 
 struct State {
-    marks: Vec<Mark>,
+    places: Vec<Place>,
     tickets: u64,
+    /// The ticket of the vote for which requests may be sent.
+    voting: Option<u64>,
     /// Nothing may be sent for it any more but its release.
     released: bool,
     /// When its waiter should ask again, where no change of a key would tell.
@@ -27,6 +29,12 @@ struct State {
     splits: u32,
     /// Its waiter has waited for its turn for too long.
     impatient: bool,
+}
+
+/// One server: what may stand there, and the ticket of who has seen to it last. The answer to an earlier one tells nothing.
+struct Place {
+    mark: Mark,
+    ticket: u64,
 }
 
 /// What may stand on one server.
@@ -38,8 +46,9 @@ pub(super) enum Mark {
     Sent(Arc<Line>),
     /// The server has said that it is there.
     Held,
-    /// It is being removed, by whoever has the ticket. On this connection, what is sent comes after that.
-    Leaving { line: Option<Arc<Line>>, ticket: u64 },
+    /// It is being removed, after what was sent on this connection. `barred`: nothing else may be sent before that is done;
+    /// if not, what is sent on this connection comes after it.
+    Leaving { line: Option<Arc<Line>>, barred: bool },
 }
 
 impl Mark {
@@ -55,16 +64,23 @@ impl Mark {
         }
     }
 
-    fn has(&self, wanted: u64) -> bool {
-        matches!(self, Mark::Leaving { ticket, .. } if *ticket == wanted)
-    }
-
     /// Whether nothing may be sent to this server before what stands there has been removed.
     pub(super) fn is_unsettled(&self) -> bool {
         match self {
-            Mark::Leaving { line, .. } => line.as_ref().is_none_or(|line| !line.is_open()),
+            Mark::Leaving { line, barred } => *barred || line.as_ref().is_none_or(|line| !line.is_open()),
             _ => false,
         }
+    }
+}
+
+impl State {
+    fn place(&mut self, node: usize, ticket: u64) -> Option<&mut Place> {
+        self.places.get_mut(node).filter(|place| place.ticket == ticket)
+    }
+
+    fn draw(&mut self) -> u64 {
+        self.tickets += 1;
+        self.tickets
     }
 }
 
@@ -73,8 +89,9 @@ impl Claims {
     pub(super) fn begin(&self, id: ClaimId, nodes: usize) -> Arc<Entry> {
         let new = || {
             Arc::new(Entry(Mutex::new(State {
-                marks: vec![Mark::Clear; nodes],
+                places: (0..nodes).map(|_| Place { mark: Mark::Clear, ticket: 0 }).collect(),
                 tickets: 0,
+                voting: None,
                 released: false,
                 again: None,
                 splits: 0,
@@ -88,6 +105,11 @@ impl Claims {
         lock(&self.0).get(&id).cloned()
     }
 
+    /// Whether it is a claim of this client that has not been released.
+    pub(super) fn is_live(&self, id: ClaimId) -> bool {
+        self.get(id).is_some_and(|entry| !lock(&entry.0).released)
+    }
+
     /// Forgets a claim of which nothing is left, or nothing that could be known.
     pub(super) fn forget(&self, id: ClaimId) {
         lock(&self.0).remove(&id);
@@ -96,60 +118,76 @@ impl Claims {
 
 impl Entry {
     pub(super) fn mark(&self, node: usize) -> Mark {
-        lock(&self.0).marks.get(node).cloned().unwrap_or(Mark::Clear)
+        lock(&self.0).places.get(node).map_or(Mark::Clear, |place| place.mark.clone())
     }
 
     pub(super) fn marks(&self) -> Vec<Mark> {
-        lock(&self.0).marks.clone()
+        lock(&self.0).places.iter().map(|place| place.mark.clone()).collect()
     }
 
-    /// Sets what may stand on a server.
-    pub(super) fn set(&self, node: usize, mark: Mark) {
-        if let Some(place) = lock(&self.0).marks.get_mut(node) {
-            *place = mark;
-        }
-    }
-
-    /// Notes that a step is about to be sent on a connection. False: it must not be, for what stands there is being removed
-    /// in a way that could take the new one along.
-    pub(super) fn sending(&self, node: usize, on: &Arc<Line>) -> bool {
+    /// Begins a vote, of which this is the ticket.
+    pub(super) fn begin_vote(&self) -> u64 {
         let mut state = lock(&self.0);
-        let Some(place) = state.marks.get_mut(node) else { return false };
-        if let Mark::Leaving { line, .. } = place
-            && line.as_ref().is_none_or(|line| !Arc::ptr_eq(line, on))
+        let ticket = state.draw();
+        state.voting = Some(ticket);
+        ticket
+    }
+
+    /// From now on no request of the last vote is sent, if it was not.
+    pub(super) fn end_vote(&self) {
+        lock(&self.0).voting = None;
+    }
+
+    /// Notes that a step of a vote is about to be sent on a connection. False: it must not be, for nobody waits for it any
+    /// more, or what stands there is being removed in a way that could take the new one along.
+    pub(super) fn sending(&self, node: usize, on: &Arc<Line>, ticket: u64) -> bool {
+        let mut state = lock(&self.0);
+        let votes = state.voting == Some(ticket);
+        let Some(place) = state.places.get_mut(node).filter(|_| votes) else { return false };
+        if let Mark::Leaving { line, barred } = &place.mark
+            && (*barred || line.as_ref().is_none_or(|line| !Arc::ptr_eq(line, on)))
         {
             return false;
         }
-        *place = Mark::Sent(on.clone());
+        *place = Place { mark: Mark::Sent(on.clone()), ticket };
         true
+    }
+
+    /// Notes what a step has left on a server, unless something was sent there after it.
+    pub(super) fn answered(&self, node: usize, ticket: u64, mark: Mark) {
+        if let Some(place) = lock(&self.0).place(node, ticket) {
+            place.mark = mark;
+        }
     }
 
     /// Notes that what stands on a server is being removed, after what was sent on `line`. The ticket tells this removal
     /// from an earlier one.
     pub(super) fn leave(&self, node: usize, line: Option<Arc<Line>>) -> u64 {
         let mut state = lock(&self.0);
-        state.tickets += 1;
-        let ticket = state.tickets;
-        if let Some(place) = state.marks.get_mut(node) {
-            *place = Mark::Leaving { line, ticket };
+        let ticket = state.draw();
+        if let Some(place) = state.places.get_mut(node) {
+            *place = Place { mark: Mark::Leaving { line, barred: false }, ticket };
         }
         ticket
     }
 
-    /// A removal is done, or given up.
-    pub(super) fn left(&self, node: usize, ticket: u64) {
+    /// Notes that what a vote has left on a server is being removed; `None`: nothing was left, or something was sent there
+    /// after it. Nothing is sent there before that is done. The connection is the one after whose commands it must come.
+    pub(super) fn leave_late(&self, node: usize, vote: u64) -> Option<(u64, Option<Arc<Line>>)> {
         let mut state = lock(&self.0);
-        if let Some(place) = state.marks.get_mut(node).filter(|place| place.has(ticket)) {
-            *place = Mark::Clear;
-        }
+        let ticket = state.draw();
+        let place = state.place(node, vote).filter(|place| !place.mark.is_clear())?;
+        let line = place.mark.line();
+        *place = Place { mark: Mark::Leaving { line: line.clone(), barred: true }, ticket };
+        Some((ticket, line))
     }
 
     /// Whether a removal that failed may be repeated: nobody has sent a new step or taken over the removal. From then on
     /// nobody sends one before it is done.
     pub(super) fn insists(&self, node: usize, ticket: u64) -> bool {
         let mut state = lock(&self.0);
-        let Some(place) = state.marks.get_mut(node).filter(|place| place.has(ticket)) else { return false };
-        *place = Mark::Leaving { line: None, ticket };
+        let Some(place) = state.place(node, ticket) else { return false };
+        place.mark = Mark::Leaving { line: place.mark.line(), barred: true };
         true
     }
 
@@ -159,22 +197,24 @@ impl Entry {
     pub(super) fn send_unless_released(&self, node: usize, line: &Arc<Line>, send: impl FnOnce()) {
         let mut state = lock(&self.0);
         let released = state.released;
-        let Some(place) = state.marks.get_mut(node).filter(|_| !released) else { return };
-        let in_order = match place {
+        let ticket = state.draw();
+        let Some(place) = state.places.get_mut(node).filter(|_| !released) else { return };
+        let in_order = match &place.mark {
             Mark::Clear | Mark::Held => true,
             // What was sent to another run of the server has ended with it.
             Mark::Sent(earlier) => Arc::ptr_eq(earlier, line) || earlier.run() != line.run(),
             Mark::Leaving { .. } => false,
         };
         if in_order {
-            *place = Mark::Sent(line.clone());
+            *place = Place { mark: Mark::Sent(line.clone()), ticket };
             send();
         }
     }
 
     /// From now on nothing is sent for the claim but its release.
     pub(super) fn close(&self) {
-        lock(&self.0).released = true;
+        let mut state = lock(&self.0);
+        (state.released, state.voting) = (true, None);
     }
 
     /// Notes that the last vote was in vain: when to ask again, where no change of a key would tell.

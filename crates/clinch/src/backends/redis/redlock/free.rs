@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::{Stream, StreamExt, stream};
+
 use super::super::reply;
 use super::super::resp::Command;
 use super::super::script;
@@ -11,9 +13,11 @@ use super::node::{Line, Node};
 use super::round::Round;
 use super::store::Quorum;
 use super::timing;
+use super::votes::Vote;
 use crate::backend::Freed;
 use crate::claim::{Claim, ClaimId};
 use crate::clock::Instant;
+use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 
@@ -29,18 +33,32 @@ const STANDSTILL: Duration = Duration::from_secs(3);
 impl Quorum {
     /// Removes a claim from all servers on which something of it may stand. Waits for those that have said so, for a short
     /// time; the others are reached in the background, and take no part in a later step until they were.
-    pub(super) async fn withdraw(&self, claim: &Claim, key: &str, entry: &Arc<Entry>) {
-        let command = release_command(key, claim.id);
-        let until = self.env.now() + claim.ttl;
+    ///
+    /// A waiter that was refused because another has the lock lets servers answer that are not late: they will most likely
+    /// say the same, and need no release. It stays to see to it, so `late` is there for nobody else.
+    pub(super) async fn withdraw(
+        &self,
+        claim: &Claim,
+        key: &str,
+        entry: &Arc<Entry>,
+        late: Option<(u64, Round<'_, Vote>)>,
+    ) {
+        let leaving = self.leaving(key, claim.id, entry, claim.ttl);
+        let asking = |at: usize| late.as_ref().is_some_and(|(_, votes)| votes.is_asking(at));
+        let answers: Vec<bool> = (0..self.nodes.len()).map(asking).collect();
+        if let Some((ticket, votes)) = late {
+            self.background.take_over(leaving.clone().heed(ticket, votes.late(), self.nodes.clone()));
+        }
         let mut round = Round::new(&self.env, self.nodes.len());
-        for (at, (node, mark)) in self.nodes.iter().zip(entry.marks()).enumerate() {
+        for (at, ((node, mark), answers)) in self.nodes.iter().zip(entry.marks()).zip(answers).enumerate() {
             let patience = match mark {
                 // What leaves already is on its way.
                 Mark::Clear | Mark::Leaving { .. } => continue,
                 Mark::Held => node.patience(claim.ttl),
+                Mark::Sent(_) if answers => continue,
                 Mark::Sent(_) => Duration::ZERO,
             };
-            round.ask(at, patience, self.leave(at, node, entry, &mark, &command, until));
+            round.ask(at, patience, leaving.clone().leave(at, node.clone(), &mark));
         }
         round.answers(|_, _| false).await;
         if let Some(rest) = round.rest() {
@@ -57,14 +75,13 @@ impl Quorum {
         let entry = known.unwrap_or_else(|| self.claims.begin(id, self.nodes.len()));
         entry.close();
         self.turns.rise(&key, id);
-        let command = release_command(&key, id);
-        let until = self.env.now() + ttl;
+        let leaving = self.leaving(&key, id, &entry, ttl);
         let mut round = Round::new(&self.env, self.nodes.len());
         let mut asked = 0;
         for (at, (node, mark)) in self.nodes.iter().zip(&marks).enumerate() {
             if !mark.is_clear() {
                 asked += 1;
-                round.ask(at, timing::silence(ttl), self.leave(at, node, &entry, mark, &command, until));
+                round.ask(at, timing::silence(ttl), leaving.clone().leave(at, node.clone(), mark));
             }
         }
         let quorum = self.quorum();
@@ -82,7 +99,7 @@ impl Quorum {
             })
             .await;
         let rest = round.rest();
-        match failed {
+        let result = match failed {
             Some(error) if confirmed < quorum => {
                 // Until all has been tried, a repetition is to know where something may stand.
                 let claims = self.claims.clone();
@@ -107,63 +124,100 @@ impl Quorum {
                 let gone = removed == 0 || confirmed - removed > self.nodes.len() - quorum;
                 Ok(if gone { Freed::Absent } else { Freed::Removed })
             }
-        }
+        };
+        self.turns.freed(&key, id);
+        result
     }
 
-    /// Removes a claim from one server, for sure: repeats that until the server has confirmed it, or the claim's lease would
-    /// have run out there, or somebody else sees to it.
-    fn leave(
-        &self,
-        at: usize,
-        node: &Arc<Node>,
-        entry: &Arc<Entry>,
-        mark: &Mark,
-        command: &Arc<Command>,
-        until: Instant,
-    ) -> impl Future<Output = Result<bool>> + Send + use<> {
-        let ticket = entry.leave(at, mark.line());
-        let (node, entry, before, command) = (node.clone(), entry.clone(), mark.line(), command.clone());
-        let env = self.env.clone();
-        async move {
-            let (mut pause, longest) = PAUSE;
-            let mut maybe_removed = false;
-            loop {
-                let attempt = tokio::select! {
-                    biased;
-                    attempt = leave_once(&node, before.clone(), &command) => attempt,
-                    () = env.sleep_until(env.now() + STANDSTILL) => {
-                        // Perhaps not the server stands still, but the runtime that drives this connection.
-                        if let Some(line) = &before {
-                            line.link.close();
-                        }
-                        Err(Error::new(ErrorKind::Unknown, "did not answer"))
-                    }
-                };
-                let error = match attempt {
-                    Ok(was_there) => {
-                        entry.left(at, ticket);
-                        return Ok(was_there || maybe_removed);
-                    }
-                    Err(error) => error,
-                };
-                // One whose answer was lost may have been the one that removed it.
-                maybe_removed |= error.kind() == ErrorKind::Unknown;
-                let next = env.now() + pause.mul_f64(0.5 + 0.5 * env.random().jitter());
-                if !error.is_transient() || next >= until || !entry.insists(at, ticket) {
-                    entry.left(at, ticket);
-                    return Err(error);
-                }
-                env.sleep_until(next).await;
-                pause = (pause * 2).min(longest);
-            }
-        }
+    fn leaving(&self, key: &str, id: ClaimId, entry: &Arc<Entry>, ttl: Duration) -> Leaving {
+        let mut command = script::RELEASE_LEAN.on([key]);
+        command.arg(id);
+        let (env, entry) = (self.env.clone(), entry.clone());
+        Leaving { until: env.now() + ttl, env, entry, command: Arc::new(command) }
     }
 }
 
-fn release_command(key: &str, id: ClaimId) -> Arc<Command> {
-    let mut command = script::RELEASE_LEAN.on([key]);
-    command.arg(id);
-    Arc::new(command)
+/// What takes a claim off the servers.
+#[derive(Clone)]
+struct Leaving {
+    env: Env,
+    entry: Arc<Entry>,
+    command: Arc<Command>,
+    /// When its lease would have run out.
+    until: Instant,
+}
+
+impl Leaving {
+    /// Removes a claim from one server. From this call on, what is sent there on the same connection comes after that.
+    fn leave(
+        self,
+        at: usize,
+        node: Arc<Node>,
+        mark: &Mark,
+    ) -> impl Future<Output = Result<bool>> + Send + use<> {
+        let before = mark.line();
+        let ticket = self.entry.leave(at, before.clone());
+        self.insist(at, ticket, node, before)
+    }
+
+    /// Removes a claim for sure: repeats that until the server has confirmed it, or the claim's lease would have run out
+    /// there, or somebody else sees to it.
+    async fn insist(
+        self,
+        at: usize,
+        ticket: u64,
+        node: Arc<Node>,
+        before: Option<Arc<Line>>,
+    ) -> Result<bool> {
+        let Leaving { env, entry, command, until } = self;
+        let (mut pause, longest) = PAUSE;
+        let mut maybe_removed = false;
+        loop {
+            let attempt = tokio::select! {
+                biased;
+                attempt = leave_once(&node, before.clone(), &command) => attempt,
+                () = env.sleep_until(env.now() + STANDSTILL) => {
+                    // Perhaps not the server stands still, but the runtime that drives this connection.
+                    if let Some(line) = &before {
+                        line.link.close();
+                    }
+                    Err(Error::new(ErrorKind::Unknown, "did not answer"))
+                }
+            };
+            let error = match attempt {
+                Ok(was_there) => {
+                    entry.answered(at, ticket, Mark::Clear);
+                    return Ok(was_there || maybe_removed);
+                }
+                Err(error) => error,
+            };
+            // One whose answer was lost may have been the one that removed it.
+            maybe_removed |= error.kind() == ErrorKind::Unknown;
+            let next = env.now() + pause.mul_f64(0.5 + 0.5 * env.random().jitter());
+            if !error.is_transient() || next >= until || !entry.insists(at, ticket) {
+                entry.answered(at, ticket, Mark::Clear);
+                return Err(error);
+            }
+            env.sleep_until(next).await;
+            pause = (pause * 2).min(longest);
+        }
+    }
+
+    /// Takes the answers to a lost vote that come late, and gives back the votes that are ours after all, or may be.
+    async fn heed(self, vote: u64, late: impl Stream<Item = usize>, nodes: Vec<Arc<Node>>) {
+        let heed = async |at| {
+            if let Some(node) = nodes.get(at)
+                && let Some((ticket, before)) = self.entry.leave_late(at, vote)
+            {
+                // It has tried what can be tried.
+                let _ = self.clone().insist(at, ticket, node.clone(), before).await;
+            }
+        };
+        // Where no answer comes, perhaps the runtime that drives the connection stands still.
+        let overdue = self.env.sleep_until(self.env.now() + STANDSTILL);
+        late.take_until(Box::pin(overdue)).for_each_concurrent(None, heed).await;
+        stream::iter(0..nodes.len()).for_each_concurrent(None, heed).await;
+    }
 }
 
 async fn leave_once(node: &Arc<Node>, before: Option<Arc<Line>>, command: &Command) -> Result<bool> {

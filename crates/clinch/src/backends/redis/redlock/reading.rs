@@ -13,12 +13,43 @@ use super::store::Quorum;
 use crate::backend::{ClaimState, LockState};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
+use crate::token::Token;
 
 /// For how long a server is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A value, its holder, and for how long each server that has it still does, if it says.
-type Holding = (String, Option<ClaimState>, Vec<Option<Duration>>);
+/// Who holds a lock, as some of the servers say.
+struct Holding {
+    who: String,
+    holder: Option<ClaimState>,
+    /// For how long each of them still has it, if it says.
+    lefts: Vec<Option<Duration>>,
+    /// The token that each of them has: they may differ where one was not needed to agree, or was set anew.
+    tokens: Vec<Option<Token>>,
+}
+
+impl Holding {
+    fn note(&mut self, left: Option<Duration>, token: Option<Token>) {
+        self.lefts.push(left);
+        self.tokens.push(token);
+    }
+
+    /// The token that a quorum agrees on.
+    fn token(&self, quorum: usize) -> Option<Token> {
+        let votes =
+            |wanted: &Token| self.tokens.iter().filter(|token| token.as_ref() == Some(wanted)).count();
+        self.tokens.iter().flatten().copied().find(|token| votes(token) >= quorum)
+    }
+
+    /// What a quorum holds; `None`: these are too few.
+    fn into_state(mut self, quorum: usize) -> Option<ClaimState> {
+        let token = self.token(quorum);
+        // It is held until the last of a quorum ends; what has no end is the longest.
+        self.lefts.sort_unstable_by_key(|left| left.unwrap_or(Duration::MAX));
+        let expires_in = self.lefts.get(self.lefts.len().checked_sub(quorum)?).copied().flatten();
+        Some(ClaimState { expires_in, token, ..self.holder? })
+    }
+}
 
 impl Quorum {
     /// Gives for how long a lock's key lives on each server, and then what it holds, to `take`, until that is enough.
@@ -61,16 +92,22 @@ impl Quorum {
                 if value.is_empty() {
                     return false;
                 }
-                // Two servers may have given one claim two tokens.
-                let who = match reply::holder(value, left) {
+                let holder = reply::holder(value, left);
+                let who = match &holder {
                     Some(holder) if holder.owner.pid != 0 => holder.id.to_string(),
                     _ => value.to_owned(),
                 };
-                match holdings.iter_mut().find(|(known, ..)| *known == who) {
-                    Some((_, _, lefts)) => lefts.push(left),
-                    None => holdings.push((who, reply::holder(value, left), vec![left])),
+                let token = holder.as_ref().and_then(|holder| holder.token).filter(|_| self.rules.fencing);
+                match holdings.iter_mut().find(|holding| holding.who == who) {
+                    Some(known) => known.note(left, token),
+                    None => {
+                        holdings.push(Holding { who, holder, lefts: vec![left], tokens: vec![token] });
+                    }
                 }
-                holdings.iter().any(|(_, _, lefts)| lefts.len() >= quorum)
+                holdings.iter().any(|holding| match token {
+                    Some(_) => holding.token(quorum).is_some(),
+                    None => holding.lefts.len() >= quorum,
+                })
             },
             |error| failure = Some(error),
         )
@@ -78,14 +115,7 @@ impl Quorum {
         if let Some(error) = failure.filter(|_| answers < quorum) {
             return Err(self.too_few(answers, error));
         }
-        let held = holdings.into_iter().find(|(_, _, lefts)| lefts.len() >= quorum);
-        let claim = held.and_then(|(_, holder, mut lefts)| {
-            // It is held until the last of a quorum ends; what has no end is the longest.
-            lefts.sort_unstable_by_key(|left| left.unwrap_or(Duration::MAX));
-            let expires_in = lefts.get(lefts.len() - quorum).copied().flatten();
-            let token = |state: &ClaimState| state.token.filter(|_| self.rules.fencing);
-            holder.map(|state| ClaimState { expires_in, token: token(&state), ..state })
-        });
+        let claim = holdings.into_iter().find_map(|holding| holding.into_state(quorum));
         Ok(claim.map(|claim| LockState { name: name.clone(), claims: vec![claim], closed_until: None }))
     }
 
@@ -135,4 +165,24 @@ async fn read_on(node: Arc<Node>, commands: Arc<(Command, Command)>) -> Result<(
     };
     let left = u64::try_from(reply::number(left)?).ok().map(Duration::from_millis);
     Ok((left, reply::lossy(value)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_token_of_a_holder_is_the_one_that_a_quorum_has() {
+        let token = Token::new;
+        let holding = |tokens: &[Option<Token>]| Holding {
+            who: "a".into(),
+            holder: None,
+            lefts: vec![None; tokens.len()],
+            tokens: tokens.to_vec(),
+        };
+        assert_eq!(holding(&[token(5), token(7)]).token(2), None, "one of two is none of a quorum");
+        assert_eq!(holding(&[token(5), token(7), token(7)]).token(2), token(7));
+        assert_eq!(holding(&[token(9), token(7), token(7)]).token(2), token(7), "one that was set anew");
+        assert_eq!(holding(&[None, None]).token(2), None);
+    }
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{Stream, StreamExt};
 
 use super::node::in_millis;
 use crate::clock::Instant;
@@ -109,10 +109,19 @@ impl<'a, T: Send + 'static> Round<'a, T> {
         }
     }
 
-    /// What is still under way.
+    /// Whether a server was asked and may still answer in time.
+    pub(super) fn is_asking(&self, node: usize) -> bool {
+        self.due.get(node).is_some_and(Option::is_some)
+    }
+
+    /// What is still under way: the servers, as they answer.
+    pub(super) fn late(self) -> impl Stream<Item = usize> + Send + use<T> {
+        self.pending.map(|(node, _)| node)
+    }
+
+    /// What is still under way, if anything is.
     pub(super) fn rest(self) -> Option<impl Future<Output = ()> + Send + use<T>> {
-        let pending = self.pending;
-        (!pending.is_empty()).then(|| pending.for_each(|_| std::future::ready(())))
+        (!self.pending.is_empty()).then(|| self.late().for_each(|_| std::future::ready(())))
     }
 }
 

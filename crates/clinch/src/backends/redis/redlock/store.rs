@@ -14,6 +14,7 @@ use super::round::Background;
 use super::settings::Rules;
 use super::timing;
 use super::turns::{Ear, Turns};
+use super::vote::Ballot;
 use super::votes::{Tally, Verdict, quorum};
 use crate::backend::{Backend, Busy, Capabilities, Freed, Grant, LockState, Progress, Renewal, Wake};
 use crate::claim::{Claim, ClaimId, Mode};
@@ -37,7 +38,7 @@ pub(super) struct Quorum {
 
 impl Quorum {
     pub(super) fn new(env: Env, nodes: Vec<Arc<Node>>, rules: Rules) -> Quorum {
-        let turns = Arc::new(Turns::default());
+        let turns = Arc::new(Turns::new(env.clone()));
         let ears = (0..nodes.len()).map(|node| Arc::new(Ear { turns: turns.clone(), node })).collect();
         Quorum {
             background: Background::new(env.clone()),
@@ -104,18 +105,26 @@ impl Quorum {
         let busy = Busy { ahead: 1, holder: tally.holder(), place_ttl: None, detail: Some(detail.into()) };
         if claim.enqueue {
             self.turns.sit(key, claim.id, Some(&busy));
+            let holder = busy.holder.as_ref().map(|holder| holder.id);
+            let here = holder.filter(|id| !split && self.claims.is_live(*id));
+            self.turns.held(key, here);
+            if let Some(id) = here.filter(|id| !self.claims.is_live(*id)) {
+                // It has gone before that was noted.
+                self.turns.freed(key, id);
+            }
         }
         Ok(busy)
     }
 
     async fn take_step(&self, claim: &Claim, key: &str, entry: &Arc<Entry>) -> Result<Progress> {
         let sent = self.env.now();
-        let tally = self.vote(claim, key, entry, sent).await?;
+        let Ballot { tally, ticket, late } = self.vote(claim, key, entry, sent).await?;
         let why = match tally.verdict() {
             Some(Verdict::Won) => {
                 let granted = self.agree(claim, key, entry, &tally).await;
                 match granted.and_then(|token| self.grant(claim, token, sent)) {
                     Ok(grant) => {
+                        self.turns.held(key, Some(claim.id));
                         self.turns.rise(key, claim.id);
                         return Ok(Progress::Granted(grant));
                     }
@@ -124,7 +133,9 @@ impl Quorum {
             }
             _ => None,
         };
-        self.withdraw(claim, key, entry).await;
+        let another_has_it = why.is_none() && tally.is_busy() && !tally.is_split();
+        let late = (claim.enqueue && another_has_it).then_some((ticket, late));
+        self.withdraw(claim, key, entry, late).await;
         match why {
             Some(error) => Err(error),
             None => self.refusal(claim, key, entry, &tally).map(Progress::Busy),

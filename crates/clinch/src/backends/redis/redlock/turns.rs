@@ -1,30 +1,52 @@
 //! The waiters of this client, lock by lock: the first looks after the lock, and the others wait for their turn.
 //!
 //! Servers that know nothing of each other have no queue. If all waiters of a program asked whenever the lock came free,
-//! they would split the votes among themselves. Waiters of different programs do compete.
+//! they would split the votes among themselves. Waiters of different programs do compete. Nor need the servers tell of a
+//! lock that this client holds itself: its release does.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use super::super::inbox::Listener;
 use crate::backend::Busy;
 use crate::claim::ClaimId;
+use crate::clock::Instant;
+use crate::env::Env;
 use crate::sync::lock;
 
+/// For how long a waiter leaves it to others of the same client to look after the lock. One that is first, but whose
+/// caller does not poll it, delays the others by little more, and so does a holder that has lost the lock unnoticed.
+pub(super) const TURN: Duration = Duration::from_secs(1);
+
 /// All that wait.
-#[derive(Default)]
-pub(super) struct Turns(Mutex<HashMap<String, Queue>>);
+pub(super) struct Turns {
+    env: Env,
+    queues: Mutex<HashMap<String, Queue>>,
+}
 
 /// Who waits for one lock.
-#[derive(Default)]
 struct Queue {
     seats: VecDeque<Seat>,
     /// The servers on which the lock's key has changed since the first began to watch, one bit for each.
     changed: u64,
     /// What the first was answered last.
     busy: Busy,
+    hold: Hold,
+    /// When the first has something to do, or since when.
+    due: Instant,
+}
+
+/// Where the lock is, as far as is known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hold {
+    Elsewhere,
+    /// A claim of this client has it, and tells when it goes.
+    Here(ClaimId),
+    /// It has gone.
+    Gone,
 }
 
 #[derive(Clone)]
@@ -34,17 +56,33 @@ struct Seat {
 }
 
 /// What a waiter has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Duty {
+    /// Nothing for now: another of this client is first, or has the lock.
+    Stay,
+    /// See to it that the servers tell when the lock comes free.
+    Watch,
+    /// Ask.
+    Ask,
+}
+
+/// A waiter's place.
 pub(super) struct Turn {
     /// Whether it is the first.
     pub(super) first: bool,
+    pub(super) duty: Duty,
     /// Rings when that changes, and for the first when a key changes.
     pub(super) woken: Arc<Notify>,
 }
 
 impl Turns {
+    pub(super) fn new(env: Env) -> Turns {
+        Turns { env, queues: Mutex::default() }
+    }
+
     /// What to answer a claim without asking the servers: another waiter of this client is first. `None`: ask them.
     pub(super) fn must_wait(&self, key: &str, id: ClaimId) -> Option<Busy> {
-        let queues = lock(&self.0);
+        let queues = lock(&self.queues);
         let queue = queues.get(key)?;
         let ahead = queue.seats.iter().position(|seat| seat.id == id).unwrap_or(queue.seats.len());
         let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
@@ -53,8 +91,14 @@ impl Turns {
 
     /// Takes a seat, once. Tells the others what the servers said, if they were asked.
     pub(super) fn sit(&self, key: &str, id: ClaimId, told: Option<&Busy>) {
-        let mut queues = lock(&self.0);
-        let queue = queues.entry(key.to_owned()).or_default();
+        let mut queues = lock(&self.queues);
+        let queue = queues.entry(key.to_owned()).or_insert_with(|| Queue {
+            seats: VecDeque::new(),
+            changed: 0,
+            busy: Busy::default(),
+            hold: Hold::Elsewhere,
+            due: self.env.now(),
+        });
         if !queue.seats.iter().any(|seat| seat.id == id) {
             queue.seats.push_back(Seat { id, woken: Arc::default() });
         }
@@ -65,48 +109,92 @@ impl Turns {
 
     /// Gives a seat back; who is first then is told.
     pub(super) fn rise(&self, key: &str, id: ClaimId) {
-        let mut queues = lock(&self.0);
+        let mut queues = lock(&self.queues);
         let Some(queue) = queues.get_mut(key) else { return };
         let Some(at) = queue.seats.iter().position(|seat| seat.id == id) else { return };
         queue.seats.remove(at);
-        match queue.seats.front() {
-            Some(next) if at == 0 => next.woken.notify_one(),
-            Some(_) => {}
-            None => drop(queues.remove(key)),
+        if queue.seats.is_empty() {
+            queues.remove(key);
+        } else if at == 0 {
+            queue.call(self.env.now());
+        }
+    }
+
+    /// Notes that another claim has the lock: `here`, one of this client, or one from elsewhere.
+    pub(super) fn held(&self, key: &str, here: Option<ClaimId>) {
+        if let Some(queue) = lock(&self.queues).get_mut(key) {
+            queue.hold = here.map_or(Hold::Elsewhere, Hold::Here);
+        }
+    }
+
+    /// Notes that a claim of this client has left the lock.
+    pub(super) fn freed(&self, key: &str, id: ClaimId) {
+        if let Some(queue) = lock(&self.queues).get_mut(key)
+            && queue.hold == Hold::Here(id)
+        {
+            queue.hold = Hold::Gone;
+            queue.call(self.env.now());
         }
     }
 
     /// What a waiter has to do; `None` for one that has no seat.
     pub(super) fn of(&self, key: &str, id: ClaimId) -> Option<Turn> {
-        let queues = lock(&self.0);
-        let seats = &queues.get(key)?.seats;
-        let at = seats.iter().position(|seat| seat.id == id)?;
-        Some(Turn { first: at == 0, woken: seats.get(at)?.woken.clone() })
+        let mut queues = lock(&self.queues);
+        let queue = queues.get_mut(key)?;
+        let at = queue.seats.iter().position(|seat| seat.id == id)?;
+        let duty = match queue.hold {
+            _ if at > 0 => Duty::Stay,
+            Hold::Here(_) => Duty::Stay,
+            Hold::Elsewhere => Duty::Watch,
+            Hold::Gone => {
+                queue.hold = Hold::Elsewhere;
+                Duty::Ask
+            }
+        };
+        Some(Turn { first: at == 0, duty, woken: queue.seats.get(at)?.woken.clone() })
+    }
+
+    /// Notes that the first has nothing to do before a moment, unless something changes.
+    pub(super) fn rests(&self, key: &str, until: Instant) {
+        if let Some(queue) = lock(&self.queues).get_mut(key) {
+            queue.due = until;
+        }
+    }
+
+    /// Whether the first has had something to do for a turn, and has not done it.
+    pub(super) fn is_neglected(&self, key: &str) -> bool {
+        lock(&self.queues).get(key).is_none_or(|queue| queue.due + TURN <= self.env.now())
     }
 
     /// Forgets what has changed so far.
     pub(super) fn begin_to_watch(&self, key: &str) {
-        if let Some(queue) = lock(&self.0).get_mut(key) {
+        if let Some(queue) = lock(&self.queues).get_mut(key) {
             queue.changed = 0;
         }
     }
 
     /// On which servers the key has changed since, one bit for each.
     pub(super) fn changes(&self, key: &str) -> u64 {
-        lock(&self.0).get(key).map_or(0, |queue| queue.changed)
+        lock(&self.queues).get(key).map_or(0, |queue| queue.changed)
     }
 
     /// Notes that the key has changed, or is not there, on a server.
     pub(super) fn changed(&self, key: &str, node: usize) {
-        if let Some(queue) = lock(&self.0).get_mut(key) {
-            queue.tell(node);
+        if let Some(queue) = lock(&self.queues).get_mut(key) {
+            queue.tell(node, self.env.now());
         }
     }
 }
 
 impl Queue {
-    fn tell(&mut self, node: usize) {
+    fn tell(&mut self, node: usize, now: Instant) {
         self.changed |= 1 << (node % 64);
+        self.call(now);
+    }
+
+    /// Has the first see what there is to do.
+    fn call(&mut self, now: Instant) {
+        self.due = self.due.min(now);
         if let Some(first) = self.seats.front() {
             first.woken.notify_one();
         }
@@ -128,21 +216,23 @@ impl Listener for Ear {
     }
 
     fn all_changed(&self) {
-        lock(&self.turns.0).values_mut().for_each(|queue| queue.tell(self.node));
+        let now = self.turns.env.now();
+        lock(&self.turns.queues).values_mut().for_each(|queue| queue.tell(self.node, now));
     }
 
     fn is_idle(&self) -> bool {
-        lock(&self.turns.0).is_empty()
+        lock(&self.turns.queues).is_empty()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lane::Lane;
 
     #[test]
     fn the_first_looks_after_the_lock_and_the_next_follows() {
-        let turns = Arc::new(Turns::default());
+        let turns = Arc::new(Turns::new(Env::host(Lane::thread())));
         let [a, b, c] = [1, 2, 3].map(ClaimId::from_bits);
         assert!(turns.must_wait("k", a).is_none());
         turns.sit("k", a, Some(&Busy { ahead: 1, ..Busy::default() }));
@@ -151,7 +241,8 @@ mod tests {
             assert_eq!(turns.must_wait("k", id).map(|busy| busy.ahead), Some(if id == c { 3 } else { 2 }));
             turns.sit("k", id, None);
         }
-        assert!(turns.of("k", a).unwrap().first && !turns.of("k", b).unwrap().first);
+        let duty = |id| turns.of("k", id).map(|turn| turn.duty);
+        assert_eq!((duty(a), duty(b)), (Some(Duty::Watch), Some(Duty::Stay)));
         let ear = Ear { turns: turns.clone(), node: 2 };
         ear.changed("other");
         ear.changed("k");
@@ -162,10 +253,32 @@ mod tests {
         ear.all_changed();
         assert_eq!(turns.changes("k"), 0b100);
         turns.rise("k", b);
-        assert!(turns.of("k", b).is_none());
+        assert_eq!(duty(b), None);
         turns.rise("k", a);
-        assert!(turns.of("k", c).unwrap().first && turns.must_wait("k", c).is_none());
+        assert_eq!(duty(c), Some(Duty::Watch));
+        assert!(turns.must_wait("k", c).is_none());
         turns.rise("k", c);
         assert!(ear.is_idle());
+    }
+
+    #[test]
+    fn a_holder_of_this_client_tells_when_it_goes() {
+        let turns = Turns::new(Env::host(Lane::thread()));
+        let [a, b, c] = [1, 2, 3].map(ClaimId::from_bits);
+        let duty = |id| turns.of("k", id).map(|turn| turn.duty);
+        turns.sit("k", b, None);
+        turns.sit("k", c, None);
+        turns.held("k", Some(a));
+        assert_eq!((duty(b), duty(c)), (Some(Duty::Stay), Some(Duty::Stay)));
+        turns.freed("k", c);
+        assert_eq!(duty(b), Some(Duty::Stay), "another than the holder has gone");
+        turns.freed("k", a);
+        assert_eq!(duty(c), Some(Duty::Stay), "it is the turn of the first");
+        assert_eq!((duty(b), duty(b)), (Some(Duty::Ask), Some(Duty::Watch)), "it asks once");
+        turns.held("k", Some(b));
+        turns.rise("k", b);
+        assert_eq!(duty(c), Some(Duty::Stay));
+        turns.held("k", None);
+        assert_eq!(duty(c), Some(Duty::Watch));
     }
 }

@@ -22,6 +22,15 @@ use crate::token::Token;
 /// them before that, they give the same one, and none needs to be written back.
 const AHEAD_US: u64 = 5000;
 
+/// A vote whose end is known.
+pub(super) struct Ballot<'a> {
+    pub(super) tally: Tally,
+    /// Tells what it has left on the servers from what was sent later.
+    pub(super) ticket: u64,
+    /// The requests whose answers were not waited for.
+    pub(super) late: Round<'a, Vote>,
+}
+
 impl Quorum {
     /// The command that claims a server's vote, with a token of at least `least`.
     pub(super) fn claim_command(&self, claim: &Claim, key: &str, least: u64) -> Result<Arc<Command>> {
@@ -44,10 +53,11 @@ impl Quorum {
         key: &str,
         entry: &Arc<Entry>,
         sent: Instant,
-    ) -> Result<Tally> {
+    ) -> Result<Ballot<'_>> {
         let latest = self.nodes.iter().filter_map(|node| node.latest_us(sent)).max();
         let command = self.claim_command(claim, key, latest.map_or(0, |us| us.saturating_add(AHEAD_US)))?;
         let mut tally = Tally::new(self.nodes.len());
+        let ticket = entry.begin_vote();
         let silence = timing::silence(claim.ttl);
         let mut round = Round::new(&self.env, self.nodes.len()).lenient(silence, self.quorum());
         for (at, node) in self.nodes.iter().enumerate() {
@@ -57,7 +67,7 @@ impl Quorum {
             } else if entry.mark(at).is_unsettled() {
                 tally.note(at, Vote::None(unsettled()));
             } else {
-                let request = ask_for_vote(at, node.clone(), entry.clone(), command.clone());
+                let request = ask_for_vote(at, ticket, node.clone(), entry.clone(), command.clone());
                 round.ask(at, node.patience(claim.ttl), request);
             }
         }
@@ -81,7 +91,8 @@ impl Quorum {
                 tally.is_decided()
             })
             .await;
-        Ok(tally)
+        entry.end_vote();
+        Ok(Ballot { tally, ticket, late: round })
     }
 
     /// Has the servers agree on the token of a claim that has won, unless they do.
@@ -139,10 +150,16 @@ fn unsettled() -> Error {
 }
 
 /// One server's vote.
-async fn ask_for_vote(at: usize, node: Arc<Node>, entry: Arc<Entry>, command: Arc<Command>) -> Result<Vote> {
+async fn ask_for_vote(
+    at: usize,
+    ticket: u64,
+    node: Arc<Node>,
+    entry: Arc<Entry>,
+    command: Arc<Command>,
+) -> Result<Vote> {
     let before = entry.mark(at);
     let (line, _) = node.line_after(before.line()).await?;
-    if !entry.sending(at, &line) {
+    if !entry.sending(at, &line, ticket) {
         return Err(unsettled());
     }
     let sent = node.dialer.env.now();
@@ -153,13 +170,13 @@ async fn ask_for_vote(at: usize, node: Arc<Node>, entry: Arc<Entry>, command: Ar
             node.answered(Some(received.since(sent)));
             let (us, vote) = read_vote(&answer)?;
             node.clock_read(us, sent, received);
-            entry.set(at, if let Vote::Ours(_) = vote { Mark::Held } else { Mark::Clear });
+            entry.answered(at, ticket, if let Vote::Ours(_) = vote { Mark::Held } else { Mark::Clear });
             Ok(vote)
         }
         Err(error) => {
             // What surely did not arrive leaves things as they were, unless there was a doubt about them.
             if error.kind() != ErrorKind::Unknown && before.line().is_none() {
-                entry.set(at, before);
+                entry.answered(at, ticket, before);
             }
             Err(error)
         }

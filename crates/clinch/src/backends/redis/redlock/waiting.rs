@@ -7,17 +7,15 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use super::super::inbox::{Inbox, Watched};
+use super::claims::Entry;
 use super::round::Round;
 use super::store::Quorum;
+use super::turns::{Duty, TURN};
 use crate::claim::Claim;
 use crate::clock::Instant;
 
 /// For how long a waiter trusts that changes are told before it asks on its own.
 const GUARD: Duration = Duration::from_secs(30);
-
-/// For how long a waiter leaves it to another of the same client to look after the lock. One that is first, but whose
-/// caller does not poll it, delays the others by no more.
-const TURN: Duration = Duration::from_secs(1);
 
 /// How often a waiter asks where too few servers can tell of changes.
 const POLL: Duration = Duration::from_millis(100);
@@ -62,20 +60,8 @@ impl Quorum {
         if let Some(again) = entry.take_again() {
             return self.env.sleep_until(again).await;
         }
-        let left_to_others = self.env.now() + self.varied(TURN);
-        loop {
-            let Some(turn) = self.turns.of(&key, claim.id) else { return };
-            if turn.first {
-                break;
-            }
-            tokio::select! {
-                biased;
-                () = turn.woken.notified() => {}
-                () = self.env.sleep_until(left_to_others) => {
-                    entry.lose_patience();
-                    return;
-                }
-            }
+        if !self.wait_for_turn(&key, claim, &entry).await {
+            return;
         }
         let Some(mut watch) = self.watch(&key).await else { return };
         // A server that cannot tell any more may have had something to tell.
@@ -89,12 +75,42 @@ impl Quorum {
             if look <= self.env.now() {
                 return;
             }
-            let Some(turn) = self.turns.of(&key, claim.id) else { return };
+            let Some(turn) = self.turns.of(&key, claim.id).filter(|turn| turn.duty != Duty::Ask) else {
+                return;
+            };
+            self.turns.rests(&key, look);
             tokio::select! {
                 biased;
                 () = turn.woken.notified() => {}
                 Some(at) = gone.next() => self.turns.changed(&key, at),
                 () = self.env.sleep_until(look) => return,
+            }
+        }
+    }
+
+    /// Waits for as long as there is nothing to do for this waiter. Whether it is to watch the lock; otherwise, to ask.
+    async fn wait_for_turn(&self, key: &str, claim: &Claim, entry: &Entry) -> bool {
+        let mut patient_until = self.env.now() + self.varied(TURN);
+        loop {
+            let Some(turn) = self.turns.of(key, claim.id) else { return false };
+            match turn.duty {
+                Duty::Stay => {}
+                Duty::Watch => return true,
+                Duty::Ask => return false,
+            }
+            tokio::select! {
+                biased;
+                () = turn.woken.notified() => {}
+                () = self.env.sleep_until(patient_until) => {
+                    if turn.first {
+                        return true;
+                    }
+                    if self.turns.is_neglected(key) {
+                        entry.lose_patience();
+                        return false;
+                    }
+                    patient_until = self.env.now() + self.varied(TURN);
+                }
             }
         }
     }
