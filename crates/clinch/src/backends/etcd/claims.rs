@@ -30,7 +30,7 @@ pub(super) struct Claims {
 #[derive(Default)]
 struct Table {
     entries: HashMap<ClaimId, Entry>,
-    /// The keys of them all.
+    /// The keys of them all, and those that a release on its way may still delete.
     keys: HashSet<Arc<[u8]>>,
     losses: Vec<(ClaimId, Loss)>,
     /// Claims whose own key is not watched yet, oldest first.
@@ -42,6 +42,8 @@ struct Table {
 /// One claim.
 struct Entry {
     known: Known,
+    /// Whether its key may not be used again on this lease.
+    key_is_spent: bool,
     /// Tells of the key's end.
     guard: Option<Subscription>,
     view: Option<Arc<View>>,
@@ -80,9 +82,10 @@ impl Claims {
             Some(same) => (same.key.clone(), same.in_doubt),
             None => (table.free_key(queue, session.lease), false),
         };
+        let key_is_spent = old.as_ref().is_some_and(|old| old.key_is_spent && old.known.key == key);
         let known = Known { session, key, created: None, in_doubt, lost: None };
         table.keys.insert(known.key.clone());
-        table.entries.insert(id, Entry { known: known.clone(), guard: None, view: None });
+        table.entries.insert(id, Entry { known: known.clone(), key_is_spent, guard: None, view: None });
         drop(table);
         // Ends watches, which takes other locks.
         drop(old);
@@ -105,6 +108,13 @@ impl Claims {
     pub(super) fn doubt(&self, id: ClaimId) {
         if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
             entry.known.in_doubt = true;
+        }
+    }
+
+    /// Notes that a release was sent that may still come, and delete whatever has the claim's key.
+    pub(super) fn spend_key(&self, id: ClaimId) {
+        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
+            entry.key_is_spent = true;
         }
     }
 
@@ -208,7 +218,9 @@ impl Claims {
 impl Table {
     fn take(&mut self, id: ClaimId) -> Option<Entry> {
         let entry = self.entries.remove(&id)?;
-        self.keys.remove(&entry.known.key);
+        if !entry.key_is_spent {
+            self.keys.remove(&entry.known.key);
+        }
         Some(entry)
     }
 

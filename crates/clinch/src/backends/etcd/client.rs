@@ -10,8 +10,10 @@ use tonic::{Status, Streaming};
 use super::failure::Failure;
 use super::link::{Link, Token};
 use super::settings::Settings;
-use super::wire::{self, AuthenticateRequest, AuthenticateResponse, TxnRequest, TxnResponse};
-use super::wire::{WatchRequest, WatchResponse};
+use super::wire::{
+    self, AuthenticateRequest, AuthenticateResponse, DeleteRangeRequest, DeleteRangeResponse, TxnRequest,
+    TxnResponse, WatchRequest, WatchResponse,
+};
 use crate::backends::pool::Pool;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
@@ -61,6 +63,12 @@ impl Client {
             Err(failure) if failure.is_lease_gone() => Ok(None),
             Err(failure) => Err(failure.into_error()),
         }
+    }
+
+    /// Deletes a key, whatever stands there. Never sent twice.
+    pub(super) async fn delete(self: &Arc<Client>, key: &[u8]) -> Result<DeleteRangeResponse> {
+        let request = DeleteRangeRequest { key: key.to_vec() };
+        self.call_shaped(Shape::Unary, wire::DELETE, &request, false).await?.map_err(Failure::into_error)
     }
 
     /// A call that may be sent twice.

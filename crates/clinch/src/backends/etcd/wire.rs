@@ -6,6 +6,7 @@
 use prost::{Message, Oneof};
 
 pub(super) const TXN: &str = "/etcdserverpb.KV/Txn";
+pub(super) const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
 pub(super) const RANGE: &str = "/etcdserverpb.KV/Range";
 pub(super) const LEASE_GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
 pub(super) const LEASE_REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
