@@ -153,6 +153,45 @@ async fn a_waiter_asks_for_nothing_while_it_waits() {
     eventually("the watches end with their claims", left).await;
 }
 
+/// A claim reads a few of those ahead, which is enough when it is next. One that is far back must read on.
+#[tokio::test]
+async fn a_waiter_far_back_whose_predecessor_leaves_is_not_taken_for_the_first() {
+    const AHEAD: usize = 24;
+    let etcd = Etcd::start();
+    let locks = connect(&etcd).await;
+    let holder = lock(&locks, "job").await;
+    let mut ahead = Vec::new();
+    let stand = async |count| {
+        let stand = async || (etcd.keys("/clinch/job").len() == count).then_some(());
+        eventually("they stand in the queue", stand).await;
+    };
+    for number in 0..AHEAD {
+        ahead.push(queue(&locks, "job"));
+        stand(2 + number).await;
+    }
+    let mut last = queue(&locks, "job");
+    stand(2 + AHEAD).await;
+    let mut before = answered(&etcd);
+    for _ in 0..3 {
+        ahead.pop().unwrap().abort();
+        // The one behind looks twice.
+        let looked = async || (answered(&etcd)["Txn"] >= before["Txn"] + 2).then_some(());
+        eventually("the last looks", looked).await;
+        before = answered(&etcd);
+    }
+    assert!(!last.is_finished());
+    release(holder).await;
+    for waiter in ahead {
+        let guard = tokio::select! {
+            guard = waiter => guard.unwrap(),
+            early = &mut last => panic!("the last passed others: {early:?}"),
+        };
+        assert!(!last.is_finished());
+        release(guard).await;
+    }
+    release(last.await.unwrap()).await;
+}
+
 #[tokio::test]
 async fn many_locks_are_renewed_by_one_keepalive() {
     const LOCKS: usize = 300;

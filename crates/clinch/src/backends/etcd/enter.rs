@@ -18,6 +18,9 @@ use crate::token::Token;
 /// How often a try among readers or permits reads again because others came and went meanwhile.
 const TRIES: usize = 16;
 
+/// How many keys, from the first on, a claim reads that looks for its turn.
+const FEW: i64 = 16;
+
 /// What a step came to.
 #[allow(clippy::large_enum_variant, reason = "moved once, on its way to the caller")]
 pub(super) enum Entered {
@@ -106,9 +109,18 @@ impl Store {
     /// Reads what is ahead of a claim that has its place, and that it still has it: etcd's own recipes once granted
     /// locks to waiters whose lease had ended (etcd#11456).
     async fn look(&self, claim: &Claim, known: &Known, created: i64, sent: Instant) -> Result<Entered> {
-        let reads = ahead(&self.queue(&claim.name), claim.mode, created).map(RequestOp::from);
-        let txn = TxnRequest { success: reads.collect(), ..TxnRequest::default() };
-        let Some(answer) = self.client.txn(txn).await? else { return Ok(Entered::Again) };
+        let queue = self.queue(&claim.name);
+        // Mostly it is the first by now, or nearly; and etcd goes through the whole queue for every range.
+        let few = RangeRequest { max_create_revision: created, limit: FEW, ..wire::scan(&queue) };
+        let reads = TxnRequest { success: vec![few.into()], ..TxnRequest::default() };
+        let Some(mut answer) = self.client.txn(reads).await? else { return Ok(Entered::Again) };
+        let last = answer.ranges().next().and_then(|range| range.kvs.get(FEW as usize - 1));
+        if last.is_some_and(|last| last.create_revision < created) {
+            let reads = ahead(&queue, claim.mode, created).map(RequestOp::from);
+            let reads = TxnRequest { success: reads.collect(), ..TxnRequest::default() };
+            let Some(again) = self.client.txn(reads).await? else { return Ok(Entered::Again) };
+            answer = again;
+        }
         self.judge(claim, known, created, &answer, sent).await
     }
 
