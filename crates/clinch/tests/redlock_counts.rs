@@ -184,14 +184,14 @@ async fn renewals_of_many_locks_share_commands() {
 
 /// The renewals of another lock are the clock: no speed of this host is judged.
 #[tokio::test]
-async fn a_waiter_on_a_lock_that_does_not_change_asks_nothing() {
+async fn waiters_on_a_lock_that_does_not_change_ask_nothing() {
     let servers = Servers::start();
     for server in &servers.0 {
         server.call(&["SET", "clinch:job", "of another", "PX", "600000"]);
     }
     let far = servers.connect("").await;
-    let waiter = queue(&far, "job");
-    servers.until("the waiter watches", |sent| sent.watches > 0).await;
+    let waiters: Vec<_> = (0..8).map(|_| queue(&far, "job")).collect();
+    servers.until("the first watches", |sent| sent.watches > 0).await;
     let clock = servers.connect("").await.ttl(Duration::from_secs(1)).unwrap();
     let other = lock(&clock, "other").await;
     servers.until("the other is renewed", |sent| sent.renewed >= 1).await;
@@ -199,8 +199,8 @@ async fn a_waiter_on_a_lock_that_does_not_change_asks_nothing() {
     servers.until("renewals", |sent| sent.renewed >= 9).await;
     let sent = servers.sent();
     assert!(sent.iter().all(|sent| sent.scripts == sent.renewed && sent.watches == 0), "{sent:?}");
-    assert!(!waiter.is_finished() && other.is_held());
-    waiter.abort();
+    assert!(!waiters.iter().any(JoinHandle::is_finished) && other.is_held());
+    waiters.iter().for_each(JoinHandle::abort);
 }
 
 /// A claim and a watch on each server.

@@ -116,7 +116,9 @@ impl Turns {
         if queue.seats.is_empty() {
             queues.remove(key);
         } else if at == 0 {
-            queue.call(self.env.now());
+            // Whoever is first now has a turn of its own.
+            queue.due = self.env.now();
+            queue.call(queue.due);
         }
     }
 
