@@ -11,11 +11,12 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use clinch::{Error, ErrorKind, Guard, Locks, Released};
+use clinch::{Error, ErrorKind, Locks, Released};
 use clinch_testkit::{Etcd, EtcdCluster, Port, etcd_3_5};
 
-/// How long a state may take to come about before the test counts as failed.
-const PATIENCE: Duration = Duration::from_secs(60);
+mod common;
+
+use common::{PATIENCE, eventually, lock, release};
 
 /// A password that must not show anywhere.
 const SECRET: &str = "hunter2";
@@ -45,26 +46,6 @@ async fn refusal(url: &str) -> Error {
     let error = clinch::connect(url).await.expect_err("connected");
     assert!(!format!("{error} {error:?}").contains(SECRET), "the password shows: {error:?}");
     error
-}
-
-async fn lock(locks: &Locks, name: &str) -> Guard {
-    locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
-}
-
-async fn release(guard: Guard) {
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
-}
-
-/// Looks until there is something to see.
-async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let end = tokio::time::Instant::now() + PATIENCE;
-    loop {
-        if let Some(seen) = look().await {
-            return seen;
-        }
-        assert!(tokio::time::Instant::now() < end, "not within {PATIENCE:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }
 
 #[tokio::test]

@@ -11,43 +11,18 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use clinch::{Guard, Locks, Released};
+use clinch::Locks;
 use clinch_testkit::Etcd;
 
-/// How long a state may take to come about before the test counts as failed.
-const PATIENCE: Duration = Duration::from_secs(60);
+mod common;
+
+use common::{eventually, lock, queue, release};
 
 /// A TTL that nobody lives to see the end of, nor a renewal.
 const LONG_TTL: Duration = Duration::from_secs(3600);
 
 async fn connect(etcd: &Etcd) -> Locks {
     clinch::connect(&etcd.url()).await.unwrap().ttl(LONG_TTL).unwrap()
-}
-
-async fn lock(locks: &Locks, name: &str) -> Guard {
-    locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
-}
-
-async fn release(guard: Guard) {
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
-}
-
-/// Waits for the lock in a task of its own.
-fn queue(locks: &Locks, name: &str) -> tokio::task::JoinHandle<Guard> {
-    let (locks, name) = (locks.clone(), name.to_owned());
-    tokio::spawn(async move { lock(&locks, &name).await })
-}
-
-/// Looks until there is something to see.
-async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let end = tokio::time::Instant::now() + PATIENCE;
-    loop {
-        if let Some(seen) = look().await {
-            return seen;
-        }
-        assert!(tokio::time::Instant::now() < end, "not within {PATIENCE:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }
 
 /// What the server has answered, by method; its metrics page itself costs nothing of these.

@@ -22,6 +22,10 @@ use clinch_testkit::{Etcd, EtcdCluster, Proxy};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
+mod common;
+
+use common::{PATIENCE, lock, release};
+
 #[path = "etcd_faults/cluster.rs"]
 mod cluster;
 #[path = "etcd_faults/leases.rs"]
@@ -35,22 +39,11 @@ mod silent;
 #[path = "etcd_faults/stopped.rs"]
 mod stopped;
 
-/// How long a state may take to come about before the test counts as failed.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 /// A TTL whose renewal nobody lives to see: what is told or granted within [`PATIENCE`] was told or granted at once.
 const LONG_TTL: Duration = Duration::from_secs(3600);
 
 async fn connect(url: &str) -> Locks {
     clinch::connect(url).await.unwrap().ttl(LONG_TTL).unwrap()
-}
-
-async fn lock(locks: &Locks, name: &str) -> Guard {
-    locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
-}
-
-async fn release(guard: Guard) {
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
 }
 
 /// Waits for the lock in a task of its own.

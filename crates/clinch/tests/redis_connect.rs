@@ -11,14 +11,14 @@
 use std::io::BufRead;
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use clinch::{Error, ErrorKind, Guard, Locks, LossKind, Released};
+use clinch::{Error, ErrorKind, Locks, LossKind, Released};
 use clinch_testkit::{Cluster, Redis, Reply, Sentinel, tools};
 
-/// How long a state may take to come about before the test counts as failed.
-const PATIENCE: Duration = Duration::from_secs(30);
+mod common;
+
+use common::{PATIENCE, eventually, lock, queue, release, unique};
 
 /// A password that must not show anywhere.
 const SECRET: &str = "hunter2";
@@ -34,38 +34,6 @@ static ENCRYPTED: LazyLock<Redis> =
 
 async fn connect(url: &str) -> Locks {
     clinch::connect(url).await.unwrap()
-}
-
-async fn lock(locks: &Locks, name: &str) -> Guard {
-    locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
-}
-
-async fn release(guard: Guard) {
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
-}
-
-/// Waits for the lock in a task of its own.
-fn queue(locks: &Locks, name: &str) -> tokio::task::JoinHandle<Guard> {
-    let (locks, name) = (locks.clone(), name.to_owned());
-    tokio::spawn(async move { lock(&locks, &name).await })
-}
-
-/// A lock name that no other test uses.
-fn unique(hazard: &str) -> String {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    format!("{hazard}/{}", COUNT.fetch_add(1, Ordering::Relaxed))
-}
-
-/// Looks until there is something to see.
-async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let end = tokio::time::Instant::now() + PATIENCE;
-    loop {
-        if let Some(seen) = look().await {
-            return seen;
-        }
-        assert!(tokio::time::Instant::now() < end, "not within {PATIENCE:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
 }
 
 /// The error of a URL that is refused, which shows no secret.

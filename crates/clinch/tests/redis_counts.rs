@@ -13,8 +13,9 @@ use std::time::Duration;
 use clinch::{Guard, Locks};
 use clinch_testkit::{Redis, Reply, Resp};
 
-/// How long a state may take to come about before the test counts as failed.
-const PATIENCE: Duration = Duration::from_secs(30);
+mod common;
+
+use common::{PATIENCE, lock, queue};
 
 /// A TTL that nobody lives to see the end of, nor a renewal.
 const LONG_TTL: Duration = Duration::from_secs(120);
@@ -82,16 +83,6 @@ fn names(sent: &[Sent]) -> Vec<String> {
 
 async fn connect(redis: &Redis) -> Locks {
     clinch::connect(&redis.url()).await.unwrap().ttl(LONG_TTL).unwrap()
-}
-
-async fn lock(locks: &Locks, name: &str) -> Guard {
-    locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
-}
-
-/// Waits for the lock in a task of its own.
-fn queue(locks: &Locks, name: &str) -> tokio::task::JoinHandle<Guard> {
-    let (locks, name) = (locks.clone(), name.to_owned());
-    tokio::spawn(async move { lock(&locks, &name).await })
 }
 
 /// Waits until a number that the server tells is so large.

@@ -15,11 +15,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use clinch::backend::Backend;
 use clinch::conformance::Fixture;
-use clinch::{Env, Guard, Locks, Token};
+use clinch::{Env, Locks, Token};
 use clinch_testkit::{Cluster, Sentinel};
 
-/// How long a state may take to come about before the test counts as failed.
-const PATIENCE: Duration = Duration::from_secs(60);
+mod common;
+
+use common::{PATIENCE, lock};
 
 /// A TTL that outlives any failover: sentinels that do not agree at once try again some seconds later.
 const LONG: Duration = Duration::from_secs(180);
@@ -55,10 +56,6 @@ mod cluster {
 
 async fn connect(url: &str, ttl: Duration) -> Locks {
     clinch::connect(url).await.unwrap().ttl(ttl).unwrap()
-}
-
-async fn lock(locks: &Locks, name: &str) -> Guard {
-    locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
 }
 
 /// Locks and releases in a loop until told to stop, and checks that tokens rise and nobody else is inside.

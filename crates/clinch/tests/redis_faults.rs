@@ -9,7 +9,6 @@
 )]
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -17,6 +16,10 @@ use async_trait::async_trait;
 use clinch::net::{Connector, Stream};
 use clinch::{Clock, Env, ErrorKind, Guard, Lane, Locks, LossKind, Random, Released, Standing};
 use clinch_testkit::{Direction, Proxy, Redis, Reply, Resp};
+
+mod common;
+
+use common::{PATIENCE, eventually, lock, queue, unique};
 
 #[path = "redis_faults/cuts.rs"]
 mod cuts;
@@ -28,9 +31,6 @@ mod pushes;
 mod server;
 #[path = "redis_faults/values.rs"]
 mod values;
-
-/// How long a state may take to come about before the test counts as failed.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A TTL that nobody lives to see the end of: what is free within [`PATIENCE`] was not freed by expiry.
 const LONG_TTL: Duration = Duration::from_secs(120);
@@ -82,34 +82,6 @@ impl Connector for Detour {
     async fn connect(&self, _: &str, _: u16) -> std::io::Result<Box<dyn Stream>> {
         let addr = *self.0.lock().unwrap();
         Ok(Box::new(tokio::net::TcpStream::connect(addr).await?))
-    }
-}
-
-async fn lock(locks: &Locks, name: &str) -> Guard {
-    locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
-}
-
-/// Waits for the lock in a task of its own.
-fn queue(locks: &Locks, name: &str) -> tokio::task::JoinHandle<Guard> {
-    let (locks, name) = (locks.clone(), name.to_owned());
-    tokio::spawn(async move { lock(&locks, &name).await })
-}
-
-/// A lock name that no other test uses.
-fn unique(hazard: &str) -> String {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    format!("{hazard}/{}", COUNT.fetch_add(1, Ordering::Relaxed))
-}
-
-/// Looks until there is something to see.
-async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let end = tokio::time::Instant::now() + PATIENCE;
-    loop {
-        if let Some(seen) = look().await {
-            return seen;
-        }
-        assert!(tokio::time::Instant::now() < end, "not within {PATIENCE:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 

@@ -10,12 +10,13 @@
 
 use std::time::Duration;
 
-use clinch::{Guard, Locks, Released};
+use clinch::{Guard, Locks};
 use clinch_testkit::Redis;
 use tokio::task::JoinHandle;
 
-/// How long a state may take to come about before the test counts as failed.
-const PATIENCE: Duration = Duration::from_secs(60);
+mod common;
+
+use common::{PATIENCE, lock, queue, release};
 
 /// A TTL that nobody lives to see the end of, nor a renewal.
 const LONG_TTL: Duration = Duration::from_secs(120);
@@ -107,20 +108,6 @@ impl Servers {
         // What looks counts too.
         self.reset();
     }
-}
-
-async fn lock(locks: &Locks, name: &str) -> Guard {
-    locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
-}
-
-async fn release(guard: Guard) {
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
-}
-
-/// Waits for the lock in a task of its own.
-fn queue(locks: &Locks, name: &str) -> JoinHandle<Guard> {
-    let (locks, name) = (locks.clone(), name.to_owned());
-    tokio::spawn(async move { lock(&locks, &name).await })
 }
 
 /// How many of the pairs of a claim and its release cost two commands on each server.

@@ -10,11 +10,15 @@
 
 use std::error::Error as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clinch::{ErrorKind, Guard, Locks, LossKind, Released};
 use clinch_testkit::{Proxy, Redis, Reply};
+
+mod common;
+
+use common::{PATIENCE, eventually, lock, queue, unique};
 
 #[path = "redlock_faults/clocks.rs"]
 mod clocks;
@@ -26,9 +30,6 @@ mod minority;
 mod race;
 #[path = "redlock_faults/restarts.rs"]
 mod restarts;
-
-/// How long a state may take to come about before the test counts as failed.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A TTL that nobody lives to see the end of: what is free within [`PATIENCE`] was not freed by expiry.
 const LONG_TTL: Duration = Duration::from_secs(300);
@@ -75,34 +76,6 @@ fn url_of(hosts: impl Iterator<Item = String>, query: &str) -> String {
 
 async fn connect(url: &str) -> Locks {
     clinch::connect(url).await.unwrap().ttl(LONG_TTL).unwrap()
-}
-
-async fn lock(locks: &Locks, name: &str) -> Guard {
-    locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
-}
-
-/// Waits for the lock in a task of its own.
-fn queue(locks: &Locks, name: &str) -> tokio::task::JoinHandle<Guard> {
-    let (locks, name) = (locks.clone(), name.to_owned());
-    tokio::spawn(async move { lock(&locks, &name).await })
-}
-
-/// A lock name that no other test uses.
-fn unique(hazard: &str) -> String {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    format!("{hazard}/{}", COUNT.fetch_add(1, Ordering::Relaxed))
-}
-
-/// Looks until there is something to see.
-async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let end = tokio::time::Instant::now() + PATIENCE;
-    loop {
-        if let Some(seen) = look().await {
-            return seen;
-        }
-        assert!(tokio::time::Instant::now() < end, "not within {PATIENCE:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
 }
 
 /// An error with all its causes.
