@@ -8,6 +8,7 @@ use crate::backends::pool::Connection;
 use crate::claim::ClaimId;
 use crate::clock::Instant;
 use crate::sync::lock;
+use crate::token::Token;
 
 /// The claims of one client, by id.
 #[derive(Default)]
@@ -21,6 +22,8 @@ struct State {
     tickets: u64,
     /// The ticket of the vote for which requests may be sent.
     voting: Option<u64>,
+    /// The token that it was granted with.
+    token: Option<Token>,
     /// Nothing may be sent for it any more but its release.
     released: bool,
     /// When its waiter should ask again, where no change of a key would tell.
@@ -92,6 +95,7 @@ impl Claims {
                 places: (0..nodes).map(|_| Place { mark: Mark::Clear, ticket: 0 }).collect(),
                 tickets: 0,
                 voting: None,
+                token: None,
                 released: false,
                 again: None,
                 splits: 0,
@@ -131,6 +135,15 @@ impl Entry {
         let ticket = state.draw();
         state.voting = Some(ticket);
         ticket
+    }
+
+    /// The token that it was granted with.
+    pub(super) fn token(&self) -> Option<Token> {
+        lock(&self.0).token
+    }
+
+    pub(super) fn granted(&self, token: Token) {
+        lock(&self.0).token = Some(token);
     }
 
     /// From now on no request of the last vote is sent, if it was not.

@@ -124,6 +124,7 @@ impl Quorum {
                 let granted = self.agree(claim, key, entry, &tally).await;
                 match granted.and_then(|token| self.grant(claim, token, sent)) {
                     Ok(grant) => {
+                        entry.granted(grant.token);
                         self.turns.held(key, Some(claim.id));
                         self.turns.rise(key, claim.id);
                         return Ok(Progress::Granted(grant));

@@ -56,7 +56,7 @@ impl Quorum {
     ) -> Result<Ballot<'_>> {
         let latest = self.nodes.iter().filter_map(|node| node.latest_us(sent)).max();
         let command = self.claim_command(claim, key, latest.map_or(0, |us| us.saturating_add(AHEAD_US)))?;
-        let mut tally = Tally::new(self.nodes.len());
+        let mut tally = Tally::new(self.nodes.len(), entry.token());
         let ticket = entry.begin_vote();
         let silence = timing::silence(claim.ttl);
         let mut round = Round::new(&self.env, self.nodes.len()).lenient(silence, self.quorum());

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::node::in_millis;
 use crate::backend::ClaimState;
 use crate::error::{Error, ErrorKind};
+use crate::token::Token;
 
 /// What a server's error says, with its name if that is not in it.
 pub(super) fn named(name: &str, error: &Error) -> String {
@@ -40,25 +41,30 @@ pub(super) enum Verdict {
 }
 
 /// The votes of one claim so far; one place for each server.
-pub(super) struct Tally(Vec<Option<Vote>>);
+pub(super) struct Tally {
+    votes: Vec<Option<Vote>>,
+    /// The token that the claim was granted with, if its step is repeated. As long as a quorum has it, nobody else held the
+    /// lock since.
+    granted: Option<Token>,
+}
 
 impl Tally {
-    pub(super) fn new(nodes: usize) -> Tally {
-        Tally((0..nodes).map(|_| None).collect())
+    pub(super) fn new(nodes: usize, granted: Option<Token>) -> Tally {
+        Tally { votes: (0..nodes).map(|_| None).collect(), granted }
     }
 
     pub(super) fn quorum(&self) -> usize {
-        quorum(self.0.len())
+        quorum(self.votes.len())
     }
 
     pub(super) fn note(&mut self, node: usize, vote: Vote) {
-        if let Some(place) = self.0.get_mut(node) {
+        if let Some(place) = self.votes.get_mut(node) {
             *place = Some(vote);
         }
     }
 
     fn cast(&self) -> impl Iterator<Item = &Vote> {
-        self.0.iter().flatten()
+        self.votes.iter().flatten()
     }
 
     fn count(&self, which: impl Fn(&Vote) -> bool) -> usize {
@@ -71,7 +77,7 @@ impl Tally {
 
     /// What is known of the end as soon as it is; a vote that is split evenly is lost.
     pub(super) fn verdict(&self) -> Option<Verdict> {
-        let pending = self.0.iter().filter(|place| place.is_none()).count();
+        let pending = self.votes.iter().filter(|place| place.is_none()).count();
         match self.ours() {
             ours if ours >= self.quorum() => Some(Verdict::Won),
             ours if ours + pending < self.quorum() => Some(Verdict::Lost),
@@ -82,18 +88,34 @@ impl Tally {
     /// Whether more answers would change nothing: it is won, or lost for a reason that is known.
     pub(super) fn is_decided(&self) -> bool {
         match self.verdict() {
-            Some(Verdict::Won) => true,
-            Some(Verdict::Lost) => self.is_busy() || self.0.iter().all(Option::is_some),
+            Some(Verdict::Won) => {
+                self.granted.is_none() || self.has_granted() || self.votes.iter().all(Option::is_some)
+            }
+            Some(Verdict::Lost) => self.is_busy() || self.votes.iter().all(Option::is_some),
             None => false,
         }
     }
 
-    /// The largest token of our votes, and how many have it.
+    /// How many of our votes have this token.
+    fn with(&self, token: u64) -> usize {
+        self.count(|vote| matches!(vote, Vote::Ours(theirs) if *theirs == token))
+    }
+
+    /// Whether a quorum has the token that the claim was granted with.
+    fn has_granted(&self) -> bool {
+        self.granted.is_some_and(|token| self.with(token.get()) >= self.quorum())
+    }
+
+    /// The token of a claim that has won, and how many have it: the one that it was granted with, if that still counts, or
+    /// the largest.
     pub(super) fn token(&self) -> (u64, usize) {
+        if let Some(token) = self.granted.filter(|_| self.has_granted()) {
+            return (token.get(), self.with(token.get()));
+        }
         let tokens =
             || self.cast().filter_map(|vote| if let Vote::Ours(token) = vote { Some(*token) } else { None });
         let largest = tokens().max().unwrap_or(0);
-        (largest, tokens().filter(|token| *token == largest).count())
+        (largest, self.with(largest))
     }
 
     /// Who has the most votes of those that are not ours, and how many.
@@ -115,7 +137,7 @@ impl Tally {
     /// Whether nobody can have won: claims met, and each took a part of the votes.
     pub(super) fn is_split(&self) -> bool {
         let taken = self.count(|vote| matches!(vote, Vote::Taken { .. }));
-        let unknown = self.0.len() - self.ours() - taken;
+        let unknown = self.votes.len() - self.ours() - taken;
         taken > 0 && self.leader().map_or(taken, |(_, votes)| votes) + unknown < self.quorum()
     }
 
@@ -138,7 +160,7 @@ impl Tally {
     /// What each server answered.
     pub(super) fn detail<'a>(&self, names: impl Iterator<Item = &'a str>) -> String {
         let mut text = String::new();
-        for (name, vote) in names.zip(&self.0) {
+        for (name, vote) in names.zip(&self.votes) {
             let separator = if text.is_empty() { "" } else { "; " };
             // Writing to a string does not fail.
             let _ = match vote {
@@ -170,13 +192,13 @@ impl Tally {
         let failures =
             || self.cast().filter_map(|vote| if let Vote::None(error) = vote { Some(error) } else { None });
         let for_good = |error: &&Error| !error.is_transient();
-        let hopeless = failures().filter(for_good).count() > self.0.len() - self.quorum();
+        let hopeless = failures().filter(for_good).count() > self.votes.len() - self.quorum();
         let kind = match failures().find(for_good) {
             Some(error) if hopeless => error.kind(),
             _ if sent => ErrorKind::Unknown,
             _ => ErrorKind::Unavailable,
         };
-        Error::new(kind, format!("{} of {} servers are needed: {detail}", self.quorum(), self.0.len()))
+        Error::new(kind, format!("{} of {} servers are needed: {detail}", self.quorum(), self.votes.len()))
     }
 }
 
@@ -208,7 +230,7 @@ mod tests {
     }
 
     fn tally(votes: impl IntoIterator<Item = Option<Vote>>) -> Tally {
-        Tally(votes.into_iter().collect())
+        Tally { votes: votes.into_iter().collect(), granted: None }
     }
 
     #[test]
@@ -253,6 +275,18 @@ mod tests {
         let votes =
             [Some(Vote::Ours(5)), Some(Vote::Ours(7)), None, Some(Vote::Ours(7)), Some(taken("a", 1))];
         assert_eq!(tally(votes).token(), (7, 2));
+    }
+
+    #[test]
+    fn a_step_that_is_repeated_gives_the_token_that_a_quorum_still_has() {
+        let ours = |token| Some(Vote::Ours(token));
+        let again = |votes: Vec<Option<Vote>>| Tally { votes, granted: Token::new(5) };
+        let early = again(vec![ours(5), ours(7), None, None, ours(5)]);
+        assert!(early.verdict() == Some(Verdict::Won) && !early.is_decided(), "a third may have it");
+        let same = again(vec![ours(5), ours(7), ours(5), None, ours(5)]);
+        assert!(same.is_decided() && same.token() == (5, 3));
+        let anew = again(vec![ours(5), ours(7), ours(8), Some(silent()), ours(5)]);
+        assert!(anew.is_decided() && anew.token() == (8, 1), "another may have held it since");
     }
 
     #[test]
