@@ -302,7 +302,8 @@ async fn a_release_costs_each_waiting_client_two_rounds() {
     let releases = 3 * TURNS;
     let rounds = (requests - releases) as f64 / (releases * CLIENTS) as f64;
     println!("{rounds} rounds");
-    assert!(rounds <= 2.0, "{rounds} rounds for each waiter that was woken");
+    // Two for each that loses, one for the winner: 1.75. With a release to whoever had not answered yet it was 2.
+    assert!(rounds <= 1.9, "{rounds} rounds for each waiter that was woken");
 }
 
 /// One server has no vote for the holder, as one that came back empty. That is nothing to ask about again and again, nor is
