@@ -126,6 +126,11 @@ impl Node {
         lock(&self.known).patience.wait(ttl)
     }
 
+    /// For how long a vote is waited for that still decides.
+    pub(super) fn patience_for_vote(&self, ttl: Duration) -> Duration {
+        lock(&self.known).patience.wait_for_vote(ttl)
+    }
+
     /// Notes that an answer took this long, or did not come.
     pub(super) fn answered(&self, after: Option<Duration>) {
         let patience = &mut lock(&self.known).patience;

@@ -53,6 +53,13 @@ impl Patience {
         let usual = (self.smooth + self.varies * 4).saturating_mul(1 << self.strikes);
         usual.clamp(least, most.max(self.opening * 3)).min(ttl / 10)
     }
+
+    /// For how long an answer is waited for that still decides a vote. Of a server whose last one came it is more likely
+    /// that this host has no time than that it hangs.
+    pub(super) fn wait_for_vote(&self, ttl: Duration) -> Duration {
+        let least = if self.strikes == 0 { silence(ttl) } else { Duration::ZERO };
+        self.wait(ttl).max(least)
+    }
 }
 
 /// For how long a majority may be silent, on leases of `ttl`.
@@ -168,6 +175,19 @@ mod tests {
             prop_assert!((least..=most).contains(&patience.wait(Duration::from_secs(30))));
             prop_assert_eq!(patience.wait(Duration::from_millis(20)).min(Duration::from_millis(2)), patience.wait(Duration::from_millis(20)));
         }
+    }
+
+    #[test]
+    fn a_vote_that_decides_is_given_up_at_once_only_where_the_last_answer_did_not_come() {
+        let ttl = Duration::from_secs(30);
+        let mut patience = Patience::new(Duration::from_millis(1));
+        patience.answered(Duration::from_micros(100));
+        assert_eq!(patience.wait_for_vote(ttl), silence(ttl));
+        patience.struck();
+        assert_eq!(patience.wait_for_vote(ttl), patience.wait(ttl));
+        assert!(patience.wait(ttl) < silence(ttl));
+        patience.answered(Duration::from_millis(30));
+        assert_eq!(patience.wait_for_vote(ttl), silence(ttl));
     }
 
     #[test]

@@ -68,7 +68,7 @@ impl Quorum {
                 tally.note(at, Vote::None(unsettled()));
             } else {
                 let request = ask_for_vote(at, ticket, node.clone(), entry.clone(), command.clone());
-                round.ask(at, node.patience(claim.ttl), request);
+                round.ask(at, node.patience_for_vote(claim.ttl), request);
             }
         }
         round
