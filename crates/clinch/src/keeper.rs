@@ -117,7 +117,7 @@ impl Keeper {
             (answer, _) => {
                 let now = self.env.now();
                 let result = tenure.answer(answer, sent, now, self.env.random().jitter());
-                self.shared.look_again(tenure, now);
+                self.shared.look_again(std::slice::from_ref(tenure), now);
                 result
             }
         }
@@ -173,13 +173,15 @@ impl Shared {
         }
     }
 
-    /// Has the keeper's task look at a claim again, if it is still kept.
-    fn look_again(&self, tenure: &Arc<Tenure>, now: Instant) {
+    /// Has the keeper's task look at claims again, as far as they are still kept.
+    fn look_again(&self, tenures: &[Arc<Tenure>], now: Instant) {
         let mut schedule = lock(&self.schedule);
-        if let Some(tenure) = schedule.take(tenure) {
-            let next = tenure.next_look(now).unwrap_or(now);
-            schedule.put(next, tenure);
-            self.arm(&mut schedule, next);
+        for tenure in tenures {
+            if let Some(tenure) = schedule.take(tenure) {
+                let next = tenure.next_look(now).unwrap_or(now);
+                schedule.put(next, tenure);
+                self.arm(&mut schedule, next);
+            }
         }
     }
 
@@ -191,7 +193,7 @@ impl Shared {
             let Some(loss) = losses.get(&tenure.claim.id) else { continue };
             let now = env.now();
             let _ = tenure.answer(Renewal::Lost(loss.clone()), now, now, env.random().jitter());
-            self.look_again(&tenure, now);
+            self.look_again(&[tenure], now);
         }
     }
 
@@ -284,13 +286,13 @@ async fn renew(shared: Arc<Shared>, env: Env, batch: Vec<Arc<Tenure>>) {
         () = env.sleep_until(sent + patience) => Vec::new(),
     }
     .into_iter();
-    for tenure in batch {
+    let now = env.now();
+    for tenure in &batch {
         let answer = answers.next().unwrap_or_else(|| Renewal::Failed(no_answer()));
-        let now = env.now();
         // A failure is retried at the instant that `answer` has set, and told when the deadline passes.
         let _ = tenure.answer(answer, sent, now, env.random().jitter());
-        shared.look_again(&tenure, now);
     }
+    shared.look_again(&batch, now);
 }
 
 fn no_answer() -> Error {

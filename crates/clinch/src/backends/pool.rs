@@ -3,7 +3,6 @@
 //! A connection is driven by the runtime it was opened on, so a caller's steps need no other thread, and the keeper's
 //! steps do not depend on the caller's. When a runtime ends, so do its connections; the next one opens its own.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use tokio::runtime::{Handle, Id};
@@ -19,8 +18,8 @@ pub(super) trait Connection: Send + Sync + 'static {
     fn is_open(&self) -> bool;
 }
 
-/// One connection per runtime.
-pub(super) struct Pool<C>(Mutex<HashMap<Id, Opening<C>>>);
+/// One connection per runtime. There are hardly ever more than two.
+pub(super) struct Pool<C>(Mutex<Vec<(Id, Opening<C>)>>);
 
 /// What came of opening a connection, once it is known.
 type Opening<C> = watch::Receiver<Option<Result<Arc<C>>>>;
@@ -78,8 +77,9 @@ impl<C: Connection> Pool<C> {
     /// The open connection of the current runtime, if there is one.
     #[cfg(feature = "redis")]
     pub(super) fn peek(&self) -> Option<Arc<C>> {
-        let runtime = Handle::try_current().ok()?;
-        let opening = lock(&self.0).get(&runtime.id())?.clone();
+        let runtime = Handle::try_current().ok()?.id();
+        let cells = lock(&self.0);
+        let (_, opening) = cells.iter().find(|(owner, _)| *owner == runtime)?;
         let connection = opening.borrow().as_ref()?.as_ref().ok()?.clone();
         connection.is_open().then_some(connection)
     }
@@ -88,7 +88,7 @@ impl<C: Connection> Pool<C> {
     #[cfg(feature = "redis")]
     pub(super) fn all(&self) -> Vec<Arc<C>> {
         let connection = |opening: &Opening<C>| opening.borrow().as_ref()?.as_ref().ok().cloned();
-        lock(&self.0).values().filter_map(connection).collect()
+        lock(&self.0).iter().filter_map(|(_, opening)| connection(opening)).collect()
     }
 
     fn opening<F>(&self, runtime: &Handle, open: impl Fn() -> F) -> (Opening<C>, bool)
@@ -96,11 +96,11 @@ impl<C: Connection> Pool<C> {
         F: Future<Output = Result<C>> + Send + 'static,
     {
         let mut cells = lock(&self.0);
-        if let Some(opening) = cells.get(&runtime.id()) {
+        if let Some((_, opening)) = cells.iter().find(|(owner, _)| *owner == runtime.id()) {
             return (opening.clone(), false);
         }
         // Runtimes come and go in tests and in programs that block on futures; what they left is forgotten here.
-        cells.retain(|_, opening| opening.has_changed().is_ok());
+        cells.retain(|(_, opening)| opening.has_changed().is_ok());
         let (report, opening) = watch::channel(None);
         let future = open();
         runtime.spawn(async move {
@@ -109,15 +109,12 @@ impl<C: Connection> Pool<C> {
             // Kept until nobody knows of the connection any more, so that a closed channel means a dead runtime.
             report.closed().await;
         });
-        cells.insert(runtime.id(), opening.clone());
+        cells.push((runtime.id(), opening.clone()));
         (opening, true)
     }
 
     /// Forgets a connection that is of no use, unless somebody has replaced it already.
     fn forget(&self, runtime: &Handle, opening: &Opening<C>) {
-        let mut cells = lock(&self.0);
-        if cells.get(&runtime.id()).is_some_and(|current| current.same_channel(opening)) {
-            cells.remove(&runtime.id());
-        }
+        lock(&self.0).retain(|(owner, current)| *owner != runtime.id() || !current.same_channel(opening));
     }
 }

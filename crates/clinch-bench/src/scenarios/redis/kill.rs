@@ -20,8 +20,8 @@ const TARGET_LATE_MS: f64 = 20.0;
 const TARGET_COMMANDS: f64 = 1.0;
 const TARGET_NEXT_MS: f64 = 3000.0;
 
-/// The holder's lease.
-const LEASE: Duration = Duration::from_secs(4);
+/// The lease of the holder and of the waiter, who renews its place three times in it.
+const LEASE: Duration = Duration::from_secs(6);
 
 /// From when somebody has asked until something is done to others: long enough to surely wait.
 const SETTLE: Duration = Duration::from_millis(300);

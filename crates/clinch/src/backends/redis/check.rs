@@ -22,7 +22,7 @@ pub(super) async fn open(settings: Settings, env: Env) -> Result<Arc<dyn Backend
     let mut store = Store::new(settings, env)?;
     let settings = &store.dialer.settings;
     let slot = slot_of(&settings.prefix);
-    let key = Home::of(&settings.prefix, slot).key(&[PROBE]);
+    let key = Home::of(&settings.prefix, slot).key(PROBE, "").concat();
     let (lean, wants_more) = (settings.lean, settings.durability.asks_for_more());
     let server = match store.route.call_unconfirmed(slot, Command::new("INFO").arg("everything")).await {
         Ok(info) => Server::read(info.text().unwrap_or_default()),

@@ -1,8 +1,8 @@
 //! The keys of one lock, all in one hash slot.
 //!
 //! The lock's own key is the prefix and the name, nothing else, so that it is the key that other clients lock. Every
-//! side key must share its slot for any name, braces included, so it carries a hash tag of its own: three letters or
-//! digits that hash to that slot. After the tag comes a NUL, which no lock name may hold, so that no lock's key is
+//! side key must share its slot for any name, braces included, so it carries a hash tag of its own: three letters
+//! that hash to that slot. After the tag comes a NUL, which no lock name may hold, so that no lock's key is
 //! another's side key.
 
 use crate::name::LockName;
@@ -10,35 +10,33 @@ use crate::name::LockName;
 /// Hash slots of a Redis Cluster.
 pub(super) const SLOTS: u16 = 16384;
 
-/// The keys of one lock, in the order in which the scripts take them.
+/// The keys of one lock.
 #[derive(Clone, Debug)]
-pub(super) struct Keys {
+pub(super) struct Keys<'a> {
     pub(super) slot: u16,
     pub(super) lock: String,
-    pub(super) claims: String,
-    pub(super) queue: String,
-    pub(super) holders: String,
-    pub(super) fence: String,
+    home: Home<'a>,
+    name: &'a str,
 }
 
-impl Keys {
-    pub(super) fn of(prefix: &str, name: &LockName) -> Keys {
+impl<'a> Keys<'a> {
+    pub(super) fn of(prefix: &'a str, name: &'a LockName) -> Keys<'a> {
         let lock = lock_key(prefix, name);
         let slot = slot_of(&lock);
-        let home = Home::of(prefix, slot);
-        let name = name.as_str();
-        Keys {
-            slot,
-            claims: home.key(&["\0claims:", name]),
-            queue: home.key(&["\0queue:", name]),
-            holders: home.key(&["\0holders:", name]),
-            fence: home.key(&["\0fence"]),
-            lock,
-        }
+        Keys { slot, lock, home: Home::of(prefix, slot), name: name.as_str() }
     }
 
-    pub(super) fn all(&self) -> [&str; 5] {
-        [&self.lock, &self.claims, &self.queue, &self.holders, &self.fence]
+    /// All of them, in parts, in the order in which the scripts take them.
+    pub(super) fn all(&self) -> [[&str; 5]; 5] {
+        let [before, tag, after, fence, _] = self.home.key("\0fence", "");
+        let side = |kind| [before, tag, after, kind, self.name];
+        [
+            [&self.lock, "", "", "", ""],
+            side("\0claims:"),
+            side("\0queue:"),
+            side("\0holders:"),
+            [before, tag, after, fence, ""],
+        ]
     }
 }
 
@@ -55,26 +53,25 @@ pub(super) fn name_in_claims_key<'a>(prefix: &str, key: &'a str) -> Option<&'a s
 }
 
 /// What the side keys and channels of a slot begin with.
-pub(super) struct Home(String);
+#[derive(Clone, Debug)]
+pub(super) struct Home<'a> {
+    before: &'a str,
+    tag: [u8; 5],
+    after: &'a str,
+}
 
-impl Home {
-    pub(super) fn of(prefix: &str, slot: u16) -> Home {
-        let tag = tag(slot);
-        let tag = std::str::from_utf8(&tag).unwrap_or_default();
+impl<'a> Home<'a> {
+    pub(super) fn of(prefix: &'a str, slot: u16) -> Home<'a> {
+        let [one, two, three] = tag(slot);
         // The first braces decide the slot, so a prefix with a brace of its own stands behind ours.
-        Home(match prefix.contains('{') {
-            true => ["{", tag, "}", prefix].concat(),
-            false => [prefix, "{", tag, "}"].concat(),
-        })
+        let (before, after) = if prefix.contains('{') { ("", prefix) } else { (prefix, "") };
+        Home { before, tag: [b'{', one, two, three, b'}'], after }
     }
 
-    /// A key or channel of this slot that ends in these parts.
-    pub(super) fn key<const N: usize>(&self, parts: &[&str; N]) -> String {
-        let length = self.0.len() + parts.iter().map(|part| part.len()).sum::<usize>();
-        let mut key = String::with_capacity(length);
-        key.push_str(&self.0);
-        parts.iter().for_each(|part| key.push_str(part));
-        key
+    /// A key or channel of this slot, in parts.
+    pub(super) fn key<'k>(&'k self, kind: &'k str, name: &'k str) -> [&'k str; 5] {
+        let tag = std::str::from_utf8(&self.tag).unwrap_or_default();
+        [self.before, tag, self.after, kind, name]
     }
 }
 
@@ -113,30 +110,22 @@ const fn table() -> [u16; 256] {
     table
 }
 
-/// Sixteen shifts backwards: the register that two bytes of zero turn into `crc`.
-fn two_steps_back(crc: u16) -> u16 {
-    (0..16).fold(crc, |crc, _| if crc & 1 == 0 { crc >> 1 } else { ((crc ^ 0x1021) >> 1) | 0x8000 })
-}
-
-/// Three letters or digits that hash to this slot.
+/// Three letters that hash to slot 0, and what each bit of a slot changes in them.
 ///
-/// The CRC can be run backwards, so for any first character there is one pair of bytes that leads to a given CRC; four
-/// CRCs share a slot. Some pair among those is made of letters and digits. Running backwards is linear, so it is done
-/// for the slot alone.
+/// The CRC is linear: two texts of one length differ in as much as their CRCs do. The letters H to W, great and small, are
+/// all that five bits make of an H, so those of three letters reach every slot; solved for each bit of the slot, that gives
+/// these.
+const ZERO: u32 = u32::from_be_bytes(*b"\0oQQ");
+const BITS: [u32; 14] = [
+    0x03_25_02, 0x1f_05_05, 0x27_01_03, 0x00_23_1c, 0x18_19_18, 0x20_20_00, 0x1f_27_03, 0x27_01_07,
+    0x3a_3c_1d, 0x22_06_00, 0x02_24_02, 0x1d_07_05, 0x23_05_03, 0x00_22_04,
+];
+
+/// Three letters that hash to this slot.
 fn tag(slot: u16) -> [u8; 3] {
-    let back = two_steps_back(slot);
-    for high in 0..4 {
-        let back = back ^ two_steps_back(high * SLOTS);
-        for first in b'0'..=b'z' {
-            let [second, third] = (back ^ crc16([first])).to_be_bytes();
-            let tag = [first, second, third];
-            if tag.iter().all(u8::is_ascii_alphanumeric) {
-                return tag;
-            }
-        }
-    }
-    // Not reached: a test takes the tag of every slot.
-    *b"000"
+    let changed = BITS.iter().enumerate().map(|(at, change)| change * u32::from(slot >> at & 1));
+    let [_, tag @ ..] = changed.fold(ZERO, |tag, change| tag ^ change).to_be_bytes();
+    tag
 }
 
 #[cfg(test)]
@@ -158,7 +147,7 @@ mod tests {
     fn every_slot_has_a_tag() {
         for slot in 0..SLOTS {
             assert_eq!(crc16(tag(slot)) % SLOTS, slot);
-            assert!(tag(slot).iter().all(u8::is_ascii_alphanumeric));
+            assert!(tag(slot).iter().all(u8::is_ascii_alphabetic));
         }
     }
 
@@ -168,13 +157,14 @@ mod tests {
         fn all_keys_of_a_lock_share_a_slot(prefix in "[{}a:]{0,5}", name in "[{}ab/]{1,8}") {
             let name = LockName::new(name).unwrap();
             let keys = Keys::of(&prefix, &name);
-            for key in keys.all() {
+            let all = keys.all().map(|parts| parts.concat());
+            for key in &all {
                 prop_assert_eq!(slot_of(key), keys.slot, "{:?}", key);
             }
-            for key in &keys.all()[1..] {
+            for key in &all[1..] {
                 prop_assert!(key.contains('\0'));
             }
-            prop_assert_eq!(name_in_claims_key(&prefix, &keys.claims), Some(name.as_str()));
+            prop_assert_eq!(name_in_claims_key(&prefix, &all[1]), Some(name.as_str()));
         }
     }
 }

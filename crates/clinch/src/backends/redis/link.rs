@@ -94,6 +94,8 @@ impl Link {
             from: 0,
             to: 0,
             gathering: false,
+            answers: Vec::new(),
+            told: Vec::new(),
             pushes,
         });
         Link { wire, server: address.to_string() }
@@ -260,6 +262,9 @@ struct Driver {
     to: usize,
     /// Whether it let others run before it writes.
     gathering: bool,
+    /// Answers on their way to who waits for them; empty between two polls.
+    answers: Vec<Value>,
+    told: Vec<(oneshot::Sender<Value>, Value)>,
     pushes: Option<Pushes>,
 }
 
@@ -346,7 +351,6 @@ impl Driver {
 
     /// Hands on all answers and messages that are in the buffer.
     fn take_answers(&mut self) -> io::Result<()> {
-        let mut answers = Vec::new();
         loop {
             match resp::read(self.buffer.get(self.from..self.to).unwrap_or_default()) {
                 Ok((value, taken)) => {
@@ -355,7 +359,7 @@ impl Driver {
                         (Some(message), Some(pushes)) if pushes(message) => {}
                         (Some(_), Some(_)) => return Err(io::Error::other("it has nothing more to say")),
                         (Some(_), None) if matches!(value, Value::Push(_)) => {}
-                        _ => answers.push(value),
+                        _ => self.answers.push(value),
                     }
                 }
                 Err(Stop::Unfinished) => break,
@@ -366,19 +370,19 @@ impl Driver {
                 }
             }
         }
-        if answers.is_empty() {
+        if self.answers.is_empty() {
             return Ok(());
         }
-        let mut told = Vec::with_capacity(answers.len());
         {
             let mut state = lock(&self.wire.state);
-            state.answered += answers.len() as u64;
-            for answer in answers {
+            state.answered += self.answers.len() as u64;
+            for answer in self.answers.drain(..) {
                 let teller = state.waiting.pop_front();
-                told.push((teller.ok_or_else(|| io::Error::other("it answered what nobody asked"))?, answer));
+                let teller = teller.ok_or_else(|| io::Error::other("it answered what nobody asked"))?;
+                self.told.push((teller, answer));
             }
         }
-        for (teller, answer) in told {
+        for (teller, answer) in self.told.drain(..) {
             // Whoever asked may have left.
             let _ = teller.send(answer);
         }

@@ -1,6 +1,6 @@
 //! Renewing many claims with few commands.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ impl Store {
         let pick = |group: &[usize]| -> Vec<&Claim> {
             group.iter().filter_map(|at| claims.get(*at)).map(|claim| &**claim).collect()
         };
-        let mut held: HashMap<u16, Vec<usize>> = HashMap::new();
+        let mut held: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
         for (at, claim) in claims.iter().enumerate() {
             if claim.mode == Mode::Exclusive && !self.claims.is_waiting(claim.id) {
                 let prefix = &self.settings().prefix;
@@ -83,8 +83,7 @@ impl Store {
     /// Renews exclusive locks that are held, of one slot or, where there are no slots, of any. `None`: not held.
     async fn renew_held(&self, slot: u16, claims: &[&Claim]) -> Result<Vec<Option<Renewal>>> {
         let prefix = &self.settings().prefix;
-        let keys: Vec<String> = claims.iter().map(|claim| lock_key(prefix, &claim.name)).collect();
-        let mut command = script::RENEW_HELD.on(keys.iter().map(String::as_str));
+        let mut command = script::RENEW_HELD.on(claims.iter().map(|claim| [prefix, claim.name.as_str()]));
         for claim in claims {
             command.arg(claim.id).arg(millis(claim.ttl));
         }

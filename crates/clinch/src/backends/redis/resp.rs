@@ -73,10 +73,12 @@ impl Arg for String {
 
 impl Arg for ClaimId {
     fn write_to(&self, body: &mut Vec<u8>) {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut digits = [0; 32];
+        for (two, byte) in digits.as_chunks_mut().0.iter_mut().zip(self.bits().to_be_bytes()) {
+            *two = [hex(byte >> 4), hex(byte & 15)];
+        }
         body.extend_from_slice(b"$32\r\n");
-        let nibbles = (0..32).rev().map(|at| (self.bits() >> (4 * at)) as usize & 15);
-        body.extend(nibbles.filter_map(|nibble| DIGITS.get(nibble)));
+        body.extend_from_slice(&digits);
         body.extend_from_slice(b"\r\n");
     }
 }
@@ -123,10 +125,22 @@ fn bulk(out: &mut Vec<u8>, text: &str) {
 }
 
 fn number(out: &mut Vec<u8>, value: u64) {
-    if value >= 10 {
-        number(out, value / 10);
+    let mut digits = [0; 20];
+    let mut rest = value;
+    let mut first = digits.len();
+    for digit in digits.iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        first -= 1;
+        if rest == 0 {
+            break;
+        }
     }
-    out.push(b'0' + (value % 10) as u8);
+    out.extend_from_slice(digits.get(first..).unwrap_or_default());
+}
+
+fn hex(nibble: u8) -> u8 {
+    nibble + if nibble < 10 { b'0' } else { b'a' - 10 }
 }
 
 /// Why no answer could be read.

@@ -116,7 +116,8 @@ impl Route {
         self.send(slot, command, None, Durability::default()).await
     }
 
-    /// Sends a command and follows the server's redirections.
+    /// Sends a command and follows the server's redirections. What seldom happens is boxed: the futures of all steps are
+    /// as large as the largest that they may wait for.
     async fn send(
         &self,
         slot: u16,
@@ -128,7 +129,7 @@ impl Route {
         let mut asking = false;
         for hop in 0.. {
             let sent = match copies.asks_for_more() {
-                true => self.send_confirmed(&node, command, script, asking, copies).await,
+                true => Box::pin(self.send_confirmed(&node, command, script, asking, copies)).await,
                 false => match self.link(&node).await {
                     Ok(link) => {
                         let answer = exchange(&link, command, script, asking).await;
@@ -287,11 +288,14 @@ impl Route {
                 self.dialer.env.lane().spawn(follow)?;
             }
         }
+        if let Some(link) = node.links.peek() {
+            return Ok(link);
+        }
         let open = || {
             let (dialer, endpoint) = (self.dialer.clone(), node.endpoint.clone());
             async move { dialer.open(&endpoint, None).await.map(|(link, _)| link) }
         };
-        node.links.get(self.dialer.env.lane(), open).await
+        Box::pin(node.links.get(self.dialer.env.lane(), open)).await
     }
 
     /// The server that has a slot, as far as is known.
@@ -303,7 +307,7 @@ impl Route {
         if let Some(node) = lock(map).owner(slot) {
             return Ok(node);
         }
-        self.learn().await?;
+        Box::pin(self.learn()).await?;
         lock(map).owner(slot).ok_or_else(|| {
             Error::new(
                 ErrorKind::Unavailable,
@@ -337,7 +341,7 @@ impl Route {
     /// After a server did not answer: finds out who has its slots now. What others know is as good as it gets.
     async fn mistrust(&self, node: &Arc<Node>) {
         if let Kind::Cluster { map, .. } = &self.kind
-            && self.learn().await.is_err()
+            && Box::pin(self.learn()).await.is_err()
         {
             lock(map).forget(node);
         }

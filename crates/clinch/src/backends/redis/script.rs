@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use super::resp::Command;
+use super::resp::{Arg, Command};
 
 /// A Lua script and the name under which the server keeps it.
 pub(super) struct Script {
@@ -46,10 +46,7 @@ impl Script {
     }
 
     /// The command that runs it on these keys; arguments follow.
-    pub(super) fn on<'a>(
-        &self,
-        keys: impl IntoIterator<Item = &'a str, IntoIter: ExactSizeIterator>,
-    ) -> Command {
+    pub(super) fn on(&self, keys: impl IntoIterator<Item: Arg, IntoIter: ExactSizeIterator>) -> Command {
         let keys = keys.into_iter();
         let mut command = Command::new("EVALSHA");
         command.arg(&self.sha1).arg(keys.len() as u64);

@@ -1,5 +1,6 @@
 //! The backend: each step is one script on the server that has the lock's slot.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -79,14 +80,14 @@ impl Store {
         &self.dialer.env
     }
 
-    pub(super) fn keys(&self, name: &LockName) -> Keys {
+    pub(super) fn keys<'a>(&'a self, name: &'a LockName) -> Keys<'a> {
         Keys::of(&self.settings().prefix, name)
     }
 
     /// What channels of a slot begin with.
     pub(super) fn channels(&self, slot: u16) -> String {
         match self.sharded {
-            true => Home::of(&self.settings().prefix, slot).key(&["inbox:"]),
+            true => Home::of(&self.settings().prefix, slot).key("inbox:", "").concat(),
             false => format!("{}inbox:", self.settings().prefix),
         }
     }
@@ -109,7 +110,7 @@ impl Store {
     }
 
     /// A script's command on all keys of a lock, with three words of the step's own before what all of them share.
-    pub(super) fn command(&self, script: &script::Script, keys: &Keys, step: [&str; 3]) -> Command {
+    pub(super) fn command(&self, script: &script::Script, keys: &Keys<'_>, step: [&str; 3]) -> Command {
         let mut command = script.on(keys.all());
         let [one, two, three] = step;
         let sharded;
@@ -125,7 +126,7 @@ impl Store {
     }
 
     /// Takes a claim's step and notes what is known of it meanwhile.
-    async fn ask(&self, claim: &Claim, keys: &Keys) -> Result<(Instant, u64, Claimed)> {
+    async fn ask(&self, claim: &Claim, keys: &Keys<'_>) -> Result<(Instant, u64, Claimed)> {
         let inbox = match claim.enqueue {
             true => self.claims.asking(claim.id, || {
                 self.route.listening(keys.slot, || self.channel(keys.slot)).map_or(0, |inbox| inbox.id)
@@ -157,7 +158,11 @@ impl Store {
     async fn free(&self, name: &LockName, id: ClaimId, linger: Duration, evict: bool) -> Result<Freed> {
         let keys = self.keys(name);
         let flag = |set| if set { "1" } else { "0" };
-        let step = [&*millis(linger).to_string(), flag(self.claims.is_in_doubt(id)), flag(evict)];
+        let linger = match millis(linger) {
+            0 => Cow::from("0"),
+            ms => ms.to_string().into(),
+        };
+        let step = [&*linger, flag(self.claims.is_in_doubt(id)), flag(evict)];
         let mut command = self.command(&script::RELEASE, &keys, step);
         command.arg(id);
         let answer = self.route.run(keys.slot, &script::RELEASE, &command).await?;
