@@ -31,6 +31,10 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// From how many unanswered commands on they are gathered: a write for each costs more than the wait for the others.
 const CROWD: usize = 4;
 
+/// From how many bytes on what was gathered is written: the server then works while others here still run. With all of a
+/// crowd in one write, the two would take turns.
+const ENOUGH: usize = 4 << 10;
+
 /// What is read at a time, at first, in bytes.
 const BUFFER: usize = 8 << 10;
 
@@ -195,11 +199,12 @@ impl Wire {
             state.waiting.push_back(tell);
             answer
         });
+        let enough = state.out.len() >= ENOUGH;
         // Whoever was first sees to what came after. A driver that never ran yet will.
-        let driver = state.driver.clone().filter(|_| first);
+        let driver = state.driver.clone().filter(|_| first || enough);
         drop(state);
         if let Some(driver) = driver {
-            let writer = quiet.then(|| self.writer.try_lock().ok()).flatten();
+            let writer = (quiet || enough).then(|| self.writer.try_lock().ok()).flatten();
             let written =
                 writer.map(|mut writer| writer.write(&self.state, &mut Context::from_waker(&driver)));
             match written {
