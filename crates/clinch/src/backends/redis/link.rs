@@ -1,8 +1,9 @@
 //! One live connection: commands of many callers go out together, and answers come back in their order.
 //!
 //! A caller that finds few commands unanswered writes by itself, which saves the way over another task; in a crowd,
-//! commands are left to the driver, which lets others run first and writes all that have come together at once. Reading
-//! is the driver's alone. Nothing here waits for longer than it takes to see that the server does not answer.
+//! commands are left to the driver, which lets others run first and writes all that have come together at once, unless
+//! there is enough for the server to do already. Reading is the driver's alone. Nothing here waits for longer than it takes
+//! to see that the server does not answer.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,9 +32,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// From how many unanswered commands on they are gathered: a write for each costs more than the wait for the others.
 const CROWD: usize = 4;
 
-/// From how many bytes on what was gathered is written: the server then works while others here still run. With all of a
-/// crowd in one write, the two would take turns.
-const ENOUGH: usize = 4 << 10;
+/// From how many gathered commands on they are written, although more may come: the server then works while others here
+/// still run. With all of a crowd in one write, the two would take turns.
+const ENOUGH: usize = 6;
 
 /// What is read at a time, at first, in bytes.
 const BUFFER: usize = 8 << 10;
@@ -62,6 +63,8 @@ struct Wire {
 struct State {
     /// Commands that nobody has begun to write.
     out: Vec<u8>,
+    /// How many those are.
+    gathered: usize,
     /// Who waits for the answers to come, in their order.
     waiting: VecDeque<oneshot::Sender<Value>>,
     /// How many answers have come.
@@ -199,7 +202,8 @@ impl Wire {
             state.waiting.push_back(tell);
             answer
         });
-        let enough = state.out.len() >= ENOUGH;
+        state.gathered += N;
+        let enough = state.gathered >= ENOUGH;
         // Whoever was first sees to what came after. A driver that never ran yet will.
         let driver = state.driver.clone().filter(|_| first || enough);
         drop(state);
@@ -249,7 +253,11 @@ impl Writer {
             }
             self.bytes.clear();
             self.written = 0;
-            std::mem::swap(&mut self.bytes, &mut lock(state).out);
+            {
+                let mut state = lock(state);
+                std::mem::swap(&mut self.bytes, &mut state.out);
+                state.gathered = 0;
+            }
             if self.bytes.is_empty() {
                 return Pin::new(&mut self.half).poll_flush(cx);
             }
