@@ -123,7 +123,7 @@ Options:
   --json         JSON with the values of all rounds, instead of Markdown
   --quick        as little as shows that it works; the figures mean nothing
   --gate         exit with 2 when a target was missed; without it, a missed target is only shown
-  --no-pin       do not pin file-pair, redis-pair, etcd-pair and a part of redlock-pair to one CPU
+  --no-pin       do not pin file-pair, redis-pair and a part of etcd-pair and redlock-pair to one CPU
   --clinch PATH  the clinch binary for \"run\" [default: next to this program]
   --dir DIR      where to make directories of lock files [default: that of temporary files]
   -h, --help     this
