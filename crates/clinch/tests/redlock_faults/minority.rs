@@ -111,6 +111,25 @@ async fn slow_servers_are_not_waited_for() {
 }
 
 #[tokio::test]
+async fn a_free_lock_is_not_found_taken_for_a_slow_vote_that_decides() {
+    let servers = Servers::durable(3);
+    let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.addr())).collect();
+    let locks =
+        connect(&url_of(proxies.iter().map(|proxy| proxy.addr().to_string()), "durable=on&max_ttl=24h"))
+            .await;
+    let name = unique("decides");
+    drop(lock(&locks, &name).await);
+    servers.expect_no_key(&name).await;
+    servers.0[0].call(&["SET", &format!("clinch:{name}"), "somebody", "PX", "100000000"]);
+    // There and back, longer than the time-out of a server that is not needed.
+    proxies[2].delay(Duration::from_millis(40));
+    // Again where this host had no time.
+    let mutex = locks.mutex(&name).unwrap();
+    let guard = eventually("two of three are free", async || mutex.try_lock().await.unwrap()).await;
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
+
+#[tokio::test]
 async fn killed_servers_are_done_without() {
     let servers = Servers::durable(5);
     let (one, other) = (servers.connect().await, servers.connect().await);
