@@ -78,6 +78,7 @@ impl Target {
             mode,
             ttl: self.options.ttl,
             enqueue,
+            place: false,
             // What nobody renews must end although others are renewed.
             isolated: self.options.isolated || self.options.manual,
             owner: self.options.owner.clone(),
@@ -90,7 +91,12 @@ impl Target {
         let LeaseOptions { max_hold, manual, .. } = self.options;
         let now = self.engine.env.now();
         let hold_until = max_hold.map(|hold| now + hold);
-        let kept = self.engine.keeper.keep_lease(claim, grant, sent, Policy { manual, hold_until })?;
+        let kept = self.engine.keeper.keep_lease(
+            claim,
+            grant,
+            sent,
+            Policy { drift: self.engine.env.drift(), manual, hold_until },
+        )?;
         match kept.tenure.standing(now) {
             Standing::Lost(_) => Err(Error::new(
                 ErrorKind::Unavailable,
@@ -157,7 +163,9 @@ impl Wait<'_> {
                 Ok(Progress::Granted(grant)) => return self.target.guard(claimed, &claim, grant, sent),
                 Ok(Progress::Queued(busy) | Progress::Busy(busy)) => {
                     (attempt, self.failure) = (0, None);
-                    if let (None, Some(ttl)) = (&place, busy.place_ttl) {
+                    // One that the store no longer has was taken anew by this step.
+                    let kept = place.as_ref().is_some_and(|place| !place.tenure.is_lost());
+                    if let (false, Some(ttl)) = (kept, busy.place_ttl) {
                         place = Some(engine.keeper.keep_place(&claim, sent, ttl)?);
                     }
                     self.busy = Some(busy);

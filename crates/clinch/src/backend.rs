@@ -16,6 +16,11 @@ use crate::lease;
 use crate::name::LockName;
 use crate::token::Token;
 
+/// How long an evicted holder has, at most, to hear of it and to stop before the lock is another's: a renewal of the default
+/// TTL is due every 10 s, a lock file is looked at every 4 s, and a job that is told to end has its grace after that. Whoever
+/// hears of it and stops sooner opens the lock by its release.
+pub const NOTICE: Duration = Duration::from_secs(15);
+
 /// One store that can hold locks.
 ///
 /// # Contract
@@ -49,7 +54,8 @@ pub trait Backend: Debug + Send + Sync + 'static {
     }
 
     /// Renews held and queued claims alike, in as few trips as the store allows; one answer each, in order. Never makes a
-    /// lease shorter: an older request may arrive after one that asked for more.
+    /// lease shorter: an older request may arrive after one that asked for more. For a claim that says
+    /// [`place`](Claim::place) only the place in the queue is renewed, never a grant.
     async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal>;
 
     /// Waits until the store tells of its own accord that claims are gone, and which. The keeper asks all the time, so
@@ -81,7 +87,11 @@ pub trait Backend: Debug + Send + Sync + 'static {
         Ok(self.list(name.as_str()).await?.into_iter().find(|state| state.name == *name))
     }
 
-    /// An operator's release of somebody else's claim. A live holder is told of its loss first, if it can be reached.
+    /// An operator's release of somebody else's claim.
+    ///
+    /// A live holder is told of its loss at once, where the store can tell, else by its next renewal. Nobody else is granted
+    /// what it held until it has released the claim, until its lease would have run out, or until [`NOTICE`] has passed,
+    /// whichever comes first. A lock that lingers closed is opened.
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed>;
 
     /// A descriptor that keeps a granted claim alive in whatever process inherits it, on stores where the kernel frees

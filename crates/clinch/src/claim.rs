@@ -129,6 +129,9 @@ pub struct Claim {
     pub ttl: Duration,
     /// Whether a claim that cannot be granted at once takes a place in the queue.
     pub enqueue: bool,
+    /// Whether a renewal is meant for its place in the queue alone: a grant that came meanwhile, and that nobody has taken,
+    /// keeps the end that it has, so that it goes on to the next if nobody ever takes it.
+    pub place: bool,
     /// Whether its lease shall end for itself, where a store would let one lease carry many claims.
     pub isolated: bool,
     /// Who asks.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::{Clock, Instant};
 use crate::lane::Lane;
+use crate::lease::Drift;
 use crate::net::{Connector, Tcp};
 use crate::random::Random;
 use crate::timer::{Sleep, Timers};
@@ -18,6 +19,7 @@ pub struct Env {
     lane: Lane,
     connector: Arc<dyn Connector>,
     timers: Timers,
+    drift: Drift,
 }
 
 impl Env {
@@ -29,7 +31,18 @@ impl Env {
     /// A world made of these parts.
     pub fn new(clock: Clock, random: Random, lane: Lane, connector: Arc<dyn Connector>) -> Env {
         let timers = Timers::new(clock, lane.clone());
-        Env { clock, random: Arc::new(random), lane, connector, timers }
+        Env { clock, random: Arc::new(random), lane, connector, timers, drift: Drift::DEFAULT }
+    }
+
+    /// The same world, whose clocks may run apart by this much.
+    pub fn with_drift(mut self, drift: Drift) -> Env {
+        self.drift = drift;
+        self
+    }
+
+    /// By how much the clocks of this host and of a store may run apart.
+    pub fn drift(&self) -> Drift {
+        self.drift
     }
 
     /// The clock.

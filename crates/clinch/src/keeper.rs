@@ -64,7 +64,9 @@ impl Keeper {
 
     /// Keeps a place in the queue alive until it is dropped.
     pub(crate) fn keep_place(&self, claim: &Arc<Claim>, sent: Instant, ttl: Duration) -> Result<Kept> {
-        self.keep(Tenure::new(self.shared.id(), claim.clone(), None, sent, Some(ttl), Policy::default()))
+        let place = Arc::new(Claim { place: true, ..(**claim).clone() });
+        let policy = Policy { drift: self.env.drift(), manual: false, hold_until: None };
+        self.keep(Tenure::new(self.shared.id(), place, None, sent, Some(ttl), policy))
     }
 
     /// Keeps a granted lease alive until it is dropped or lost.

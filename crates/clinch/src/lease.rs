@@ -3,6 +3,7 @@
 //! All of it rests on one inequality: the store starts to count a TTL when a request *arrives*, so a deadline counted
 //! from before the request was *sent* is always the earlier of the two, whatever the network did in between.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::clock::Instant;
@@ -14,15 +15,45 @@ pub(crate) const MIN_TTL: Duration = Duration::from_millis(100);
 /// The longest TTL. A holder that crashed blocks its lock for this long, so a longer one is surely a mistake.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How far two clocks may run apart: 1 % of the time that passes, a hundredfold of what quartz does.
-const DRIFT_DIVISOR: u32 = 100;
-
 /// Time between our deadline and the earliest moment at which the store may grant to another: timers fire late by some
 /// milliseconds, and whoever is told of a loss needs a moment to stop.
 const MARGIN: Duration = Duration::from_millis(5);
 
 /// A further part of the TTL that is kept as margin, for the same reason on longer leases.
 const MARGIN_DIVISOR: u32 = 100;
+
+/// By how many percent of the time that passes the clocks of this host and of a store may run apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drift(u32);
+
+impl Drift {
+    /// Quartz differs by 0.01 %, but a clock that is being corrected by slewing runs up to 8.3 % off (chrony's
+    /// `maxslewrate`), on the store's host as on this one.
+    pub const DEFAULT: Drift = Drift(10);
+
+    /// What `drift=` may say.
+    const RANGE: RangeInclusive<u32> = 1..=25;
+
+    /// A drift of 1 to 25 percent.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) outside that range.
+    pub fn percent(percent: u32) -> Result<Drift> {
+        if Drift::RANGE.contains(&percent) {
+            return Ok(Drift(percent));
+        }
+        let (least, most) = Drift::RANGE.into_inner();
+        Err(Error::invalid(format!(
+            "drift= is by how many percent clocks may run apart, {least} to {most}; {percent} is not"
+        )))
+    }
+
+    /// How far the clocks may come apart while this time passes.
+    pub fn over(self, time: Duration) -> Duration {
+        time / 100 * self.0
+    }
+}
 
 /// Longest pause between two attempts at a step that failed.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
@@ -42,8 +73,8 @@ pub(crate) fn check_ttl(ttl: Duration, longest: Duration) -> Result<()> {
 /// When the holder must stop claiming to hold: `ttl` after the request was *sent*, less drift and margin.
 ///
 /// The store starts counting when the request *arrives*, which is later, so this is always the earlier of the two.
-pub(crate) fn deadline(sent: Instant, ttl: Duration) -> Instant {
-    sent + ttl.saturating_sub(ttl / DRIFT_DIVISOR).saturating_sub(ttl / MARGIN_DIVISOR).saturating_sub(MARGIN)
+pub(crate) fn deadline(sent: Instant, ttl: Duration, drift: Drift) -> Instant {
+    sent + ttl.saturating_sub(drift.over(ttl)).saturating_sub(ttl / MARGIN_DIVISOR).saturating_sub(MARGIN)
 }
 
 /// When to renew a lease that was last confirmed by a request sent at `sent`: a third of the TTL later, up to a tenth
@@ -89,20 +120,27 @@ mod tests {
         (MIN_TTL.as_micros() as u64..=MAX_TTL.as_micros() as u64).prop_map(Duration::from_micros)
     }
 
+    fn drift() -> impl Strategy<Value = Drift> {
+        Drift::RANGE.prop_map(Drift)
+    }
+
     proptest! {
         /// P2: with clocks that run apart by less than the drift, we stop before a store that counts from the arrival.
         #[test]
         fn the_deadline_passes_before_the_store_can_grant(
-            sent in instant(), ttl in ttl(), flight in 0u64..10_000_000_000, drift in 0.0f64..0.0099,
+            sent in instant(), ttl in ttl(), flight in 0u64..10_000_000_000, bound in drift(), part in 0.0f64..0.99,
         ) {
             let arrived = sent + Duration::from_nanos(flight);
-            let store_expiry = arrived + ttl.mul_f64(1.0 - drift);
-            prop_assert!(deadline(sent, ttl) + MARGIN <= store_expiry);
+            // The store's clock runs faster than ours, by less than the bound.
+            let store_expiry = arrived + ttl.div_f64(1.0 + part * f64::from(bound.0) / 100.0);
+            prop_assert!(deadline(sent, ttl, bound) + MARGIN <= store_expiry);
         }
 
         #[test]
-        fn a_lease_is_usable_and_its_instants_are_in_order(sent in instant(), ttl in ttl(), jitter in 0.0f64..=1.0) {
-            let (renew, worry, end) = (renewal(sent, ttl, jitter), jeopardy(sent, ttl), deadline(sent, ttl));
+        fn a_lease_is_usable_and_its_instants_are_in_order(
+            sent in instant(), ttl in ttl(), jitter in 0.0f64..=1.0, drift in drift(),
+        ) {
+            let (renew, worry, end) = (renewal(sent, ttl, jitter), jeopardy(sent, ttl), deadline(sent, ttl, drift));
             prop_assert!(sent < renew && renew < worry && worry < end && end < sent + ttl);
             prop_assert!(renew + attempt(ttl) < worry, "one attempt fits before anybody worries");
             prop_assert!(coalesce(ttl) < renew - sent, "coalescing never renews at once");
@@ -117,7 +155,7 @@ mod tests {
         #[test]
         fn arithmetic_saturates_at_the_end_of_time(ttl in ttl()) {
             let end = Instant::from_nanos(u64::MAX);
-            prop_assert_eq!(deadline(end, ttl), end);
+            prop_assert_eq!(deadline(end, ttl, Drift::DEFAULT), end);
         }
     }
 

@@ -107,6 +107,7 @@ pub use crate::env::Env;
 pub use crate::error::{Error, ErrorKind, Result};
 pub use crate::guard::{Detached, Guard, Released, WriteGuard};
 pub use crate::lane::Lane;
+pub use crate::lease::Drift;
 pub use crate::locks::{Locks, Renew, connect};
 pub use crate::mutex::Mutex;
 pub use crate::name::LockName;

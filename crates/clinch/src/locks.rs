@@ -14,7 +14,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Released;
 use crate::lane::Lane;
-use crate::lease;
+use crate::lease::{self, Drift};
 use crate::mutex::Mutex;
 use crate::name::LockName;
 use crate::release::free;
@@ -35,8 +35,9 @@ const DEFAULT_TTL: Duration = Duration::from_secs(30);
 /// | `redlock://h1,h2,h3` | a quorum of independent Redis masters; see [`redlock`](crate::backends::redis::redlock) |
 /// | `redis://host`, `redis+sentinel://`, `redis+cluster://`, ... | Redis or Valkey; see [`backends::redis`](crate::backends::redis) |
 ///
-/// Every URL takes `ttl=` (100 ms to 24 h, default 30 s) and `require=` (a comma-separated list of
-/// [`Capabilities`] that the store must have). Unknown keys are errors.
+/// Every URL takes `ttl=` (100 ms to 24 h, default 30 s), `drift=` (1 to 25, default 10: by how many percent the clocks of
+/// the store and of this host may run apart; see [`Drift`]) and `require=` (a comma-separated list of [`Capabilities`]
+/// that the store must have). Unknown keys are errors.
 ///
 /// # Errors
 ///
@@ -82,6 +83,10 @@ impl Locks {
         let mut url = StoreUrl::parse(url)?;
         let ttl = url.take_duration("ttl")?;
         let require = url.take("require")?;
+        let env = match url.take_number("drift")? {
+            Some(percent) => env.with_drift(Drift::percent(percent)?),
+            None => env,
+        };
         let backend = open(&mut url, &env).await?;
         url.finish()?;
         backend.capabilities().require(&require.unwrap_or_default())?;
@@ -283,6 +288,7 @@ impl Locks {
             mode: Mode::Exclusive,
             ttl,
             enqueue: false,
+            place: false,
             isolated: true,
             owner,
         })

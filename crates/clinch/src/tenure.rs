@@ -12,7 +12,7 @@ use crate::backend::Renewal;
 use crate::claim::{Claim, Loss, LossKind};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
-use crate::lease;
+use crate::lease::{self, Drift};
 use crate::sync::lock;
 use crate::token::Token;
 
@@ -33,8 +33,10 @@ pub(crate) struct Tenure {
 }
 
 /// How long a lease may be kept.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
+    /// By how much our clock and the store's may run apart.
+    pub(crate) drift: Drift,
     /// Never renewed unless asked.
     pub(crate) manual: bool,
     /// Lost at this moment whatever the store says.
@@ -103,9 +105,12 @@ impl Tenure {
     /// Notes that a request with another TTL goes out at `sent`. If that one is shorter, the deadline is from now on what
     /// it would be with it: the answer may get lost.
     pub(crate) fn ask(&self, sent: Instant, ttl: Duration) {
+        let drift = self.policy.drift;
         let mut state = lock(&self.state);
         state.ask = ttl;
-        if state.ttl.is_some_and(|old| lease::deadline(sent, ttl) < lease::deadline(state.confirmed, old)) {
+        if state.ttl.is_some_and(|old| {
+            lease::deadline(sent, ttl, drift) < lease::deadline(state.confirmed, old, drift)
+        }) {
             (state.confirmed, state.ttl) = (sent, Some(ttl));
         }
     }
@@ -117,7 +122,7 @@ impl Tenure {
     }
 
     fn deadline_of(&self, state: &State) -> Option<Instant> {
-        let lease = state.ttl.map(|ttl| lease::deadline(state.confirmed, ttl));
+        let lease = state.ttl.map(|ttl| lease::deadline(state.confirmed, ttl, self.policy.drift));
         match (lease, self.policy.hold_until) {
             (Some(lease), Some(cap)) => Some(lease.min(cap)),
             (lease, cap) => lease.or(cap),
@@ -129,6 +134,11 @@ impl Tenure {
         let mut state = lock(&self.state);
         self.expire(&mut state, now);
         state.standing.clone()
+    }
+
+    /// Whether a loss was told. Of a place, which has no deadline, the store alone tells that.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(lock(&self.state).standing, Standing::Lost(_))
     }
 
     /// Waits until the lease stands otherwise than `than`.

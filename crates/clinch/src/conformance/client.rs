@@ -117,6 +117,7 @@ impl Client {
             mode,
             ttl,
             enqueue,
+            place: false,
             isolated: false,
             owner: Arc::new(owner),
         }

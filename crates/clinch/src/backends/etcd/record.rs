@@ -151,6 +151,7 @@ mod tests {
             mode: "2 of 5".parse().unwrap(),
             ttl: Duration::from_secs(1),
             enqueue: true,
+            place: false,
             isolated: false,
             owner: Arc::new(Owner { host: "h".into(), pid: 7, user: "me".into(), label: "a \"b\"".into() }),
         }

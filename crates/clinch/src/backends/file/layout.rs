@@ -325,6 +325,7 @@ mod tests {
             mode: "4294967295 of 4294967295".parse().unwrap(),
             ttl: Duration::from_secs(1),
             enqueue: true,
+            place: false,
             isolated: false,
             owner: Arc::new(owner),
         };

@@ -18,7 +18,6 @@
 //! | `max_ttl=` | 100 ms to 24 h: the longest TTL, and for how long a server that may have forgotten locks does not vote | 30 s |
 //! | `durable=on` | the servers keep what they acknowledged over a restart (`appendonly yes`, `appendfsync always`), so they vote at once | `off` |
 //! | `fencing=off` | no tokens; where servers disagree on one, that saves a round trip | `on` |
-//! | `drift=` | 1 to 50: by how many percent the clocks of servers and clients may run apart | 1 |
 //! | `min_validity=` | what must be left of a lease when it is granted | 0 |
 //! | `prefix=`, `eviction=`, `protocol=`, `ca=`, `cert=`, `key=` | as for [`redis://`](super) | |
 //!

@@ -75,7 +75,7 @@ impl Quorum {
         let renewal = |(claim, count): (&Arc<Claim>, Count)| {
             if count.held >= quorum {
                 self.set_anew(claim, &count.missing, &lines);
-                return Renewal::Renewed(Some(self.rules.usable(claim.ttl)));
+                return Renewal::Renewed(Some(claim.ttl));
             }
             match count.missing.len() > self.nodes.len() - quorum {
                 true => Renewal::Lost(deleted()),

@@ -17,9 +17,6 @@ const MAX_TTL: Duration = Duration::from_secs(30);
 /// What may stand for `max_ttl=`.
 const MAX_TTL_RANGE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 60 * 60));
 
-/// How far clocks may run apart, in percent of the time that passes; as the engine's own deadline has it.
-const DRIFT: u32 = 1;
-
 /// The most servers: every step goes to all of them.
 const MAX_NODES: usize = 15;
 
@@ -40,8 +37,6 @@ pub(super) struct Rules {
     pub(super) prefix: String,
     /// The longest TTL, and for how long a server that may have forgotten locks does not vote.
     pub(super) max_ttl: Duration,
-    /// How far clocks may run apart, in percent.
-    pub(super) drift: u32,
     /// What must be left of a lease when it is granted.
     pub(super) min_validity: Duration,
     pub(super) fencing: bool,
@@ -117,23 +112,11 @@ fn unescaped() -> Error {
 }
 
 impl Rules {
-    /// What of a lease may be counted on: all but the drift beyond the 1 % and the margin for the servers' milliseconds by
-    /// which the engine's deadline is earlier.
-    pub(super) fn usable(&self, lease: Duration) -> Duration {
-        lease - lease.mul_f64(f64::from(self.drift.saturating_sub(DRIFT)) / 100.0)
-    }
-
     fn parse(url: &mut StoreUrl, prefix: String) -> Result<Rules> {
         let max_ttl = url.take_duration("max_ttl")?.unwrap_or(MAX_TTL);
         let (least, most) = MAX_TTL_RANGE;
         if !(least..=most).contains(&max_ttl) {
             return Err(Error::invalid(format!("max_ttl= is between {least:?} and 24h; {max_ttl:?} is not")));
-        }
-        let drift = url.take_number("drift")?.unwrap_or(DRIFT);
-        if !(DRIFT..=50).contains(&drift) {
-            return Err(Error::invalid(format!(
-                "drift= is by how many percent clocks may run apart, {DRIFT} to 50; {drift} is not"
-            )));
         }
         let min_validity = url.take_duration("min_validity")?.unwrap_or_default();
         if min_validity >= max_ttl {
@@ -141,7 +124,7 @@ impl Rules {
         }
         let fencing = choice(url, "fencing", &["on", "off"])? == 0;
         let durable = choice(url, "durable", &["off", "on"])? == 1;
-        Ok(Rules { prefix, max_ttl, drift, min_validity, fencing, durable })
+        Ok(Rules { prefix, max_ttl, min_validity, fencing, durable })
     }
 }
 
@@ -177,8 +160,8 @@ mod tests {
         });
         assert!(names.eq(["h1:1", "h2:6379", "[::1]:3", "h4:6379"]));
         assert!(plan.nodes.iter().all(|node| node.db == 2 && node.prefix == "p:"));
-        let Rules { max_ttl, drift, min_validity, fencing, durable, .. } = plan.rules;
-        assert_eq!((max_ttl, drift, min_validity), (Duration::from_secs(60), 1, Duration::ZERO));
+        let Rules { max_ttl, min_validity, fencing, durable, .. } = plan.rules;
+        assert_eq!((max_ttl, min_validity), (Duration::from_secs(60), Duration::ZERO));
         assert!(fencing && !durable);
         assert!(parse("redlocks://a,b,c").unwrap().nodes.iter().all(|node| node.tls.is_some()));
         assert!(parse("redlock://a,b,c,d").is_ok(), "an even number");
@@ -197,7 +180,6 @@ mod tests {
             ("redlock://a,b,c/db", "number"),
             ("redlock://a,b,c?ca=/x.pem", "+tls"),
             ("redlock://a,b,c?max_ttl=25h", "24h"),
-            ("redlock://a,b,c?drift=0", "drift="),
             ("redlock://a,b,c?min_validity=30s", "shorter"),
             ("redlock://a,b,c?fencing=no", "fencing="),
             ("redlock://a,b,c?maxttl=1s", "max_ttl"),

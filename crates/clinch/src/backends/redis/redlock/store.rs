@@ -67,7 +67,7 @@ impl Quorum {
 
     /// The grant of a claim that has won, if enough is left of its lease.
     fn grant(&self, claim: &Claim, token: Token, sent: Instant) -> Result<Grant> {
-        let ttl = self.rules.usable(claim.ttl);
+        let ttl = claim.ttl;
         let left = ttl.saturating_sub(self.env.now().since(sent));
         if left <= self.rules.min_validity {
             return Err(Error::new(
@@ -223,7 +223,7 @@ impl Backend for Quorum {
         .await;
         if let Some(at) = ours.len().checked_sub(self.quorum()) {
             ours.sort_unstable();
-            return Ok(Renewal::Renewed(ours.get(at).map(|left| self.rules.usable(*left))));
+            return Ok(Renewal::Renewed(ours.get(at).map(|left| *left)));
         }
         match silent {
             _ if gone > self.nodes.len() - self.quorum() => Ok(Renewal::Lost(deleted())),
