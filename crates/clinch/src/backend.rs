@@ -21,6 +21,10 @@ use crate::token::Token;
 /// hears of it and stops sooner opens the lock by its release.
 pub const NOTICE: Duration = Duration::from_secs(15);
 
+/// How long a grant that a store gave of its own accord stands until its waiter has taken it, by a step or by the first renewal
+/// of its lease. A waiter whose future is kept but not polled takes nothing: then the lock goes on to the next.
+pub const TAKE_WITHIN: Duration = Duration::from_secs(3);
+
 /// One store that can hold locks.
 ///
 /// # Contract
@@ -29,6 +33,10 @@ pub const NOTICE: Duration = Duration::from_secs(15);
 /// - A step may be dropped at any poll. Whatever it was doing, [`Backend::release`] of its claim, called later, leaves
 ///   nothing of the claim behind, also when the dropped step reaches the store after that call began.
 /// - An error is [`ErrorKind::Unavailable`] only if the step was surely not applied, else [`ErrorKind::Unknown`].
+/// - Of every claim of which a step was begun, the release is repeated until it is answered: at once, and when that fails from
+///   time to time in the background, for the claim's TTL and at least an hour, for as long as the client lives. So a server that
+///   was stopped for longer than the TTL, and then grants what nobody wants any more, is told. A backend keeps what it needs for
+///   that until the release is answered or [`Backend::forget`] is called, and no longer.
 /// - No step waits for longer than it takes to learn that the store does not answer, but for [`Backend::wait`].
 #[async_trait]
 pub trait Backend: Debug + Send + Sync + 'static {
@@ -78,6 +86,10 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// granted for that long from now; a store that cannot do that refuses as [`ErrorKind::Unsupported`] and does
     /// nothing.
     async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed>;
+
+    /// No step of this claim will follow on this client, although no release of it was answered: it is detached, or its release
+    /// was given up. What is known of it here can go.
+    fn forget(&self, _claim: &Claim) {}
 
     /// All locks whose name starts with `prefix` and that have at least one live claim, ordered by name.
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>>;

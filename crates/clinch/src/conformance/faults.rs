@@ -292,6 +292,10 @@ impl Backend for Faulty {
         self.through(Step::Release, self.inner.release(claim, linger)).await
     }
 
+    fn forget(&self, claim: &Claim) {
+        self.inner.forget(claim);
+    }
+
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
         self.through(Step::List, self.inner.list(prefix)).await
     }
