@@ -13,6 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use clinch::backend::{Freed, NOTICE};
 use clinch::net::{Connector, Stream};
 use clinch::{Clock, Env, ErrorKind, Guard, Lane, Locks, LossKind, Random, Released, Standing};
 use clinch_testkit::{Direction, Proxy, Redis, Reply, Resp};
@@ -23,6 +24,8 @@ use common::{PATIENCE, eventually, lock, queue, unique};
 
 #[path = "redis_faults/cuts.rs"]
 mod cuts;
+#[path = "redis_faults/evictions.rs"]
+mod evictions;
 #[path = "redis_faults/late.rs"]
 mod late;
 #[path = "redis_faults/pushes.rs"]

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use tokio::sync::Notify;
 
 use crate::backend::{
-    Backend, Busy, Capabilities, ClaimState, Freed, Grant, LockState, Progress, Renewal, Wake,
+    Backend, Busy, Capabilities, ClaimState, Freed, Grant, LockState, NOTICE, Progress, Renewal, Wake,
 };
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
 use crate::clock::Instant;
@@ -50,6 +50,8 @@ struct Entry {
     claim: Claim,
     token: Token,
     granted: bool,
+    /// Taken away by an operator. It keeps its room until its holder has released it, or its shortened lease ends.
+    evicted: bool,
     since: SystemTime,
     expires: Instant,
     woken: Arc<Notify>,
@@ -108,7 +110,7 @@ impl Queue {
     }
 
     fn position(&self, id: ClaimId) -> Option<usize> {
-        self.claims.iter().position(|entry| entry.claim.id == id)
+        self.claims.iter().position(|entry| entry.claim.id == id && !entry.evicted)
     }
 
     /// Whether the claim at this position is, or can be, granted.
@@ -129,6 +131,18 @@ impl Queue {
                 entry.woken.notify_one();
             }
         }
+    }
+
+    /// Wakes the next in line, who sleeps until an end that is no longer the one that counts.
+    fn hurry(&self) {
+        self.claims.iter().filter(|entry| !entry.granted).take(1).for_each(|next| next.woken.notify_one());
+    }
+
+    /// Until when nobody holds and nobody is let in.
+    fn closed(&self) -> Option<Instant> {
+        let held = self.claims.iter().any(|entry| entry.granted && !entry.evicted);
+        let evicted = self.claims.iter().filter(|entry| entry.evicted && !held).map(|entry| entry.expires);
+        evicted.chain(self.closed_until).max()
     }
 
     fn busy(&self, position: usize, place_ttl: Option<Duration>, now: Instant) -> Busy {
@@ -186,6 +200,7 @@ impl Backend for Memory {
                     claim: claim.clone(),
                     token,
                     granted: false,
+                    evicted: false,
                     since: wall,
                     expires: now,
                     woken: Arc::default(),
@@ -246,7 +261,8 @@ impl Backend for Memory {
 
     async fn downgrade(&self, claim: &Claim) -> Result<()> {
         self.at(&claim.name, |queue, _, _| {
-            match queue.claims.iter_mut().find(|entry| entry.claim.id == claim.id && entry.granted) {
+            let entry = queue.position(claim.id).and_then(|position| queue.claims.get_mut(position));
+            match entry.filter(|entry| entry.granted) {
                 Some(entry) => {
                     entry.claim.mode = Mode::Shared;
                     Ok(())
@@ -257,17 +273,14 @@ impl Backend for Memory {
     }
 
     async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
-        Ok(self.at(&claim.name, |queue, _, now| match queue.position(claim.id) {
-            Some(position) => {
-                queue.claims.remove(position);
-                if !linger.is_zero() {
-                    queue.closed_until = queue.closed_until.max(Some(now + linger));
-                    // The next in line sleeps until an end that is no longer the one that counts.
-                    queue.claims.iter().take(1).for_each(|next| next.woken.notify_one());
-                }
-                Freed::Removed
+        Ok(self.at(&claim.name, |queue, _, now| {
+            let there = queue.position(claim.id).is_some();
+            queue.claims.retain(|entry| entry.claim.id != claim.id);
+            if there && !linger.is_zero() {
+                queue.closed_until = queue.closed_until.max(Some(now + linger));
+                queue.hurry();
             }
-            None => Freed::Absent,
+            if there { Freed::Removed } else { Freed::Absent }
         }))
     }
 
@@ -281,10 +294,10 @@ impl Backend for Memory {
         let wall = self.env.clock().wall();
         let state = |name: LockName| {
             let (claims, closed_until) = self.at(&name, |queue, _, now| {
-                let claims = queue.claims.iter().enumerate();
+                let claims = queue.claims.iter().enumerate().filter(|(_, entry)| !entry.evicted);
                 let claims = claims
                     .map(|(position, entry)| entry.state(queue.grants(position, entry.claim.mode), now));
-                (claims.collect::<Vec<_>>(), queue.closed_until.map(|until| wall + until.since(now)))
+                (claims.collect::<Vec<_>>(), queue.closed().map(|until| wall + until.since(now)))
             });
             LockState { name, claims, closed_until }
         };
@@ -293,15 +306,17 @@ impl Backend for Memory {
     }
 
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
-        Ok(self.at(name, |queue, _, _| {
+        Ok(self.at(name, |queue, _, now| {
             queue.closed_until = None;
-            match queue.position(claim) {
-                Some(position) => {
-                    queue.claims.remove(position);
-                    Freed::Removed
+            let Some(position) = queue.position(claim) else { return Freed::Absent };
+            match queue.claims.get_mut(position).filter(|entry| entry.granted) {
+                Some(entry) => {
+                    (entry.evicted, entry.expires) = (true, entry.expires.min(now + NOTICE));
+                    queue.hurry();
                 }
-                None => Freed::Absent,
+                None => drop(queue.claims.remove(position)),
             }
+            Freed::Removed
         }))
     }
 }

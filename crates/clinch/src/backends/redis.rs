@@ -69,7 +69,7 @@
 //!
 //! | key | type | holds |
 //! | --- | --- | --- |
-//! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry, with `*` for the first space where its release looks for waiters; `clinch parts` while readers or permits hold, `clinch closed` while it lingers |
+//! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry, with `*` for the first space where its release looks for waiters, and `!` when it was evicted and its holder has not let go; `clinch parts` while readers or permits hold, `clinch closed` while it lingers |
 //! | `clinch:{tag}\0claims:NAME` | hash | waiters, and holders of parts |
 //! | `clinch:{tag}\0queue:NAME` | list | waiters in their order |
 //! | `clinch:{tag}\0holders:NAME` | sorted set | holders of parts by the end of their lease |

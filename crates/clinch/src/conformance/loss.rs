@@ -101,12 +101,14 @@ async fn passes_on(one: &Client, guard: Guard, rival: &Client, name: &str) {
 pub async fn late_release_frees_a_successor(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
     let name = unique("late-release");
-    let holder = one.lock(&name).await;
+    // The guard lives on, so its successor comes when its lease would have ended.
+    let holder = super::client::lock(&one.with_ttl(fixture.ttl()), &name).await;
     let id = holder.claim_id();
     assert_eq!(other.locks.evict(&name, id).await.unwrap(), Freed::Removed);
     let successor = other.lock(&name).await;
     assert!(matches!(holder.release().await.unwrap(), Released::AlreadyLost(_)), "released what was gone");
-    assert!(matches!(one.locks.release_detached(&name, id).await.unwrap(), Released::AlreadyLost(_)));
+    let again = one.locks.release_detached(&name, id).await.unwrap();
+    assert!(matches!(again, Released::AlreadyLost(_)), "released what was gone");
     one.locks.close(PATIENCE).await.unwrap();
     successor.verify().await.expect("a late release freed the successor's lock");
     assert!(!one_could(fixture, &name).await, "a late release freed the successor's lock");

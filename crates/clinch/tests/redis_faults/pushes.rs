@@ -185,3 +185,64 @@ async fn a_newcomer_does_not_pass_who_waits_for_a_dead_holder() {
         expect_unused(&SERVER, &near, &name).await;
     }
 }
+
+/// P6: renewals of a place keep no grant that nobody takes; the lock goes on to the next, and who did not take it waits again.
+#[tokio::test]
+async fn a_grant_that_its_waiter_never_takes_goes_on_to_the_next() {
+    for shared in [false, true] {
+        let name = unique("never-taken");
+        let near = connect(&SERVER.url()).await;
+        let holder = lock(&near, &name).await;
+        // Its place is renewed three times within the life of a pushed grant.
+        let far = connect(&SERVER.url()).await.ttl(Duration::from_secs(3)).unwrap();
+        let (mutex, both) = (far.mutex(&name).unwrap(), far.rwlock(&name).unwrap());
+        let request = match shared {
+            false => mutex.lock(),
+            true => both.read(),
+        };
+        let mut first = std::pin::pin!(request.timeout(PATIENCE).into_future());
+        let polled = tokio::select! {
+            _ = &mut first => None,
+            waiting = sees_waiters(&SERVER, &name, 1) => Some(waiting),
+        };
+        let waiting = polled.expect("granted while it was held");
+        // From here on nobody polls it.
+        let second = queue(&connect(&SERVER.url()).await, &name);
+        sees_waiters(&SERVER, &name, 2).await;
+        holder.release().await.unwrap();
+        let state = near.state(&name).await.unwrap().unwrap();
+        assert_eq!((state.claims[0].id.to_string(), state.claims[0].granted), (waiting[0].0.clone(), true));
+        let soon = tokio::time::timeout(Duration::from_secs(15), second).await;
+        let guard = soon.expect("a grant that nobody takes is kept for ever").unwrap();
+        enter(&SERVER, &guard);
+        tokio::select! {
+            early = &mut first => panic!("granted beside another holder: {early:?}"),
+            _ = sees_waiters(&SERVER, &name, 1) => {}
+        }
+        leave_and_release(&SERVER, guard).await;
+        let guard = first.await.unwrap();
+        enter(&SERVER, &guard);
+        leave_and_release(&SERVER, guard).await;
+        expect_unused(&SERVER, &near, &name).await;
+    }
+}
+
+/// A pushed grant is short until its first renewal, which comes well before it ends.
+#[tokio::test]
+async fn a_grant_that_was_taken_is_renewed_in_time() {
+    let name = unique("taken");
+    let (near, far) = (connect(&SERVER.url()).await, connect(&SERVER.url()).await);
+    let holder = lock(&near, &name).await;
+    let waiter = queue(&far, &name);
+    sees_waiters(&SERVER, &name, 1).await;
+    holder.release().await.unwrap();
+    let guard = waiter.await.unwrap();
+    let renewed = eventually("the lease is as long as asked for", async || {
+        let (_, left) = super::holder(&SERVER, &name)?;
+        (left > 3000).then_some(left)
+    });
+    assert!(renewed.await <= i64::try_from(LONG_TTL.as_millis()).unwrap());
+    assert!(guard.is_held(), "it was renewed after its end");
+    guard.verify().await.unwrap();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+}

@@ -106,11 +106,6 @@ impl Claims {
         Some((pending.asked.clone()?, pending.woken.clone()))
     }
 
-    /// Whether the claim waits in a queue, as far as is known.
-    pub(super) fn is_waiting(&self, id: ClaimId) -> bool {
-        lock(&self.0).get(&id).is_some_and(|pending| pending.asked.is_some())
-    }
-
     /// Whether a step of the claim may still reach the server.
     pub(super) fn is_in_doubt(&self, id: ClaimId) -> bool {
         lock(&self.0).get(&id).is_some_and(|pending| pending.in_doubt)
@@ -224,7 +219,7 @@ mod tests {
         let id = ClaimId::from_bits(3);
         claims.doubt(id);
         claims.settled(id);
-        assert!(claims.is_in_doubt(id) && !claims.is_waiting(id));
+        assert!(claims.is_in_doubt(id) && claims.waiting(id).is_none());
         claims.forget(id);
         assert!(claims.is_idle());
     }

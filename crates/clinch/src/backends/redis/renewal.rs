@@ -26,7 +26,7 @@ impl Store {
         };
         let mut held: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
         for (at, claim) in claims.iter().enumerate() {
-            if claim.mode == Mode::Exclusive && !self.claims.is_waiting(claim.id) {
+            if claim.mode == Mode::Exclusive && !claim.place {
                 let prefix = &self.settings().prefix;
                 let slot = if self.route.is_cluster() { slot_of(&lock_key(prefix, &claim.name)) } else { 0 };
                 held.entry(slot).or_default().push(at);
@@ -41,10 +41,10 @@ impl Store {
             note(&mut answers, group, renewals);
         }
         // Those that are not the sole holder may hold a part, or wait.
-        let mut others: HashMap<&LockName, Vec<usize>> = HashMap::new();
+        let mut others: HashMap<(&LockName, bool), Vec<usize>> = HashMap::new();
         for (at, (claim, answer)) in claims.iter().zip(&answers).enumerate() {
             if answer.is_none() {
-                others.entry(&claim.name).or_default().push(at);
+                others.entry((&claim.name, claim.place)).or_default().push(at);
             }
         }
         let others = others.into_values().map(|group| async move {
@@ -58,11 +58,12 @@ impl Store {
         answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
     }
 
-    /// Renews claims of one lock, or reads them when no TTL is given.
+    /// Renews claims of one lock, all held ones or all places, or only reads them.
     pub(super) async fn renew_lock(&self, claims: &[&Claim], write: bool) -> Result<Vec<Renewal>> {
         let Some(first) = claims.first() else { return Ok(Vec::new()) };
         let keys = self.keys(&first.name);
-        let mut command = self.command(&script::RENEW, &keys, NO_STEP);
+        let step = if first.place { ["place", "-", "-"] } else { NO_STEP };
+        let mut command = self.command(&script::RENEW, &keys, step);
         for claim in claims {
             command.arg(claim.id).arg(if write { millis(claim.ttl) } else { 0 });
         }

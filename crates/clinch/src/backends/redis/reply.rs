@@ -118,21 +118,31 @@ pub(super) fn holder(record: &str, left: Option<Duration>) -> Option<ClaimState>
     part(id, rest, left).or_else(|| sole(record, left)).or_else(|| foreign.then(|| stranger(left)))
 }
 
-/// A record of the lock key: `<claim id> <token> <since µs> <owner>`, or `<claim id>*<token> ...`.
+/// A record of the lock key: `<claim id> <token> <since µs> <owner>`, or `<claim id>*<token> ...`, or with a `!` of a claim
+/// that was evicted.
 fn sole(record: &str, left: Option<Duration>) -> Option<ClaimState> {
     let (id, rest) = record.split_at_checked(32)?;
-    let mut words = rest.strip_prefix([' ', '*'])?.splitn(3, ' ');
+    let mut words = rest.strip_prefix([' ', '*', '!'])?.splitn(3, ' ');
     let id = id.parse().ok()?;
     let token = words.next()?.parse().ok().and_then(Token::new)?;
     state(id, Mode::Exclusive, Some(token), words.next()?, words.next()?, left)
 }
 
-/// A record of the holder of a part: `h <mode> <token> <since µs> <owner>`.
+/// A record of the holder of a part: `h <mode> <token> <since µs> <owner>`, with a `!` before the token of one that was evicted.
 fn part(id: &str, record: &str, left: Option<Duration>) -> Option<ClaimState> {
     let mut words = record.strip_prefix("h ")?.splitn(4, ' ');
     let mode = mode(words.next()?)?;
-    let token = words.next()?.parse().ok().and_then(Token::new)?;
+    let token = words.next()?.trim_start_matches('!').parse().ok().and_then(Token::new)?;
     state(id.parse().ok()?, mode, Some(token), words.next()?, words.next()?, left)
+}
+
+/// Whether the record, of the lock or of the holder of a part, is that of a claim that was evicted.
+fn is_evicted(record: &str) -> bool {
+    let sole = record.as_bytes().get(32) == Some(&b'!');
+    sole || record
+        .strip_prefix("h ")
+        .and_then(|rest| rest.split_once(' '))
+        .is_some_and(|(_, rest)| rest.starts_with('!'))
 }
 
 /// A record of a waiter: `w <mode> <place counts from> <ttl> <since µs> <inbox> <owner>`.
@@ -196,17 +206,27 @@ pub(super) fn lock_state(name: &LockName, answer: &Value) -> Result<Option<LockS
     let (now, left) = (number(now)?, millis(left)?);
     let record = &lossy(lock);
     let mut claims = Vec::new();
-    claims.extend(holder(record, left));
+    // What was evicted keeps its room until its holder has stopped.
+    let mut evicted = left.filter(|_| is_evicted(record));
+    claims.extend(holder(record, left).filter(|_| !is_evicted(record)));
     for (values, read) in [(parts, part as fn(&str, &str, _) -> _), (waiting, waiter)] {
         for entry in list(values)?.chunks_exact(3) {
             let [id, record, ends] = entry else { continue };
-            let left = u64::try_from(number(ends)? - now).unwrap_or(0);
+            let left = Some(Duration::from_millis(u64::try_from(number(ends)? - now).unwrap_or(0)));
             let (Some(id), Some(record)) = (id.text(), record.text()) else { continue };
-            claims.extend(read(id, record, Some(Duration::from_millis(left))));
+            if is_evicted(record) {
+                evicted = evicted.max(left);
+            } else {
+                claims.extend(read(id, record, left));
+            }
         }
     }
-    let closed = u64::try_from(number(closed)?).ok().filter(|until| *until > 0);
-    let closed_until = closed.map(|until| SystemTime::UNIX_EPOCH + Duration::from_millis(until));
+    let moment = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+    let closed = u64::try_from(number(closed)?).ok().filter(|until| *until > 0).map(moment);
+    let held = claims.iter().any(|claim| claim.granted);
+    let evicted =
+        evicted.filter(|_| !held).zip(u64::try_from(now).ok()).map(|(left, now)| moment(now) + left);
+    let closed_until = closed.max(evicted);
     let state = LockState { name: name.clone(), claims, closed_until };
     Ok((!state.claims.is_empty() || closed_until.is_some()).then_some(state))
 }

@@ -22,6 +22,8 @@ scripts! {
     ACQUIRE = "token" "acquire_fast" "queue" "acquire";
     /// Turn an exclusive hold into a shared one.
     DOWNGRADE = "token" "queue" "downgrade";
+    /// Take a claim away.
+    EVICT = "token" "queue" "evict";
     /// Find out which commands are forbidden.
     PROBE = "probe";
     /// Claim one server's vote for a lock.

@@ -17,16 +17,15 @@ use super::resp::Command;
 use super::route::Route;
 use super::script;
 use super::settings::{Fleet, Settings};
-use crate::backend::{Backend, Busy, Capabilities, Freed, Grant, LockState, Progress, Renewal, Wake};
+use crate::backend::{
+    Backend, Busy, Capabilities, Freed, Grant, LockState, NOTICE, Progress, Renewal, TAKE_WITHIN, Wake,
+};
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Owner};
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 use crate::sync::lock;
-
-/// How long a pushed grant lives unless it is renewed; as in `queue.lua`.
-const WINDOW: Duration = Duration::from_secs(3);
 
 /// How long a waiter trusts that messages come before it takes a step on its own.
 const GUARD: Duration = Duration::from_secs(30);
@@ -151,18 +150,17 @@ impl Store {
     /// When a queued claim should look again if nobody tells it anything.
     fn look(&self, place: &Place, now: Instant) -> Instant {
         let ends = place.look.map_or(GUARD, |look| look + ROUNDING);
-        now + (ends + WINDOW * place.waiters).min(GUARD)
+        now + (ends + TAKE_WITHIN * place.waiters).min(GUARD)
     }
 
-    /// Releases, withdraws or evicts a claim.
-    async fn free(&self, name: &LockName, id: ClaimId, linger: Duration, evict: bool) -> Result<Freed> {
+    /// Releases or withdraws a claim.
+    async fn free(&self, name: &LockName, id: ClaimId, linger: Duration) -> Result<Freed> {
         let keys = self.keys(name);
-        let flag = |set| if set { "1" } else { "0" };
         let linger = match millis(linger) {
             0 => Cow::from("0"),
             ms => ms.to_string().into(),
         };
-        let step = [&*linger, flag(self.claims.is_in_doubt(id)), flag(evict)];
+        let step = [&*linger, if self.claims.is_in_doubt(id) { "1" } else { "0" }, "0"];
         let mut command = self.command(&script::RELEASE, &keys, step);
         command.arg(id);
         let answer = self.route.run(keys.slot, &script::RELEASE, &command).await?;
@@ -209,7 +207,7 @@ impl Backend for Store {
             Claimed::Queued(place) => {
                 let now = self.env().now();
                 // Who has come lately is not told that it is next: see `hand_over.lua`.
-                let first = self.claims.place_since(claim.id, now) + WINDOW;
+                let first = self.claims.place_since(claim.id, now) + TAKE_WITHIN;
                 let look = self.look(&place, now);
                 let asked = Asked {
                     look: if now < first { look.min(first) } else { look },
@@ -225,6 +223,13 @@ impl Backend for Store {
             }
             Claimed::Granted(token) => Ok(Progress::Granted(reply::answered(token, claim.ttl))),
             Claimed::Busy(busy) => Ok(Progress::Busy(busy)),
+            // Evicted, though nobody knew yet that it was granted: it may ask again when that is over.
+            Claimed::Buried if claim.enqueue => {
+                return Err(Error::new(
+                    ErrorKind::Unavailable,
+                    "the claim was taken away before its answer came",
+                ));
+            }
             // Only a step that was given up comes after its own release.
             Claimed::Buried => Ok(Progress::Busy(Busy::default())),
             Claimed::OtherCapacity(theirs) => Err(Error::invalid(format!(
@@ -327,7 +332,7 @@ impl Backend for Store {
     }
 
     async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
-        let freed = self.free(&claim.name, claim.id, linger, false).await?;
+        let freed = self.free(&claim.name, claim.id, linger).await?;
         self.claims.forget(claim.id);
         Ok(freed)
     }
@@ -357,7 +362,11 @@ impl Backend for Store {
     }
 
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
-        self.free(name, claim, Duration::ZERO, true).await
+        let keys = self.keys(name);
+        let mut command = self.command(&script::EVICT, &keys, NO_STEP);
+        command.arg(claim).arg(millis(NOTICE));
+        let answer = self.route.run(keys.slot, &script::EVICT, &command).await?;
+        Ok(if reply::number(&answer)? == 1 { Freed::Removed } else { Freed::Absent })
     }
 }
 

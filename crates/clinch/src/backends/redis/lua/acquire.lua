@@ -3,7 +3,7 @@
 -- ARGV[1] begins "<mode: x, s, p<count>/<capacity>> <1 to take a place in the queue> <the claim's inbox, or ->"; [2] claim
 -- id; [3] TTL (ms); [4] owner.
 -- Answers the token: granted. {2, now, claims ahead, waiters ahead, ms until a look is worth taking, holder}: queued.
--- {3, ...}: busy, and nothing left behind. {4, capacity}: others say another. {5}: released before it came.
+-- {3, ...}: busy, and nothing left behind. {4, capacity}: others say another. {5}: released or evicted before it came.
 local id, ttl, owner = ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local mode, enqueue, listens = string.match(ARGV[1], '^(%S+) (%d) (%S+)')
 local record = call('HGET', CLAIMS, id)
@@ -21,6 +21,9 @@ if is_of(value, id) then
 end
 if record and string.sub(record, 1, 2) == 'h ' then
   if tonumber(call('ZSCORE', HOLDERS, id) or 0) > now then
+    if string.find(record, '^h %S+ !') then
+      return { 5 }
+    end
     if tonumber(call('ZSCORE', HOLDERS, id)) < now + ttl then
       call('ZADD', HOLDERS, int(now + ttl), id)
       keep(HOLDERS, ttl)

@@ -4,7 +4,7 @@ local id = ARGV[2]
 local value = call('GETRANGE', LOCK, '0', '1023')
 local token, since, owner = string.match(value, '^' .. id .. '[ *](%d+) (%d+) (.*)$')
 if not token then
-  local held = string.sub(call('HGET', CLAIMS, id) or '', 1, 4) == 'h s '
+  local held = string.find(call('HGET', CLAIMS, id) or '', '^h s %d')
   return held and tonumber(call('ZSCORE', HOLDERS, id) or 0) > now and 1 or 0
 end
 local left = call('PTTL', LOCK)

@@ -1,10 +1,11 @@
 -- The queue of one lock: what the steps share.
 --
 -- KEYS[1] the lock: the one holder's record ("<claim id> <token> <since µs> <owner>", with a star in place of the first
---   space from when somebody may wait on) or, while several hold parts of it or it stays closed, a marker that begins with
+--   space from when somebody may wait on, and a "!" from when the holder was evicted on) or, while several hold parts of it or it stays closed, a marker that begins with
 --   "clinch ". Its expiry is the lease. Anything else is a foreign client's, which excludes us as we exclude it.
 -- KEYS[2] the claims, a hash: claim id -> "w <mode> <its place counts from, ms> <ttl, ms> <since µs> <inbox> <owner>" of a
---   waiter, "h <mode> <token> <since µs> <owner>" of the holder of a part, or "x <until, ms>" of a claim that was released
+--   waiter, "h <mode> <token> <since µs> <owner>" of the holder of a part (with a "!" before the token of one that was
+--   evicted), or "x <until, ms>" of a claim that was released
 --   in doubt and may not come back until then; ".closed" -> until when nobody of ours is granted; ".run" -> since when
 --   the lock was handed over without being free in between.
 -- KEYS[3] the queue, a list: waiting claim ids in their order.

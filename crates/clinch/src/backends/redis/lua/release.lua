@@ -1,35 +1,34 @@
 -- Release a lock or leave its queue, and hand it to whoever is next: one idempotent step.
 --
--- ARGV[1] begins "<linger> <doubt> <evict>": for how many ms the lock stays closed; 1 when a step of the claim may still
--- arrive, which then finds the claim buried; 1 when an operator does it, which also opens a closed lock. Of the
--- settings, `run` and `gap`: after how many ms of being handed over the lock is left free for foreign clients, and for
--- how many (0: never). ARGV[2] claim id.
--- Answers 1: removed. 0: there was no such claim.
+-- ARGV[1] begins "<linger> <doubt> 0": for how many ms the lock stays closed; 1 when a step of the claim may still
+-- arrive, which then finds the claim buried. Of the settings, `run` and `gap`: after how many ms of being handed over the
+-- lock is left free for foreign clients, and for how many (0: never). ARGV[2] claim id.
+-- Answers 1: removed. 0: there was no such claim, or only what it had kept closed since it was evicted.
 local id = ARGV[2]
-local linger, doubt, evict, run, gap = string.match(ARGV[1], '^(%d+) (%d) (%d) %S+ %d (%d+) (%d+) ')
+local linger, doubt, run, gap = string.match(ARGV[1], '^(%d+) (%d) %S+ %S+ %d (%d+) (%d+) ')
 linger, run, gap = tonumber(linger), tonumber(run), tonumber(gap)
 local record = not mine and call('HGET', CLAIMS, id)
 record = record and string.sub(record, 1, 2) ~= 'x ' and record
-local removed, free = mine or record, mine and linger == 0
+local evicted = held == id .. '!'
+if evicted or string.find(record or '', '^h %S+ !') then
+  linger = 0
+end
+local removed = mine or record and not string.find(record, '^h %S+ !')
+local free = (mine or evicted) and linger == 0
 local ids = call('LRANGE', QUEUE, '0', '1')
 
-if evict == '1' then
-  call('HDEL', CLAIMS, '.closed')
-  if call('GETRANGE', LOCK, '0', '31') == 'clinch closed' then
-    call('DEL', LOCK)
-  end
-end
 if linger > 0 and (mine or string.sub(record or '', 1, 2) == 'h ') then
   call('HSET', CLAIMS, '.closed', int(math.max(now + linger, closed_until() or 0)))
   keep(CLAIMS, linger)
 end
-if mine then
+if mine or evicted then
   -- The first write: one that needs no memory, so that a full server does not refuse the script.
   call('DEL', LOCK)
   if not free then
     mark()
   end
-elseif record then
+end
+if record then
   local first = ids[1] == id
   leave(id)
   ids = call('LRANGE', QUEUE, '0', '1')

@@ -1,8 +1,10 @@
 -- Renew claims of one lock, held and waiting alike; with a TTL of 0, only read them.
 --
+-- ARGV[1] begins "place" when it is their places that are renewed: a grant that nobody has taken keeps the end that it has.
 -- ARGV[2], [3], ...: claim id and TTL (ms) in turn. Answers for each how long it lives now (ms), or -1: it is gone.
 -- A lease never gets shorter: an older request may arrive after one that asked for more.
 local answers = {}
+local place = string.sub(ARGV[1], 1, 6) == 'place '
 -- A full server refuses a script whose first write needs memory, and looks at no later one; this one needs none.
 call('HDEL', CLAIMS, '')
 for i = 2, #ARGV, 2 do
@@ -11,10 +13,12 @@ for i = 2, #ARGV, 2 do
   local mode, ends, old, since, inbox, owner = waiter(record)
   if is_of(call('GETRANGE', LOCK, '0', '32'), id) then
     left = call('PTTL', LOCK)
-    if left < ttl then
+    if left < ttl and not place and ttl > 0 then
       call('PEXPIRE', LOCK, int(ttl))
       left = ttl
     end
+    -- Whose expiry somebody took away is held nevertheless.
+    left = math.max(left, 0)
   elseif mode then
     if ends > now then
       left = math.max(ends - now, ttl)
@@ -22,10 +26,10 @@ for i = 2, #ARGV, 2 do
         .. ' ' .. inbox .. ' ' .. owner)
       keep(QUEUE, left)
     end
-  elseif string.sub(record, 1, 2) == 'h ' then
+  elseif string.find(record, '^h %S+ %d') then
     local ends = tonumber(call('ZSCORE', HOLDERS, id) or 0)
     if ends > now then
-      left = math.max(ends - now, ttl)
+      left = math.max(ends - now, place and 0 or ttl)
       if now + left > ends then
         call('ZADD', HOLDERS, int(now + left), id)
         keep(HOLDERS, left)

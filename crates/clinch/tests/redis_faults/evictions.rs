@@ -1,0 +1,98 @@
+//! Locks that an operator takes away from their holders.
+
+use super::*;
+
+/// What is left of a lock's lease, in milliseconds.
+fn lease_left(redis: &Redis, name: &str) -> i64 {
+    redis.call(&["PTTL", &format!("clinch:{name}")]).int()
+}
+
+/// A renewal, another eviction, a try and a look change nothing: the lock stays closed until its holder lets go.
+#[tokio::test]
+async fn an_evicted_lock_stays_closed_until_its_holder_lets_go() {
+    let name = unique("evicted");
+    let (near, far) = (connect(&SERVER.url()).await, connect(&SERVER.url()).await);
+    let guard = lock(&near, &name).await;
+    enter(&SERVER, &guard);
+    let waiter = queue(&far, &name);
+    let waiting = sees_waiters(&SERVER, &name, 1).await;
+    let notice = i64::try_from(NOTICE.as_millis()).unwrap();
+    assert_eq!(far.evict(&name, guard.claim_id()).await.unwrap(), Freed::Removed);
+    assert!((1..=notice).contains(&lease_left(&SERVER, &name)), "it is closed for no more than the notice");
+    assert_eq!(far.evict(&name, guard.claim_id()).await.unwrap(), Freed::Absent);
+    let state = far.state(&name).await.unwrap().unwrap();
+    assert!(state.claims.iter().all(|claim| !claim.granted), "given on before its holder let go: {state:?}");
+    assert!(state.closed_until.is_some(), "{state:?}");
+    assert!(
+        matches!(&state.claims[..], [next] if !next.granted && next.id.to_string() == waiting[0].0),
+        "{state:?}"
+    );
+    assert_eq!(guard.extend(LONG_TTL).await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!((1..=notice).contains(&lease_left(&SERVER, &name)), "a renewal brought an evicted lease back");
+    assert!(far.mutex(&name).unwrap().try_lock().await.unwrap().is_none());
+    assert!(!waiter.is_finished(), "granted beside an evicted holder that has not let go");
+    leave(&SERVER, &name);
+    assert!(matches!(guard.release().await.unwrap(), Released::AlreadyLost(_)));
+    let guard = waiter.await.unwrap();
+    enter(&SERVER, &guard);
+    leave_and_release(&SERVER, guard).await;
+    expect_unused(&SERVER, &near, &name).await;
+}
+
+/// A part of a lock that was taken away keeps its room, and none of the others.
+#[tokio::test]
+async fn an_evicted_part_keeps_its_room_until_its_holder_lets_go() {
+    let name = unique("evicted-part");
+    let (near, far) = (connect(&SERVER.url()).await, connect(&SERVER.url()).await);
+    let permits = near.semaphore(&name, 3).unwrap();
+    let [first, second] = [(); 2].map(|()| permits.acquire(1).unwrap());
+    let (first, second) = (first.await.unwrap(), second.await.unwrap());
+    assert_eq!(far.evict(&name, first.claim_id()).await.unwrap(), Freed::Removed);
+    assert_eq!(far.evict(&name, first.claim_id()).await.unwrap(), Freed::Absent);
+    assert_eq!(first.extend(LONG_TTL).await.unwrap_err().kind(), ErrorKind::Lost);
+    second.extend(LONG_TTL).await.unwrap();
+    let state = far.state(&name).await.unwrap().unwrap();
+    assert!(matches!(&state.claims[..], [other] if other.id == second.claim_id()), "{state:?}");
+    let theirs = far.semaphore(&name, 3).unwrap();
+    let third = theirs.try_acquire(1).await.unwrap().expect("one of three is free");
+    assert!(theirs.try_acquire(1).await.unwrap().is_none(), "four have one of three");
+    second.release().await.unwrap();
+    third.release().await.unwrap();
+    let state = far.state(&name).await.unwrap().unwrap();
+    assert!(state.claims.is_empty() && state.closed_until.is_some(), "{state:?}");
+    assert!(far.mutex(&name).unwrap().try_lock().await.unwrap().is_none());
+    assert!(matches!(first.release().await.unwrap(), Released::AlreadyLost(_)));
+    expect_unused(&SERVER, &near, &name).await;
+}
+
+/// Whoever was granted the lock, did not hear of it, and was evicted then, asks again and is granted in the end.
+#[tokio::test]
+async fn a_claim_that_was_evicted_before_its_answer_came_asks_again() {
+    for shared in [false, true] {
+        let name = unique("evicted-early");
+        let proxy = Proxy::start(SERVER.addr());
+        let (near, far) = (connect(&SERVER.url()).await, connect_through(&proxy).await);
+        drop(lock(&far, &name).await);
+        expect_unused(&SERVER, &near, &name).await;
+        proxy.hold_replies(true);
+        let (locks, wanted) = (far.clone().ttl(Duration::from_secs(2)).unwrap(), name.clone());
+        let asking = tokio::spawn(async move {
+            match shared {
+                false => lock(&locks, &wanted).await,
+                true => locks.rwlock(&wanted).unwrap().read().timeout(PATIENCE).await.unwrap(),
+            }
+        });
+        let claims = eventually("it is granted", async || {
+            near.state(&name).await.unwrap().map(|state| state.claims).filter(|claims| !claims.is_empty())
+        });
+        let claim = claims.await.remove(0);
+        assert_eq!(near.evict(&name, claim.id).await.unwrap(), Freed::Removed);
+        proxy.cut_all();
+        proxy.hold_replies(false);
+        let guard = asking.await.unwrap();
+        assert_eq!(guard.claim_id(), claim.id);
+        guard.verify().await.unwrap();
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+        expect_unused(&SERVER, &near, &name).await;
+    }
+}
