@@ -223,7 +223,7 @@ impl Backend for Quorum {
         .await;
         if let Some(at) = ours.len().checked_sub(self.quorum()) {
             ours.sort_unstable();
-            return Ok(Renewal::Renewed(ours.get(at).map(|left| *left)));
+            return Ok(Renewal::Renewed(ours.get(at).copied()));
         }
         match silent {
             _ if gone > self.nodes.len() - self.quorum() => Ok(Renewal::Lost(deleted())),
