@@ -249,7 +249,7 @@ async fn use_everything(redis: &Redis, url: &str, pushed: bool) {
     let guard = lock(&near, &name).await;
     assert!(far.mutex(&name).unwrap().try_lock().await.unwrap().is_none());
     let waiter = queue(&far, &name);
-    let inbox = "local key = redis.call('KEYS', '*claims:' .. ARGV[1])[1]
+    let inbox = "local key = redis.call('KEYS', '*claims:clinch:' .. ARGV[1])[1]
         local record = key and redis.call('HVALS', key)[1]
         return record and string.match(record, '^w %S+ %d+ %d+ %d+ (%S+)') or ''";
     eventually("the waiter waits, and listens if it may", async || {
@@ -289,7 +289,7 @@ async fn use_everything(redis: &Redis, url: &str, pushed: bool) {
     let foreign = unique("foreign");
     redis.call(&["SET", &format!("clinch:{foreign}"), "x"]);
     let waiter = queue(&far, &foreign);
-    let queued = "return #redis.call('KEYS', '*queue:' .. ARGV[1])";
+    let queued = "return #redis.call('KEYS', '*queue:clinch:' .. ARGV[1])";
     eventually("it waits", async || (redis.call(&["EVAL", queued, "0", &foreign]).int() == 1).then_some(()))
         .await;
     redis.call(&["DEL", &format!("clinch:{foreign}")]);
@@ -303,7 +303,7 @@ mod users {
     use super::*;
 
     /// The commands that the scripts call.
-    const IN_SCRIPTS: &str = "time exists set getset getrange setrange pttl pexpire pexpireat del hget hmget hvals hgetall hlen \
+    const IN_SCRIPTS: &str = "time exists set getset getrange setrange pttl pexpire del hget hmget hvals hgetall hlen \
         hdel hset hsetnx rpush lpush lrange llen lrem lpop zadd zcard zscore zrange zrevrange zrangebyscore zrem publish";
 
     /// The commands that clients send, HELLO and AUTH apart, which everybody may.
@@ -311,7 +311,12 @@ mod users {
 
     /// Makes the user who may do these things, and no more; answers the URL for it.
     fn user(redis: &Redis, commands: &[&str], channels: &str) -> String {
-        let rules = format!("on >pw ~clinch:* {channels} -@all");
+        user_of(redis, "~clinch:*", commands, channels)
+    }
+
+    /// As [`user`], with the rights on these keys.
+    fn user_of(redis: &Redis, keys: &str, commands: &[&str], channels: &str) -> String {
+        let rules = format!("on >pw {keys} {channels} -@all");
         let mut words: Vec<String> = ["ACL", "SETUSER", "clinch", "reset"].map(str::to_owned).to_vec();
         words.extend(rules.split_whitespace().map(str::to_owned));
         words.extend(commands.iter().map(|command| format!("+{command}")));
@@ -352,6 +357,23 @@ mod users {
         locks.list("").await.unwrap();
         for server in servers {
             assert_eq!(server.call(&["ACL", "LOG"]).array(), [], "something was asked for in vain");
+        }
+    }
+
+    /// Queues and tokens stand beside the locks, by whatever prefix; a user has no right on those of other prefixes.
+    #[tokio::test]
+    async fn a_user_of_one_prefix_needs_no_rights_on_others() {
+        let redis = Redis::start();
+        let keys = "~jobs:* ~clinch:~{???}:*:jobs:* ~clinch:~{???}:fence";
+        let url = user_of(&redis, keys, &all(), "resetchannels &clinch:~{inbox}:*");
+        redis.call(&["ACL", "LOG", "RESET"]);
+        hand_over(&format!("{url}?prefix=jobs:"), &[redis]).await;
+        let redis = Redis::start();
+        for (keys, prefix) in [(keys, "others:"), ("~jobs:*", "jobs:"), ("~clinch:*", "jobs:")] {
+            let url = user_of(&redis, keys, &all(), "resetchannels &clinch:*");
+            let connected = clinch::connect(&format!("{url}?prefix={prefix}")).await;
+            let error = connected.map(drop).expect_err(keys);
+            assert_eq!(error.kind(), ErrorKind::Refused, "{keys}: {error:?}");
         }
     }
 
@@ -513,7 +535,7 @@ mod servers {
             (master.call(&["EXISTS", "clinch:job"]).int() == 0).then_some(())
         })
         .await;
-        let queue = master.call(&["EVAL", "return #redis.call('KEYS', '*queue:job')", "0"]);
+        let queue = master.call(&["EVAL", "return #redis.call('KEYS', '*queue:clinch:job')", "0"]);
         assert_eq!(queue.int(), 0);
         replica.resume();
         release(lock(&locks, "job").await).await;

@@ -148,7 +148,7 @@ async fn connect_and_wait(redis: &Redis) -> Locks {
     let locks = connect(redis).await;
     let holder = lock(&locks, "before").await;
     let waiter = queue(&locks, "before");
-    let listens = "local key = redis.call('KEYS', '*claims:before')[1]
+    let listens = "local key = redis.call('KEYS', '*claims:clinch:before')[1]
         for _, record in ipairs(key and redis.call('HVALS', key) or {}) do
           if string.find(record, '^w x %d+ %d+ %d+ %x') then return 1 end
         end
@@ -232,7 +232,7 @@ async fn a_try_is_granted_for_its_ttl_and_no_longer() {
     assert!(is_bounded(), "a reader");
     reader.release().await.unwrap();
     // As a claim that was released in doubt leaves behind.
-    let home = redis.call(&["KEYS", "*fence"]).array().remove(0).text().replace("fence", "claims:job");
+    let home = redis.call(&["KEYS", "*fence"]).array().remove(0).text().replace("fence", "claims:clinch:job");
     redis.call(&["HSET", &home, "00", "x 9999999999999"]);
     redis.call(&["PEXPIRE", &home, "60000"]);
     let writer = lock.try_write().await.unwrap().unwrap();
@@ -326,7 +326,7 @@ async fn a_waiter_on_a_lock_that_is_held_for_long_does_not_poll() {
 /// The keys without an expiry, at one moment.
 const ETERNAL: &str = "local all = {}
     for _, key in ipairs(redis.call('KEYS', '*')) do
-      if redis.call('PTTL', key) == -1 and string.sub(key, -6) ~= '\0fence' then all[#all + 1] = key end
+      if redis.call('PTTL', key) == -1 and string.sub(key, -6) ~= ':fence' then all[#all + 1] = key end
     end
     return all";
 
@@ -380,7 +380,7 @@ async fn every_key_but_the_fence_has_an_expiry_and_goes_with_its_last_user() {
     let redis = Redis::start();
     load(&redis, false).await;
     let keys = redis.call(&["KEYS", "*"]).array().into_iter().map(Reply::text);
-    let others: Vec<_> = keys.filter(|key| !key.ends_with("\0fence")).collect();
+    let others: Vec<_> = keys.filter(|key| !key.ends_with(":fence")).collect();
     assert_eq!(others, [""; 0]);
 }
 

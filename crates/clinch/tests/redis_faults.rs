@@ -26,6 +26,8 @@ use common::{PATIENCE, eventually, lock, queue, unique};
 mod cuts;
 #[path = "redis_faults/evictions.rs"]
 mod evictions;
+#[path = "redis_faults/expiry.rs"]
+mod expiry;
 #[path = "redis_faults/late.rs"]
 mod late;
 #[path = "redis_faults/pushes.rs"]
@@ -91,8 +93,8 @@ impl Connector for Detour {
 /// The waiters of a lock in their order: the claim and the inbox, `-` while nobody listens.
 fn waiters(redis: &Redis, name: &str) -> Vec<(String, String)> {
     let script = "local all = {}
-        for _, id in ipairs(redis.call('LRANGE', redis.call('KEYS', '*queue:' .. ARGV[1])[1] or 'none', 0, -1)) do
-          local record = redis.call('HGET', redis.call('KEYS', '*claims:' .. ARGV[1])[1], id)
+        for _, id in ipairs(redis.call('LRANGE', redis.call('KEYS', '*queue:*' .. ARGV[1])[1] or 'none', 0, -1)) do
+          local record = redis.call('HGET', redis.call('KEYS', '*claims:*' .. ARGV[1])[1], id)
           all[#all + 1] = { id, string.match(record, '^w %S+ %d+ %d+ %d+ (%S+)') }
         end
         return all";
@@ -150,7 +152,7 @@ fn left(redis: &Redis, name: &str) -> Vec<String> {
     let keys = client.call(&["KEYS", &format!("clinch:*{name}")]).array();
     let mut left = Vec::new();
     for key in keys.into_iter().map(|key| key.text()) {
-        if key.contains("\0claims:") {
+        if key.contains(":claims:") {
             let records = client.call(&["HVALS", &key]).array().into_iter().map(Reply::text);
             left.extend(records.filter(|record| !record.starts_with("x ")));
         } else {

@@ -54,7 +54,7 @@ mod foreign {
         let mut client = server.client();
         let look = async {
             loop {
-                let keys = client.call(&["KEYS", &format!("*\0queue:{NAME}")]).array();
+                let keys = client.call(&["KEYS", &format!("*:queue:{NAME}")]).array();
                 let queued =
                     keys.into_iter().next().map_or(0, |key| client.call(&["LLEN", &key.text()]).int());
                 if queued == waiters {

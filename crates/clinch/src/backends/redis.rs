@@ -32,6 +32,10 @@
 //! Tokens are `max(last + 1, server time in microseconds)`, with one fence per hash slot: they rise over `FLUSHALL` and over
 //! a failover that lost writes, unless the new master's clock is behind by more than the failover took.
 //!
+//! Leases end by the wall clock of the server, as all expiry does in Redis: whoever sets that clock forward by an hour ends them an
+//! hour early. From version 7 on replicas are told the moment and not the time left, so a failover to a server whose clock is ahead does the
+//! same, and so do the ends of readers, of permits and of lingering locks on every version. Keep the servers' clocks together.
+//!
 //! What a failover may lose: replication is asynchronous, so the new master may not know of a lock that the old one had
 //! granted, and for as long as two masters answer, two may hold. [`survives-failover`](crate::Capabilities::failover) is
 //! therefore off. `wait_replicas=` makes that rarer and slower, not impossible. Clients hear of a new master from every
@@ -53,11 +57,12 @@
 //!
 //! # Rights
 //!
-//! The least that a user needs, for the default prefix:
+//! The least that a user needs, for the default prefix; for another one, say `jobs:`, with `~jobs:* ~clinch:~{???}:*:jobs:*
+//! ~clinch:~{???}:fence` for the keys and `&clinch:~{*` for the channels:
 //!
 //! ```text
 //! user clinch on >PASSWORD ~clinch:* resetchannels &clinch:* -@all +evalsha +script|load +time +exists +set +getset
-//!   +getrange +setrange +pttl +pexpire +pexpireat +del +hget +hmget +hvals +hgetall +hlen +hdel +hset +hsetnx +rpush +lpush
+//!   +getrange +setrange +pttl +pexpire +del +hget +hmget +hvals +hgetall +hlen +hdel +hset +hsetnx +rpush +lpush
 //!   +lrange +llen +lrem +lpop +zadd +zcard +zscore +zrange +zrevrange +zrangebyscore +zrem +publish +subscribe +ping +client|tracking +client|caching +scan +info
 //! ```
 //!
@@ -70,10 +75,16 @@
 //! | key | type | holds |
 //! | --- | --- | --- |
 //! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry, with `*` for the first space where its release looks for waiters, and `!` when it was evicted and its holder has not let go; `clinch parts` while readers or permits hold, `clinch closed` while it lingers |
-//! | `clinch:{tag}\0claims:NAME` | hash | waiters, and holders of parts |
-//! | `clinch:{tag}\0queue:NAME` | list | waiters in their order |
-//! | `clinch:{tag}\0holders:NAME` | sorted set | holders of parts by the end of their lease |
-//! | `clinch:{tag}\0fence` | string | the last token of the hash slot: the only key without an expiry |
+//! | `clinch:~{tag}:claims:KEY` | hash | waiters, and holders of parts |
+//! | `clinch:~{tag}:queue:KEY` | list | waiters in their order |
+//! | `clinch:~{tag}:holders:KEY` | sorted set | holders of parts by the end of their lease |
+//! | `clinch:~{tag}:fence` | string | the last token of the hash slot: the only key without an expiry |
+//!
+//! `KEY` is the lock's whole key, `clinch:NAME`: whoever spells it with another `prefix=` asks for the same lock. The tag is made of
+//! three letters that hash to its slot. Keys that begin with `clinch:~{` are no locks; a lock that would have such a key is refused.
+//!
+//! A key that is deleted by hand, or that an operator takes the expiry from (`PERSIST`), costs nobody the exclusion that the lock's own
+//! key shows: that one is held until it expires, and for as long as it has no expiry. The holder's next renewal gives it one again.
 
 mod check;
 mod claims;

@@ -96,7 +96,7 @@ async fn the_grave_of_a_claim_is_not_kept_for_ever() {
     let guard = lock(&far, "job").await;
     proxy.cut_all();
     guard.release().await.unwrap();
-    let claims = redis.call(&["KEYS", "*claims:job"]).array().remove(0).text();
+    let claims = redis.call(&["KEYS", "*claims:clinch:job"]).array().remove(0).text();
     let graves = redis.call(&["HKEYS", &claims]).array();
     assert_eq!(graves.len(), 1);
     // Time passes.

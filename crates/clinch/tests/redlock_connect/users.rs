@@ -27,8 +27,8 @@ fn servers(rules: &[String]) -> (Vec<Redis>, Proxy, String) {
 /// Uses everything that the store has, as two clients.
 async fn use_everything(servers: &[Redis], proxy: &Proxy, url: &str) {
     // Servers whose tokens are ahead: any two are told of the larger one.
-    servers[0].call(&["SET", "clinch:\0fence", "2000000000000000"]);
-    servers[1].call(&["SET", "clinch:\0fence", "2100000000000000"]);
+    servers[0].call(&["SET", "clinch:~{fence}", "2000000000000000"]);
+    servers[1].call(&["SET", "clinch:~{fence}", "2100000000000000"]);
     let (near, far) = (connect(url).await.ttl(Duration::from_secs(2)).unwrap(), connect(url).await);
     let guard = lock(&near, "job").await;
     assert!(guard.token().get() > 2_000_000_000_000_000, "{guard:?}");

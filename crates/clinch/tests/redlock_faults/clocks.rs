@@ -48,7 +48,7 @@ async fn a_token_that_one_server_gave_binds_those_that_are_asked_next() {
     let (one, other) = (servers.connect().await, servers.connect().await);
     let name = unique("agree");
     // The last of the three has given tokens when its clock was ahead.
-    servers.0[2].call(&["SET", "clinch:\0fence", "9000000000000000"]);
+    servers.0[2].call(&["SET", "clinch:~{fence}", "9000000000000000"]);
     servers.0[1].pause();
     let guard = lock(&one, &name).await;
     let token = guard.token();

@@ -14,15 +14,16 @@ use crate::backend::Backend;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 
-/// A key that is nobody's lock.
-const PROBE: &str = "\0probe";
+/// What the keys end in that the rights of a user are tried on.
+const PROBE: &str = "~probe";
 
 /// Opens a store on a server that was found fit.
 pub(super) async fn open(settings: Settings, env: Env) -> Result<Arc<dyn Backend>> {
     let mut store = Store::new(settings, env)?;
     let settings = &store.dialer.settings;
-    let slot = slot_of(&settings.prefix);
-    let key = Home::of(&settings.prefix, slot).key(PROBE, "").concat();
+    let lock = [&settings.prefix, PROBE].concat();
+    let slot = slot_of(&lock);
+    let key = Home::of(slot).key(":probe:", &lock).concat();
     let (lean, wants_more) = (settings.lean, settings.durability.asks_for_more());
     let server = match store.route.call_unconfirmed(slot, Command::new("INFO").arg("everything")).await {
         Ok(info) => Server::read(info.text().unwrap_or_default()),
@@ -33,7 +34,7 @@ pub(super) async fn open(settings: Settings, env: Env) -> Result<Arc<dyn Backend
     server.refuse_unfit(settings.eviction_allowed)?;
     store.sharded = store.route.is_cluster() && server.major >= 7;
 
-    let mut probe = script::PROBE.on([key.as_str()]);
+    let mut probe = script::PROBE.on([key.as_str(), lock.as_str()]);
     probe.arg(store.channels(slot)).arg(if store.sharded { "SPUBLISH" } else { "PUBLISH" });
     match store.route.run(slot, &script::PROBE, &probe).await {
         Ok(denied) => {

@@ -1,42 +1,47 @@
 //! The keys of one lock, all in one hash slot.
 //!
-//! The lock's own key is the prefix and the name, nothing else, so that it is the key that other clients lock. Every
-//! side key must share its slot for any name, braces included, so it carries a hash tag of its own: three letters
-//! that hash to that slot. After the tag comes a NUL, which no lock name may hold, so that no lock's key is
-//! another's side key.
+//! The lock's own key is the prefix and the name, nothing else, so that it is the key that other clients lock. All other keys
+//! begin with a [reserved word](RESERVED), which no lock's key may, and end in the whole key of the lock: by whatever prefix a
+//! client spells that key, it finds one queue and one fence. Every side key must share the lock's slot for any name, braces
+//! included, so it carries a hash tag of its own: three letters that hash to that slot.
 
+use crate::error::{Error, Result};
 use crate::name::LockName;
 
 /// Hash slots of a Redis Cluster.
 pub(super) const SLOTS: u16 = 16384;
 
+/// What every key and channel of ours that is no lock begins with.
+const RESERVED: &str = "clinch:~{";
+
+/// The one fence of a server that has no slots, in Redlock.
+pub(super) const FENCE: &str = "clinch:~{fence}";
+
+/// What the channels of clients begin with where channels belong to no slot.
+pub(super) const INBOXES: &str = "clinch:~{inbox}:";
+
+/// What stands between the tag and the lock's key in the name of a claims key.
+const CLAIMS: &str = ":claims:";
+
 /// The keys of one lock.
 #[derive(Clone, Debug)]
-pub(super) struct Keys<'a> {
+pub(super) struct Keys {
     pub(super) slot: u16,
     pub(super) lock: String,
-    home: Home<'a>,
-    name: &'a str,
+    home: Home,
 }
 
-impl<'a> Keys<'a> {
-    pub(super) fn of(prefix: &'a str, name: &'a LockName) -> Keys<'a> {
+impl Keys {
+    pub(super) fn of(prefix: &str, name: &LockName) -> Keys {
         let lock = lock_key(prefix, name);
         let slot = slot_of(&lock);
-        Keys { slot, lock, home: Home::of(prefix, slot), name: name.as_str() }
+        Keys { slot, lock, home: Home::of(slot) }
     }
 
     /// All of them, in parts, in the order in which the scripts take them.
-    pub(super) fn all(&self) -> [[&str; 5]; 5] {
-        let [before, tag, after, fence, _] = self.home.key("\0fence", "");
-        let side = |kind| [before, tag, after, kind, self.name];
-        [
-            [&self.lock, "", "", "", ""],
-            side("\0claims:"),
-            side("\0queue:"),
-            side("\0holders:"),
-            [before, tag, after, fence, ""],
-        ]
+    pub(super) fn all(&self) -> [[&str; 3]; 5] {
+        let side = |kind| self.home.key(kind, &self.lock);
+        [[&self.lock, "", ""], side(CLAIMS), side(":queue:"), side(":holders:"), self.home.key(":fence", "")]
     }
 }
 
@@ -45,33 +50,48 @@ pub(super) fn lock_key(prefix: &str, name: &LockName) -> String {
     [prefix, name.as_str()].concat()
 }
 
-/// The lock that a claims key belongs to, if it is one of this prefix.
-pub(super) fn name_in_claims_key<'a>(prefix: &str, key: &'a str) -> Option<&'a str> {
-    let (head, name) = key.split_once("\0claims:")?;
-    let ours = head.strip_prefix(prefix).is_some_and(|tag| tag.starts_with('{') && tag.ends_with('}'));
-    (ours || head.ends_with(prefix)).then_some(name)
+/// Refuses a lock's key that could be another lock's side key.
+pub(super) fn refuse_reserved(key: &str) -> Result<()> {
+    if is_reserved(key) {
+        return Err(Error::invalid(format!(
+            "keys that begin with \"{RESERVED}\" are those of queues and tokens, so no lock can have the key \"{key}\"; use \
+             another name or prefix="
+        )));
+    }
+    Ok(())
+}
+
+/// Whether a key is no lock's.
+pub(super) fn is_reserved(key: &str) -> bool {
+    key.starts_with(RESERVED)
+}
+
+/// The pattern of the claims keys of locks whose own keys match a pattern.
+pub(super) fn claims_pattern(locks: &str) -> String {
+    format!("{RESERVED}???}}{CLAIMS}{locks}")
+}
+
+/// The lock that a claims key belongs to, by its own key.
+pub(super) fn lock_of_claims_key(key: &str) -> Option<&str> {
+    let (tag, rest) = key.strip_prefix(RESERVED)?.split_once(CLAIMS)?;
+    (tag.len() == 4).then_some(rest)
 }
 
 /// What the side keys and channels of a slot begin with.
 #[derive(Clone, Debug)]
-pub(super) struct Home<'a> {
-    before: &'a str,
-    tag: [u8; 5],
-    after: &'a str,
-}
+pub(super) struct Home([u8; RESERVED.len() + 4]);
 
-impl<'a> Home<'a> {
-    pub(super) fn of(prefix: &'a str, slot: u16) -> Home<'a> {
-        let [one, two, three] = tag(slot);
-        // The first braces decide the slot, so a prefix with a brace of its own stands behind ours.
-        let (before, after) = if prefix.contains('{') { ("", prefix) } else { (prefix, "") };
-        Home { before, tag: [b'{', one, two, three, b'}'], after }
+impl Home {
+    pub(super) fn of(slot: u16) -> Home {
+        let mut home = *b"clinch:~{...}";
+        let [.., one, two, three, _] = &mut home;
+        [*one, *two, *three] = tag(slot);
+        Home(home)
     }
 
     /// A key or channel of this slot, in parts.
-    pub(super) fn key<'k>(&'k self, kind: &'k str, name: &'k str) -> [&'k str; 5] {
-        let tag = std::str::from_utf8(&self.tag).unwrap_or_default();
-        [self.before, tag, self.after, kind, name]
+    pub(super) fn key<'k>(&'k self, kind: &'k str, of: &'k str) -> [&'k str; 3] {
+        [std::str::from_utf8(&self.0).unwrap_or_default(), kind, of]
     }
 }
 
@@ -152,19 +172,29 @@ mod tests {
     }
 
     proptest! {
-        /// Side keys and channels share the lock key's slot, whatever braces prefix and name hold, and are no lock's key.
+        /// Side keys and channels share the lock key's slot, whatever braces prefix and name hold; they are no lock's keys, and
+        /// the same by whatever prefix the lock's key is spelled.
         #[test]
-        fn all_keys_of_a_lock_share_a_slot(prefix in "[{}a:]{0,5}", name in "[{}ab/]{1,8}") {
+        fn all_keys_of_a_lock_share_a_slot(prefix in "[{}a:]{0,5}", name in "[{}ab/:]{1,8}") {
             let name = LockName::new(name).unwrap();
             let keys = Keys::of(&prefix, &name);
             let all = keys.all().map(|parts| parts.concat());
             for key in &all {
                 prop_assert_eq!(slot_of(key), keys.slot, "{:?}", key);
             }
-            for key in &all[1..] {
-                prop_assert!(key.contains('\0'));
-            }
-            prop_assert_eq!(name_in_claims_key(&prefix, &all[1]), Some(name.as_str()));
+            prop_assert!(all[1..].iter().all(|key| is_reserved(key)) && !is_reserved(&keys.lock));
+            prop_assert_eq!(lock_of_claims_key(&all[1]), Some(keys.lock.as_str()));
+            let whole = LockName::new(&keys.lock).unwrap();
+            prop_assert_eq!(Keys::of("", &whole).all().map(|parts| parts.concat()), all);
         }
+    }
+
+    #[test]
+    fn no_lock_has_the_key_of_a_side_key() {
+        for key in [FENCE, INBOXES, "clinch:~{abc}:queue:clinch:job"] {
+            refuse_reserved(key).unwrap_err();
+        }
+        refuse_reserved("clinch:~job").unwrap();
+        assert_eq!(lock_of_claims_key("clinch:~{abc}:queue:a:claims:b"), None);
     }
 }

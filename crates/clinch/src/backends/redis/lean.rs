@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 
 use super::dating::millis;
-use super::keys::{lock_key, slot_of};
+use super::keys::{lock_key, refuse_reserved, slot_of};
 use super::reply;
 use super::resp::{Command, Value};
 use super::script;
@@ -184,6 +184,7 @@ impl Backend for Lean {
             ));
         }
         let (slot, key) = self.key(&claim.name);
+        refuse_reserved(&key)?;
         let mut set = Command::new("SET");
         set.arg(&key).arg(self.value(claim)?).arg("NX").arg("PX").arg(millis(claim.ttl));
         let grant = Token::new(0).map(|token| Grant { token, ttl: Some(claim.ttl), from: None });
@@ -261,6 +262,7 @@ impl Backend for Lean {
 
     async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
         let (slot, key) = self.key(name);
+        refuse_reserved(&key)?;
         let (left, value) = self.read(slot, &key).await?;
         let claims: Vec<_> = holder(&value, left).into_iter().collect();
         let state = LockState { name: name.clone(), claims, closed_until: None };

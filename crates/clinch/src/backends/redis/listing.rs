@@ -1,6 +1,6 @@
 //! Finding the locks that there are, by looking at keys.
 
-use super::keys::name_in_claims_key;
+use super::keys::{claims_pattern, is_reserved, lock_of_claims_key};
 use super::link::Link;
 use super::reply;
 use super::resp::{Command, Value};
@@ -14,10 +14,12 @@ impl Store {
         let ours = &self.settings().prefix;
         let mut names = std::collections::BTreeSet::new();
         for link in self.route.masters().await? {
-            let locks = scan(&link, &lock_pattern(ours, prefix), "string").await?;
-            names.extend(locks.iter().filter_map(|key| key.strip_prefix(ours.as_str())).map(str::to_owned));
-            let queues = scan(&link, &format!("*\0claims:{}*", escaped(prefix)), "hash").await?;
-            names.extend(queues.iter().filter_map(|key| name_in_claims_key(ours, key)).map(str::to_owned));
+            let pattern = lock_pattern(ours, prefix);
+            let locks = scan(&link, &pattern, "string").await?;
+            let claims = scan(&link, &claims_pattern(&pattern), "hash").await?;
+            let queued = claims.iter().filter_map(|key| lock_of_claims_key(key));
+            let all = locks.iter().map(String::as_str).filter(|key| !is_reserved(key)).chain(queued);
+            names.extend(all.filter_map(|key| key.strip_prefix(ours.as_str())).map(str::to_owned));
         }
         Ok(names.iter().filter_map(|name| LockName::new(name).ok()).collect())
     }

@@ -65,7 +65,7 @@
 //! | key | type | holds |
 //! | --- | --- | --- |
 //! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry |
-//! | `clinch:\0fence` | string | the last token of the server: the only key without an expiry |
+//! | `clinch:~{fence}` | string | the last token of the server: the only key without an expiry |
 
 mod claims;
 mod free;

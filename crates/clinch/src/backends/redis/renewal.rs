@@ -75,6 +75,8 @@ impl Store {
             Ok(match u64::try_from(reply::number(left)?) {
                 Ok(_) if write => Renewal::Renewed(Some(claim.ttl)),
                 Ok(left) => Renewal::Renewed(Some(Duration::from_millis(left))),
+                // Without an end, so at least for as long as a renewal would make it.
+                Err(_) if reply::number(left)? == -2 => Renewal::Renewed(Some(claim.ttl)),
                 Err(_) => Renewal::Lost(deleted()),
             })
         };

@@ -1,12 +1,18 @@
 //! The scripts, and how one becomes a command.
 
 use std::sync::LazyLock;
+use std::time::Duration;
 
+use super::dating::millis;
 use super::resp::{Arg, Command};
+use crate::backend::TAKE_WITHIN;
+
+/// How much longer than their last claim the side keys of a lock live.
+const SPARE: Duration = Duration::from_secs(60);
 
 /// A Lua script and the name under which the server keeps it.
 pub(super) struct Script {
-    text: &'static str,
+    text: String,
     sha1: String,
 }
 
@@ -43,8 +49,10 @@ scripts! {
 }
 
 impl Script {
-    fn new(text: &'static str) -> Script {
-        Script { text, sha1: sha1_smol::Sha1::from(text).digest().to_string() }
+    fn new(text: &str) -> Script {
+        let in_millis = |time| millis(time).to_string();
+        let text = text.replace("WINDOW_MS", &in_millis(TAKE_WITHIN)).replace("SPARE_MS", &in_millis(SPARE));
+        Script { sha1: sha1_smol::Sha1::from(&text).digest().to_string(), text }
     }
 
     /// The command that runs it on these keys; arguments follow.
@@ -61,7 +69,7 @@ impl Script {
     /// The command that has the server keep it.
     pub(super) fn load(&self) -> Command {
         let mut command = Command::new("SCRIPT");
-        command.arg("LOAD").arg(self.text);
+        command.arg("LOAD").arg(&self.text);
         command
     }
 }

@@ -11,7 +11,7 @@ use super::claims::{Asked, Claims, Note};
 use super::dating::{millis, not_after};
 use super::dial::Dialer;
 use super::inbox::Watched;
-use super::keys::{Home, Keys, lock_key, slot_of};
+use super::keys::{Home, INBOXES, Keys, lock_key, refuse_reserved, slot_of};
 use super::reply::{self, Claimed, Place};
 use super::resp::Command;
 use super::route::Route;
@@ -26,6 +26,9 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 use crate::sync::lock;
+
+/// The shortest time after which a waiter asks again: whatever is amiss with what it waits for, it does not ask all the time.
+const FLOOR: Duration = Duration::from_millis(50);
 
 /// How long a waiter trusts that messages come before it takes a step on its own.
 const GUARD: Duration = Duration::from_secs(30);
@@ -79,15 +82,15 @@ impl Store {
         &self.dialer.env
     }
 
-    pub(super) fn keys<'a>(&'a self, name: &'a LockName) -> Keys<'a> {
+    pub(super) fn keys(&self, name: &LockName) -> Keys {
         Keys::of(&self.settings().prefix, name)
     }
 
     /// What channels of a slot begin with.
     pub(super) fn channels(&self, slot: u16) -> String {
         match self.sharded {
-            true => Home::of(&self.settings().prefix, slot).key("inbox:", "").concat(),
-            false => format!("{}inbox:", self.settings().prefix),
+            true => Home::of(slot).key(":inbox:", "").concat(),
+            false => INBOXES.to_owned(),
         }
     }
 
@@ -109,7 +112,7 @@ impl Store {
     }
 
     /// A script's command on all keys of a lock, with three words of the step's own before what all of them share.
-    pub(super) fn command(&self, script: &script::Script, keys: &Keys<'_>, step: [&str; 3]) -> Command {
+    pub(super) fn command(&self, script: &script::Script, keys: &Keys, step: [&str; 3]) -> Command {
         let mut command = script.on(keys.all());
         let [one, two, three] = step;
         let sharded;
@@ -125,7 +128,7 @@ impl Store {
     }
 
     /// Takes a claim's step and notes what is known of it meanwhile.
-    async fn ask(&self, claim: &Claim, keys: &Keys<'_>) -> Result<(Instant, u64, Claimed)> {
+    async fn ask(&self, claim: &Claim, keys: &Keys) -> Result<(Instant, u64, Claimed)> {
         let inbox = match claim.enqueue {
             true => self.claims.asking(claim.id, || {
                 self.route.listening(keys.slot, || self.channel(keys.slot)).map_or(0, |inbox| inbox.id)
@@ -150,7 +153,7 @@ impl Store {
     /// When a queued claim should look again if nobody tells it anything.
     fn look(&self, place: &Place, now: Instant) -> Instant {
         let ends = place.look.map_or(GUARD, |look| look + ROUNDING);
-        now + (ends + TAKE_WITHIN * place.waiters).min(GUARD)
+        now + (ends + TAKE_WITHIN * place.waiters).clamp(FLOOR, GUARD)
     }
 
     /// Releases or withdraws a claim.
@@ -202,6 +205,7 @@ impl Backend for Store {
 
     async fn claim(&self, claim: &Claim) -> Result<Progress> {
         let keys = self.keys(&claim.name);
+        refuse_reserved(&keys.lock)?;
         let (sent, inbox, answer) = self.ask(claim, &keys).await?;
         let progress = match answer {
             Claimed::Queued(place) => {
@@ -323,7 +327,7 @@ impl Backend for Store {
     async fn downgrade(&self, claim: &Claim) -> Result<()> {
         let keys = self.keys(&claim.name);
         let mut command = self.command(&script::DOWNGRADE, &keys, NO_STEP);
-        command.arg(claim.id);
+        command.arg(claim.id).arg(millis(claim.ttl));
         let answer = self.route.run_durably(keys.slot, &script::DOWNGRADE, &command).await?;
         match reply::number(&answer)? {
             1 => Ok(()),
@@ -352,6 +356,7 @@ impl Backend for Store {
 
     async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
         let keys = self.keys(name);
+        refuse_reserved(&keys.lock)?;
         let command = self.command(&script::STATE, &keys, NO_STEP);
         match self.route.run(keys.slot, &script::STATE, &command).await {
             Ok(answer) => reply::lock_state(name, &answer),

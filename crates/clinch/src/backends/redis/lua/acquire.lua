@@ -26,7 +26,6 @@ if record and string.sub(record, 1, 2) == 'h ' then
     end
     if tonumber(call('ZSCORE', HOLDERS, id)) < now + ttl then
       call('ZADD', HOLDERS, int(now + ttl), id)
-      keep(HOLDERS, ttl)
       mark()
     end
     return string.match(record, '^h %S+ (%d+)')
@@ -69,7 +68,7 @@ elseif record or enqueue == '1' then
     record = 'w ' .. mode .. ' ' .. int(now) .. ' ' .. ARGV[3] .. ' ' .. us .. ' ' .. listens
   end
   call('HSET', CLAIMS, id, record .. ' ' .. owner)
-  keep(QUEUE, ttl)
+  keep(ttl, QUEUE)
   if not taken then
     local token = settle(id)
     if token then
@@ -78,8 +77,8 @@ elseif record or enqueue == '1' then
     value = lock_value()
   end
   local _, space = string.find(value, '^%x+ ')
-  if space == 33 and string.find(value, '^[1-9]%d+ %d+ {', 34) then
-    -- A record of ours, and with a token: its release has to look at the queue.
+  if space == 33 and string.find(value, '^[1-9]%d+ %d+ {', 34) and string.sub(value, 50, 50) == ' ' then
+    -- A record of ours, and with a token of 16 digits: its release has to look at the queue.
     call('SETRANGE', LOCK, '32', '*')
   end
 end
@@ -102,11 +101,13 @@ local left = call('PTTL', LOCK)
 local look, holder, parts = left, value, 0
 if value == '' or is_marker(value) then
   local first = call('ZRANGE', HOLDERS, '0', '0', 'WITHSCORES')
+  local closed = closed_until()
   parts = call('ZCARD', HOLDERS)
-  look = (closed_until() or now) - now
   if first[1] then
-    look = math.max(look, tonumber(first[2]) - now)
+    look = math.max(closed or now, tonumber(first[2])) - now
     holder = first[1] .. ' ' .. (call('HGET', CLAIMS, first[1]) or '')
+  elseif closed or left == -2 then
+    look = (closed or now) - now
   end
 elseif value ~= '' then
   parts = 1

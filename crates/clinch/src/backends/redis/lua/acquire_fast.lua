@@ -15,10 +15,13 @@ if inbox and string.sub(value, 33, 33) == '*' and string.sub(value, 1, 32) ~= AR
   local record = 'w x ' .. string.sub(us, 1, 13) .. ' ' .. ARGV[3] .. ' ' .. us .. ' ' .. inbox .. ' ' .. ARGV[4]
   if call('HSETNX', KEYS[2], ARGV[2], record) == 1 then
     local length = call('RPUSH', KEYS[3], ARGV[2])
-    if call('PTTL', KEYS[3]) < tonumber(ARGV[3]) then
-      local time = string.format('%d', tonumber(ARGV[3]) + 60000)
-      call('PEXPIRE', KEYS[2], time)
+    local ms = tonumber(ARGV[3])
+    if call('PTTL', KEYS[3]) < ms then
+      local time = string.format('%d', ms + SPARE_MS)
       call('PEXPIRE', KEYS[3], time)
+      if call('PTTL', KEYS[2]) < ms then
+        call('PEXPIRE', KEYS[2], time)
+      end
     end
     local left = call('PTTL', KEYS[1])
     return { 2, string.sub(us, 1, 13), length, length - 1, left, value, left }

@@ -7,8 +7,8 @@ if id then
   local record = call('HGET', KEYS[2], id)
   local from, ttl, since, inbox, owner = string.match(record or '', '^w x (%d+) (%d+) (%d+) (%x+) (.*)$')
   local now = string.sub(us, 1, 13)
-  if from and tonumber(us) - tonumber(since) < 3000000 and tonumber(from) + tonumber(ttl) > tonumber(now) then
-    local lease = #ttl < 5 and tonumber(ttl) < 3000 and ttl or '3000'
+  if from and tonumber(us) - tonumber(since) < WINDOW_MS * 1000 and tonumber(from) + tonumber(ttl) > tonumber(now) then
+    local lease = tonumber(ttl) < WINDOW_MS and ttl or 'WINDOW_MS'
     local known, token = pcall(next_token)
     local heard = known and redis.pcall(publish, channels .. inbox, 'g ' .. id .. ' ' .. token .. ' ' .. now .. ' ' .. lease)
     if type(heard) == 'number' and (heard > 0 or counts ~= '1') then
@@ -17,10 +17,12 @@ if id then
       return 1
     end
   end
-  -- Back to its place.
-  local left = call('PTTL', KEYS[2])
-  call('LPUSH', KEYS[3], id)
-  call('PEXPIRE', KEYS[3], left > 0 and left or 60000)
+  -- Back to its place, unless its record is lost.
+  local left = record and call('PTTL', KEYS[2])
+  if record and call('LPUSH', KEYS[3], id) == 1 and left > 0 then
+    -- The only one, so that the key is new.
+    call('PEXPIRE', KEYS[3], left)
+  end
 elseif mine and publish and call('EXISTS', KEYS[2]) == 0 then
   return call('DEL', KEYS[1])
 end

@@ -1,5 +1,5 @@
 -- Which of the commands that the other scripts use are forbidden to this user? Runs each on a key that is nobody's
--- (KEYS[1]) and channel ARGV[1] and answers the names of those that the server refused for lack of permission.
+-- (KEYS[1]), one that changes nothing on a key that could be a lock's (KEYS[2]), and channel ARGV[1]; answers the names of those that the server refused for lack of permission.
 local denied = {}
 local function try(name, ...)
   local answer = redis.pcall(name, ...)
@@ -19,7 +19,6 @@ try('GETRANGE', key, 0, 1)
 try('SETRANGE', key, 0, '')
 try('PTTL', key)
 try('PEXPIRE', key, 1)
-try('PEXPIREAT', key, 1)
 try('DEL', key)
 try('HGET', key, 'f')
 try('HMGET', key, 'f')
@@ -46,4 +45,5 @@ try('ZRANGEBYSCORE', key, 1, 1)
 try('ZREM', key, 'm')
 try('DEL', key)
 try(ARGV[2], ARGV[1], '')
+try('SETRANGE', KEYS[2], 0, '')
 return denied

@@ -11,18 +11,18 @@
 -- KEYS[3] the queue, a list: waiting claim ids in their order.
 -- KEYS[4] the holders of parts, a sorted set: claim ids by the end of their lease (ms).
 -- KEYS[5] the fence: the last token of the hash slot. The only key without an expiry.
+-- What stands here with an end keeps it, whatever others do: no claim shortens or removes what is not its own, and the marker
+--   counts until its own end, even when the records that explain it are lost.
 -- ARGV[1] "<three words of the step> <PUBLISH or SPUBLISH> <1 when its answer counts every receiver> <run> <gap> <prefix of
 --   inbox channels>", in one argument, since each costs the server time. So does each byte of each text that a script makes,
 --   each function that it makes, each number that is to become text, and each command.
 local LOCK, CLAIMS, QUEUE, HOLDERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = tonumber(string.sub(us, 1, 13))
 
--- How long a grant that is pushed to a waiter lives unless the waiter renews it (ms): what a dead one costs at most.
-local WINDOW = 3000
 -- Grants per script, so that a thousand readers let in at once do not block the server.
 local GRANTS = 64
--- How much longer than their last claim side keys live (ms).
-local SPARE = 60000
+-- WINDOW_MS: how long a grant that is pushed to a waiter lives unless the waiter renews it, which is what a dead one costs at
+-- most. SPARE_MS: how much longer than their last claim side keys live. Both are put in by `script.rs`.
 
 local function int(number)
   return string.format('%d', number)
@@ -31,15 +31,6 @@ end
 local function waiter(record)
   local mode, from, ttl, since, inbox, owner = string.match(record or '', '^w (%S+) (%d+) (%d+) (%d+) (%S+) (.*)$')
   return mode, from and tonumber(from) + tonumber(ttl), tonumber(ttl), since, inbox, owner
-end
-
--- Lets the side keys live for this long at least. `key` is the one that may have just come into being.
-local function keep(key, ms)
-  if call('PTTL', key) < ms then
-    for i = 2, 4 do
-      call('PEXPIRE', KEYS[i], int(ms + SPARE))
-    end
-  end
 end
 
 local function is_marker(value)
@@ -63,6 +54,27 @@ local function closed_until()
   return closed and closed > now and closed or nil
 end
 
+-- Until when parts are held or the lock is closed, by the records; 0: neither. And who holds last.
+local function shut_until()
+  local last = call('ZREVRANGE', HOLDERS, '0', '0', 'WITHSCORES')
+  return math.max(tonumber(last[2] or 0), closed_until() or 0), last[1]
+end
+
+-- Lets the claims, and a side key with them, live for this long at least. `all`: nothing in there is to live for longer. A
+-- key without an end is new, or an operator took its end away: then it holds more than the claim of this step, perhaps.
+local function keep(ms, key, all)
+  if key and call('PTTL', key) < ms then
+    call('PEXPIRE', key, int(ms + SPARE_MS))
+  end
+  local left = call('PTTL', CLAIMS)
+  if left < ms then
+    if left < 0 and not all then
+      ms = math.max(ms, shut_until() - now)
+    end
+    call('PEXPIRE', CLAIMS, int(ms + SPARE_MS))
+  end
+end
+
 -- Forgets the holders of parts whose lease has run out; answers who is left.
 local function holders()
   local dead = call('ZRANGEBYSCORE', HOLDERS, '-inf', int(now))
@@ -74,19 +86,18 @@ local function holders()
 end
 
 -- Puts the marker of the holders of parts into the lock key, so that foreign clients are shut out until the last lease
--- ends, or takes it away when nobody is left.
+-- ends, or takes it away when nobody is left; and keeps their records for as long.
 local function mark()
   local value = lock_value()
   if value ~= '' and not is_marker(value) then
     return false
   end
-  local last = call('ZREVRANGE', HOLDERS, '0', '0', 'WITHSCORES')
-  local ends = math.max(tonumber(last[2] or 0), closed_until() or 0)
-  if ends == 0 then
+  local ends, last = shut_until()
+  if ends <= now then
     call('DEL', LOCK)
   else
-    call('SET', LOCK, last[1] and 'clinch parts' or 'clinch closed')
-    call('PEXPIREAT', LOCK, int(ends))
+    call('SET', LOCK, last and 'clinch parts' or 'clinch closed', 'PX', int(ends - now))
+    keep(ends - now, HOLDERS, true)
   end
   return true
 end
@@ -102,10 +113,8 @@ local function admits(mode)
   end
   local ids = holders()
   if #ids == 0 then
-    if value ~= '' then
-      call('DEL', LOCK)
-    end
-    return true, ''
+    -- Of a marker the records may be lost, but not the end.
+    return value == '', value
   end
   local taken = 0
   for i = 1, #ids do
@@ -129,7 +138,6 @@ local function grant(id, mode, token, owner, lease)
   else
     call('HSET', CLAIMS, id, 'h ' .. mode .. ' ' .. token .. ' ' .. us .. ' ' .. owner)
     call('ZADD', HOLDERS, int(now + lease), id)
-    keep(HOLDERS, lease)
     mark()
   end
 end
@@ -173,7 +181,7 @@ local function settle(asker, free, ids)
       grant(id, mode, own, owner, ttl)
       granted, free = granted + 1, false
     else
-      local lease = math.min(ttl, WINDOW)
+      local lease = math.min(ttl, WINDOW_MS)
       local _, _, _, _, next_inbox = waiter(next_id and records[2])
       -- The token is the script's first write: should the server refuse writes, it does so before anybody is told.
       local token = next_token()

@@ -2,7 +2,9 @@
 --
 -- KEYS[1] the lock; [2] the fence. ARGV[1] claim id; [2] token.
 -- Answers 1, or 0 when the claim does not have this server's vote: what it wrote then would bind nobody in time.
-if redis.call('GETRANGE', KEYS[1], 0, 32) ~= ARGV[1] .. ' ' then
+local held = redis.call('GETRANGE', KEYS[1], 0, 32)
+-- A star, where a client of this server alone waits for it.
+if held ~= ARGV[1] .. ' ' and held ~= ARGV[1] .. '*' then
   return 0
 end
 redis.call('SETRANGE', KEYS[1], 33, ARGV[2])

@@ -19,7 +19,7 @@ local ids = call('LRANGE', QUEUE, '0', '1')
 
 if linger > 0 and (mine or string.sub(record or '', 1, 2) == 'h ') then
   call('HSET', CLAIMS, '.closed', int(math.max(now + linger, closed_until() or 0)))
-  keep(CLAIMS, linger)
+  keep(linger)
 end
 if mine or evicted then
   -- The first write: one that needs no memory, so that a full server does not refuse the script.
@@ -55,8 +55,8 @@ if idle or doubt == '1' and string.sub(us, -1) == '0' then
   end
 end
 if doubt == '1' then
-  call('HSET', CLAIMS, id, 'x ' .. int(now + SPARE))
-  keep(CLAIMS, SPARE)
+  call('HSET', CLAIMS, id, 'x ' .. int(now + SPARE_MS))
+  keep(SPARE_MS)
 end
 
 if run > 0 and free then

@@ -1,7 +1,8 @@
 -- Renew claims of one lock, held and waiting alike; with a TTL of 0, only read them.
 --
 -- ARGV[1] begins "place" when it is their places that are renewed: a grant that nobody has taken keeps the end that it has.
--- ARGV[2], [3], ...: claim id and TTL (ms) in turn. Answers for each how long it lives now (ms), or -1: it is gone.
+-- ARGV[2], [3], ...: claim id and TTL (ms) in turn. Answers for each how long it lives now (ms), -1: it is gone, or
+-- -2: without an end, for an operator took it away; a renewal with a TTL gives it one again.
 -- A lease never gets shorter: an older request may arrive after one that asked for more.
 local answers = {}
 local place = string.sub(ARGV[1], 1, 6) == 'place '
@@ -17,14 +18,13 @@ for i = 2, #ARGV, 2 do
       call('PEXPIRE', LOCK, int(ttl))
       left = ttl
     end
-    -- Whose expiry somebody took away is held nevertheless.
-    left = math.max(left, 0)
+    left = left == -1 and -2 or left
   elseif mode then
     if ends > now then
       left = math.max(ends - now, ttl)
       call('HSET', CLAIMS, id, 'w ' .. mode .. ' ' .. int(now + left - old) .. ' ' .. int(old) .. ' ' .. since
         .. ' ' .. inbox .. ' ' .. owner)
-      keep(QUEUE, left)
+      keep(left, QUEUE)
     end
   elseif string.find(record, '^h %S+ %d') then
     local ends = tonumber(call('ZSCORE', HOLDERS, id) or 0)
@@ -32,7 +32,6 @@ for i = 2, #ARGV, 2 do
       left = math.max(ends - now, place and 0 or ttl)
       if now + left > ends then
         call('ZADD', HOLDERS, int(now + left), id)
-        keep(HOLDERS, left)
         if not mark() then
           -- Deleted by force, and a foreign client has taken it.
           call('ZREM', HOLDERS, id)

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::super::keys::is_reserved;
 use super::super::listing::{lock_pattern, scan};
 use super::super::reply;
 use super::super::resp::Command;
@@ -135,7 +136,8 @@ impl Quorum {
                 match answer {
                     Ok(keys) => {
                         answers += 1;
-                        let keys = keys.iter().filter_map(|key| key.strip_prefix(ours.as_str()));
+                        let keys = keys.iter().filter(|key| !is_reserved(key));
+                        let keys = keys.filter_map(|key| key.strip_prefix(ours.as_str()));
                         names.extend(keys.filter_map(|name| LockName::new(name).ok()));
                     }
                     Err(error) => failure = Some(error),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::super::keys::lock_key;
+use super::super::keys::{FENCE, lock_key, refuse_reserved};
 use super::super::store::{OwnerText, deleted};
 use super::claims::{Claims, Entry};
 use super::node::Node;
@@ -61,8 +61,8 @@ impl Quorum {
     }
 
     /// The one key that keeps the last token of a server.
-    pub(super) fn fence(&self) -> String {
-        format!("{}\0fence", self.rules.prefix)
+    pub(super) fn fence(&self) -> &'static str {
+        FENCE
     }
 
     /// The grant of a claim that has won, if enough is left of its lease.
@@ -175,6 +175,7 @@ impl Backend for Quorum {
             return Err(Error::invalid(format!("a TTL of {:?} is longer than max_ttl=", claim.ttl)));
         }
         let key = self.key(&claim.name);
+        refuse_reserved(&key)?;
         let entry = self.claims.begin(claim.id, self.nodes.len());
         if claim.enqueue
             && !entry.take_impatience()
@@ -212,8 +213,13 @@ impl Backend for Quorum {
         self.read(
             &claim.name,
             |left, value| {
-                match (value.split_once(' '), left) {
-                    (Some((holder, _)), Some(left)) if holder == id => ours.push(left),
+                match left {
+                    // A star: a client of one of the servers waits for it.
+                    Some(left)
+                        if value.strip_prefix(&id).is_some_and(|rest| rest.starts_with([' ', '*'])) =>
+                    {
+                        ours.push(left)
+                    }
                     _ => gone += 1,
                 }
                 ours.len() >= self.quorum() || gone > self.nodes.len() - self.quorum()
@@ -256,6 +262,7 @@ impl Backend for Quorum {
     }
 
     async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
+        refuse_reserved(&self.key(name))?;
         self.state_of(name).await
     }
 

@@ -34,8 +34,7 @@ pub(super) struct Ballot<'a> {
 impl Quorum {
     /// The command that claims a server's vote, with a token of at least `least`.
     pub(super) fn claim_command(&self, claim: &Claim, key: &str, least: u64) -> Result<Arc<Command>> {
-        let fence = self.fence();
-        let keys = [key, &fence];
+        let keys = [key, self.fence()];
         let keys = if self.rules.fencing { &keys[..] } else { &keys[..1] };
         let mut command = script::REDLOCK_CLAIM.on(keys.iter().copied());
         command
@@ -109,7 +108,7 @@ impl Quorum {
         if !self.rules.fencing || same >= self.quorum() {
             return Ok(token);
         }
-        let mut command = script::REDLOCK_AGREE.on([key, &self.fence()]);
+        let mut command = script::REDLOCK_AGREE.on([key, self.fence()]);
         command.arg(claim.id).arg(format!("{largest:016}"));
         let command = Arc::new(command);
         let silence = timing::silence(claim.ttl);
