@@ -14,11 +14,14 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use clinch::{Error, ErrorKind, Locks, LossKind, Released};
-use clinch_testkit::{Cluster, Redis, Reply, Sentinel, tools};
+use clinch_testkit::{Cluster, Proxy, Redis, Reply, Sentinel, tools};
 
 mod common;
 
-use common::{PATIENCE, eventually, lock, queue, release, unique};
+use common::{
+    PATIENCE, contend_where_the_runtime_is_gone, contend_without_a_runtime, eventually, lock, queue, release,
+    unique,
+};
 
 /// A password that must not show anywhere.
 const SECRET: &str = "hunter2";
@@ -467,7 +470,7 @@ mod users {
         for without in ["evalsha", "script|load"] {
             let redis = Redis::start();
             let error = refused(&user(&redis, &all_but(without), "&*")).await;
-            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+            assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");
             assert!(error.to_string().contains("allow EVALSHA and SCRIPT LOAD, or use Valkey"), "{error}");
         }
     }
@@ -539,5 +542,105 @@ mod servers {
         assert_eq!(queue.int(), 0);
         replica.resume();
         release(lock(&locks, "job").await).await;
+    }
+}
+
+mod executors {
+    use super::*;
+
+    #[test]
+    fn everything_works_without_a_runtime() {
+        let redis = Redis::start();
+        contend_without_a_runtime(&redis.url());
+        contend_without_a_runtime(&format!("{}?lean=on", redis.url()));
+    }
+
+    #[test]
+    fn grants_are_confirmed_without_a_runtime() {
+        let master = Redis::start();
+        let _replica = Redis::builder().replica_of(&master).start();
+        clinch_testkit::until("the replica follows", || master.call(&["WAIT", "1", "100"]).int() == 1);
+        contend_without_a_runtime(&format!("{}?wait_replicas=1", master.url()));
+    }
+
+    #[test]
+    fn everything_works_where_the_runtime_is_gone() {
+        contend_where_the_runtime_is_gone(&Redis::start().url());
+    }
+}
+
+mod connections {
+    use super::*;
+
+    /// A client of a server that takes so many connections, and those that take all the others.
+    fn crowd(redis: &Redis, count: usize) -> Vec<clinch_testkit::Resp> {
+        let clients = std::iter::from_fn(|| {
+            let mut client = redis.client();
+            matches!(client.try_call(&["PING"]), Ok(Reply::Text(_))).then_some(client)
+        });
+        let clients: Vec<_> = clients.take(count + 1).collect();
+        assert!(clients.len() <= count, "there is no bound");
+        clients
+    }
+
+    #[tokio::test]
+    async fn a_server_that_has_no_connection_left_is_waited_for() {
+        let redis = Redis::builder().arg("--maxclients", "6").start();
+        let locks = connect(&redis.url()).await;
+        redis.call(&["CLIENT", "KILL", "TYPE", "normal"]);
+        let mut crowd = crowd(&redis, 6);
+        for error in [refused(&redis.url()).await, locks.mutex("job").unwrap().try_lock().await.unwrap_err()]
+        {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        }
+        let waiter = queue(&locks, "job");
+        let rejected = |client: &mut clinch_testkit::Resp| -> u64 {
+            client.info("stats")["rejected_connections"].parse().unwrap()
+        };
+        let before = rejected(&mut crowd[0]);
+        eventually("it is turned away", async || (rejected(&mut crowd[0]) > before + 1).then_some(())).await;
+        assert!(!waiter.is_finished());
+        drop(crowd);
+        release(waiter.await.unwrap()).await;
+    }
+
+    /// What a client leads to changes: after a failover, or behind an address that is given to another.
+    #[tokio::test]
+    async fn a_server_that_may_drop_locks_is_refused_also_when_it_comes_later() {
+        let (first, second) = (Redis::start(), Redis::start());
+        second.call(&["CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", "allkeys-lru"]);
+        for query in ["", "?eviction=allow"] {
+            let proxy = Proxy::start(first.addr());
+            let locks = connect(&format!("redis://{}{query}", proxy.addr())).await;
+            release(lock(&locks, "job").await).await;
+            proxy.set_upstream(second.addr());
+            proxy.cut_all();
+            let locked = locks.mutex("job").unwrap().lock().timeout(PATIENCE).await;
+            match query {
+                "" => {
+                    let error = locked.unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");
+                    assert!(error.to_string().contains("eviction=allow"), "{error}");
+                }
+                _ => release(locked.unwrap()).await,
+            }
+        }
+    }
+
+    /// A server may repeat what it was sent.
+    #[tokio::test]
+    async fn a_password_that_the_server_repeats_is_not_shown() {
+        let redis = Redis::builder()
+            .arg("--rename-command", "AUTH XAUTH")
+            .arg("--rename-command", "HELLO XHELLO")
+            .start();
+        let error = refused(&format!("redis://ann:{SECRET}@{}", redis.addr())).await;
+        assert!(error.to_string().contains("did not let us in"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_server_without_subscriptions_is_asked() {
+        let redis = Redis::builder().arg("--rename-command", "SUBSCRIBE XSUBSCRIBE").start();
+        use_everything(&redis, &redis.url(), false).await;
     }
 }

@@ -16,7 +16,10 @@ use clinch_testkit::{Redis, RedisBuilder};
 
 mod common;
 
-use common::{PATIENCE, eventually, lock, queue, release, unique};
+use common::{
+    PATIENCE, contend_where_the_runtime_is_gone, contend_without_a_runtime, eventually, lock, queue, release,
+    unique,
+};
 
 #[path = "redlock_connect/answers.rs"]
 mod answers;
@@ -75,4 +78,14 @@ async fn refused(url: &str, kind: ErrorKind, words: &[&str]) -> Error {
         assert!(error.to_string().contains(word), "{url}: no \"{word}\" in: {error}");
     }
     error
+}
+
+#[test]
+fn everything_works_without_a_runtime() {
+    contend_without_a_runtime(&url(&SERVERS, DURABLE));
+}
+
+#[test]
+fn everything_works_where_the_runtime_is_gone() {
+    contend_where_the_runtime_is_gone(&url(&SERVERS, DURABLE));
 }

@@ -4,10 +4,13 @@
 //! steps do not depend on the caller's. When a runtime ends, so do its connections; the next one opens its own.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
 
+use crate::clock::Instant;
+use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane::Lane;
 use crate::sync::lock;
@@ -19,43 +22,64 @@ pub(super) trait Connection: Send + Sync + 'static {
 }
 
 /// One connection per runtime. There are hardly ever more than two.
-pub(super) struct Pool<C>(Mutex<Vec<(Id, Opening<C>)>>);
+pub(super) struct Pool<C>(Arc<Mutex<Cells<C>>>);
+
+struct Cells<C> {
+    opening: Vec<(Id, Opening<C>)>,
+    /// Runtimes that have ended, or drive no connections, though a caller stands in their context.
+    idle: Vec<Id>,
+    /// How often opening has failed since it last did not, and until when nobody opens again.
+    rests: (u32, Instant),
+}
 
 /// What came of opening a connection, once it is known.
 type Opening<C> = watch::Receiver<Option<Result<Arc<C>>>>;
 
+/// The pause after an opening that failed; it doubles with each that follows, and a random part of it, up to half, is left
+/// out, so that the clients of a server that starts again do not all come at once.
+const REST: Duration = Duration::from_millis(10);
+
+/// How often it doubles.
+const DOUBLINGS: u32 = 5;
+
+/// How many runtimes that are of no use are remembered.
+const MOST_IDLE: usize = 16;
+
 impl<C> Default for Pool<C> {
     fn default() -> Pool<C> {
-        Pool(Mutex::default())
+        let rests = (0, Instant::from_nanos(0));
+        Pool(Arc::new(Mutex::new(Cells { opening: Vec::new(), idle: Vec::new(), rests })))
     }
 }
 
 impl<C: Connection> Pool<C> {
-    /// The connection of the current runtime, or outside of any, of the background lane's; opened by `open` when there
-    /// is none.
+    /// The connection of the current runtime, or outside of any that works, of the background lane's; opened by `open`
+    /// when there is none. All who ask meanwhile wait for the same opening, and after one that failed the next begins
+    /// after a pause.
     ///
     /// # Cancel safety
     ///
     /// Opening goes on for others, and for the next call.
-    pub(super) async fn get<F>(&self, lane: &Lane, open: impl Fn() -> F) -> Result<Arc<C>>
+    pub(super) async fn get<F>(&self, env: &Env, open: impl Fn() -> F) -> Result<Arc<C>>
     where
         F: Future<Output = Result<C>> + Send + 'static,
     {
-        let runtime = match Handle::try_current() {
-            Ok(runtime) => runtime,
-            Err(_) => lane.handle()?,
-        };
         let mut tried = false;
         loop {
-            let (mut opening, ours) = self.opening(&runtime, &open);
-            // An opening that ended before we came, or whose runtime did, tells nothing about now.
+            let runtime = self.runtime(env.lane())?;
+            let (mut opening, ours) = self.opening(&runtime, env, &open);
+            // An opening that ended before we came tells nothing about now.
             let fresh = ours || tried;
             tried = true;
-            let ended = opening.wait_for(Option::is_some).await.ok().and_then(|ended| match &*ended {
+            let Ok(ended) = opening.wait_for(Option::is_some).await.map(|ended| match &*ended {
                 Some(Ok(connection)) if connection.is_open() => Some(Ok(connection.clone())),
                 Some(Err(error)) if fresh => Some(Err(error.again())),
                 _ => None,
-            });
+            }) else {
+                self.forget(&runtime, &opening);
+                self.leave(&runtime, env.lane())?;
+                continue;
+            };
             match ended {
                 Some(Ok(connection)) => return Ok(connection),
                 Some(Err(error)) => {
@@ -76,10 +100,10 @@ impl<C: Connection> Pool<C> {
 
     /// The open connection of the current runtime, if there is one.
     #[cfg(feature = "redis")]
-    pub(super) fn peek(&self) -> Option<Arc<C>> {
-        let runtime = Handle::try_current().ok()?.id();
+    pub(super) fn peek(&self, lane: &Lane) -> Option<Arc<C>> {
+        let runtime = self.runtime(lane).ok()?.id();
         let cells = lock(&self.0);
-        let (_, opening) = cells.iter().find(|(owner, _)| *owner == runtime)?;
+        let (_, opening) = cells.opening.iter().find(|(owner, _)| *owner == runtime)?;
         let connection = opening.borrow().as_ref()?.as_ref().ok()?.clone();
         connection.is_open().then_some(connection)
     }
@@ -88,33 +112,97 @@ impl<C: Connection> Pool<C> {
     #[cfg(feature = "redis")]
     pub(super) fn all(&self) -> Vec<Arc<C>> {
         let connection = |opening: &Opening<C>| opening.borrow().as_ref()?.as_ref().ok().cloned();
-        lock(&self.0).iter().filter_map(|(_, opening)| connection(opening)).collect()
+        lock(&self.0).opening.iter().filter_map(|(_, opening)| connection(opening)).collect()
     }
 
-    fn opening<F>(&self, runtime: &Handle, open: impl Fn() -> F) -> (Opening<C>, bool)
+    /// The runtime that drives the caller's connection.
+    fn runtime(&self, lane: &Lane) -> Result<Handle> {
+        match Handle::try_current() {
+            Ok(runtime) if !lock(&self.0).idle.contains(&runtime.id()) => Ok(runtime),
+            _ => lane.handle(),
+        }
+    }
+
+    /// Notes that a runtime drives nothing.
+    fn leave(&self, runtime: &Handle, lane: &Lane) -> Result<()> {
+        if runtime.id() == lane.handle()?.id() {
+            return Err(Error::new(ErrorKind::Closed, "the runtime of this client has ended"));
+        }
+        let idle = &mut lock(&self.0).idle;
+        if idle.len() == MOST_IDLE {
+            idle.remove(0);
+        }
+        idle.push(runtime.id());
+        Ok(())
+    }
+
+    fn opening<F>(&self, runtime: &Handle, env: &Env, open: impl Fn() -> F) -> (Opening<C>, bool)
     where
         F: Future<Output = Result<C>> + Send + 'static,
     {
         let mut cells = lock(&self.0);
-        if let Some((_, opening)) = cells.iter().find(|(owner, _)| *owner == runtime.id()) {
+        if let Some((_, opening)) = cells.opening.iter().find(|(owner, _)| *owner == runtime.id()) {
             return (opening.clone(), false);
         }
         // Runtimes come and go in tests and in programs that block on futures; what they left is forgotten here.
-        cells.retain(|(_, opening)| opening.has_changed().is_ok());
+        cells.opening.retain(|(_, opening)| opening.has_changed().is_ok());
         let (report, opening) = watch::channel(None);
-        let future = open();
+        let (future, pause, pool, env) =
+            (open(), env.sleep_until(cells.rests.1), Arc::downgrade(&self.0), env.clone());
         runtime.spawn(async move {
+            pause.await;
             let opened = future.await;
+            if let Some(cells) = pool.upgrade() {
+                lock(&cells).rest(opened.is_ok(), &env);
+            }
             report.send_replace(Some(opened.map(Arc::new)));
             // Kept until nobody knows of the connection any more, so that a closed channel means a dead runtime.
             report.closed().await;
         });
-        cells.push((runtime.id(), opening.clone()));
+        cells.opening.push((runtime.id(), opening.clone()));
         (opening, true)
     }
 
     /// Forgets a connection that is of no use, unless somebody has replaced it already.
     fn forget(&self, runtime: &Handle, opening: &Opening<C>) {
-        lock(&self.0).retain(|(owner, current)| *owner != runtime.id() || !current.same_channel(opening));
+        lock(&self.0)
+            .opening
+            .retain(|(owner, current)| *owner != runtime.id() || !current.same_channel(opening));
     }
+}
+
+impl<C> Cells<C> {
+    /// Notes whether opening went well; if not, for how long nobody opens again: many callers make no storm.
+    fn rest(&mut self, well: bool, env: &Env) {
+        let (failures, _) = self.rests;
+        let now = env.now();
+        self.rests = match well {
+            true => (0, now),
+            false => {
+                let pause = (REST * (1 << failures)).mul_f64(1.0 - env.random().jitter() / 2.0);
+                ((failures + 1).min(DOUBLINGS), now + pause)
+            }
+        };
+    }
+}
+
+/// Runs a future on the current runtime, or outside of any that works, on the background lane's: for what sets up I/O or
+/// tasks of its own.
+///
+/// # Cancel safety
+///
+/// The future goes on.
+#[cfg(feature = "redis")]
+pub(super) async fn drive<T, F>(lane: &Lane, future: impl Fn() -> F) -> Result<T>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T>> + Send + 'static,
+{
+    if let Ok(runtime) = Handle::try_current()
+        && let Ok(done) = runtime.spawn(future()).await
+    {
+        return done;
+    }
+    let gone = |_| Error::new(ErrorKind::Closed, "the runtime of this client has ended");
+    lane.handle()?.spawn(future()).await.map_err(gone)?
 }

@@ -42,3 +42,57 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Opt
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
+
+/// Runs a future with nothing around it but this thread: no runtime, no reactor, no timers.
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
+            std::task::Poll::Ready(value) => return value,
+            std::task::Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+/// Contends for a lock from two threads, with nothing but [`block_on`] around each future.
+pub(crate) fn contend_without_a_runtime(url: &str) {
+    let name = unique("bare");
+    let locks = block_on(clinch::connect(url)).unwrap();
+    let guard = block_on(lock(&locks, &name));
+    let (met, meets) = std::sync::mpsc::channel();
+    let waiter = std::thread::spawn({
+        let (url, name) = (url.to_owned(), name.clone());
+        move || {
+            let locks = block_on(clinch::connect(&url)).unwrap();
+            let mutex = locks.mutex(&name).unwrap();
+            met.send(block_on(mutex.try_lock()).unwrap().is_none()).unwrap();
+            block_on(release(block_on(lock(&locks, &name))));
+        }
+    });
+    assert!(meets.recv_timeout(PATIENCE).unwrap(), "two hold it");
+    // Where waiters can be seen, one is seen first.
+    let queue = locks.capabilities().queue;
+    while queue && block_on(locks.state(&name)).unwrap().is_none_or(|state| state.claims.len() < 2) {
+        std::thread::yield_now();
+    }
+    block_on(guard.verify()).unwrap();
+    block_on(release(guard));
+    waiter.join().unwrap();
+    block_on(locks.close(PATIENCE)).unwrap();
+}
+
+/// As [`contend_without_a_runtime`], in the context of a runtime that has ended.
+pub(crate) fn contend_where_the_runtime_is_gone(url: &str) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _gone = runtime.handle().clone();
+    let _entered = _gone.enter();
+    runtime.shutdown_background();
+    contend_without_a_runtime(url);
+}

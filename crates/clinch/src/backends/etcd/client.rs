@@ -155,7 +155,7 @@ impl Client {
     pub(super) async fn link(self: &Arc<Client>) -> Result<Arc<Link>> {
         let client = self.clone();
         self.pool
-            .get(self.env.lane(), move || {
+            .get(&self.env, move || {
                 let client = client.clone();
                 async move { client.dial().await }
             })

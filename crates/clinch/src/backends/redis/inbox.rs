@@ -1,7 +1,7 @@
 //! The inbox: the connection on which the server pushes grants, hints, and changes of keys that foreign clients hold.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -51,22 +51,23 @@ pub(super) enum Watched {
 pub(super) struct Inbox {
     /// Tells inboxes apart, so that a claim knows when it must ask again.
     pub(super) id: u64,
-    pub(super) link: Link,
+    pub(super) link: Arc<Link>,
     /// Whether the server tells of changed keys.
     tracking: bool,
     channels: Mutex<HashSet<String>>,
-    attended: AtomicBool,
 }
 
 impl Inbox {
-    /// Opens an inbox whose messages go to `listener`.
+    /// Opens an inbox whose messages go to `listener`, and keeps an eye on it for as long as it is used: on the runtime
+    /// that drives it, which may not be its users'.
     pub(super) async fn open(
         dialer: Arc<Dialer>,
         endpoint: Endpoint,
         listener: Arc<impl Listener>,
     ) -> Result<Inbox> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let pushes = Box::new(move |message: &[Value]| deliver(&*listener, message));
+        let ear = listener.clone();
+        let pushes = Box::new(move |message: &[Value]| deliver(&*ear, message));
         let (link, protocol) = dialer.open(&endpoint, Some(pushes)).await?;
         let mut tracking = Command::new("CLIENT");
         tracking.arg("TRACKING").arg("ON").arg("OPTIN");
@@ -76,23 +77,9 @@ impl Inbox {
                 Err(Failure::Server { .. }) => false,
                 Err(cut) => return Err(cut.into_error(link.server())),
             };
-        Ok(Inbox {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            link,
-            tracking,
-            channels: Mutex::default(),
-            attended: AtomicBool::new(false),
-        })
-    }
-
-    /// What keeps an eye on this inbox for as long as it is used; `None` when something does already.
-    pub(super) fn attendance<L: Listener>(
-        self: &Arc<Inbox>,
-        dialer: &Arc<Dialer>,
-        listener: &Arc<L>,
-    ) -> Option<impl Future<Output = ()> + Send + use<L>> {
-        let first = !self.attended.swap(true, Ordering::AcqRel);
-        first.then(|| attend(Arc::downgrade(self), dialer.clone(), listener.clone()))
+        let link = Arc::new(link);
+        tokio::spawn(attend(Arc::downgrade(&link), dialer.clone(), listener));
+        Ok(Inbox { id: NEXT.fetch_add(1, Ordering::Relaxed), link, tracking, channels: Mutex::default() })
     }
 
     /// Whether this inbox already listens to a channel.
@@ -134,16 +121,16 @@ impl Inbox {
     }
 }
 
-async fn attend(inbox: Weak<Inbox>, dialer: Arc<Dialer>, listener: Arc<impl Listener>) {
+async fn attend(link: Weak<Link>, dialer: Arc<Dialer>, listener: Arc<impl Listener>) {
     let mut idle = 0;
     loop {
         dialer.env.sleep_until(dialer.env.now() + PING_EVERY).await;
-        let Some(inbox) = inbox.upgrade().filter(|inbox| inbox.is_open()) else { return };
+        let Some(link) = link.upgrade().filter(|link| link.is_open()) else { return };
         idle = if listener.is_idle() { idle + 1 } else { 0 };
         // A refusal is an answer too.
-        let cut = matches!(inbox.link.call(&Command::new("PING")).await, Err(Failure::Cut { .. }));
+        let cut = matches!(link.call(&Command::new("PING")).await, Err(Failure::Cut { .. }));
         if cut || idle > IDLE_PINGS {
-            inbox.link.close();
+            link.close();
             return;
         }
     }

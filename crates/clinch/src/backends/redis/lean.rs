@@ -292,7 +292,8 @@ mod tests {
     fn words(command: &Command) -> Vec<String> {
         let mut bytes = Vec::new();
         command.write_to(&mut bytes);
-        let Ok((Value::List(words), _)) = resp::read(&bytes) else { panic!("no command") };
+        let read = resp::Reader::default().read(&mut &bytes[..]);
+        let Ok(Some(Value::List(words))) = read else { panic!("no command") };
         words.iter().map(|word| word.text().unwrap().to_owned()).collect()
     }
 

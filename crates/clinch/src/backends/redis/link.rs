@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, oneshot};
 
 use super::failure::Failure;
-use super::resp::{self, Command, Stop, Value};
+use super::resp::{Command, Nonsense, Reader, Value};
 use super::settings::Address;
 use crate::backends::pool::Connection;
 use crate::clock::{Clock, Instant};
@@ -25,8 +25,9 @@ use crate::env::Env;
 use crate::net::Stream;
 use crate::sync::lock;
 
-/// How often a connection is looked at. One that answered nothing between two looks, though it was asked, is ended: so a
-/// server that hangs fails its commands after one to two of these. No timer per command.
+/// How often a connection is looked at. One from which not a byte came between two looks, though it was asked, is ended: so
+/// a server that hangs fails its commands after one to two of these, and a long answer may take its time. No timer per
+/// command.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// From how many unanswered commands on they are gathered: a write for each costs more than the wait for the others.
@@ -54,6 +55,8 @@ struct Wire {
     /// Locked for as long as somebody writes. Never locked by who holds `state`.
     writer: Mutex<Writer>,
     closed: AtomicBool,
+    /// Whether anything came since the connection was looked at.
+    heard: AtomicBool,
     gone: Notify,
     clock: Clock,
     ended: Arc<OnceLock<Instant>>,
@@ -67,15 +70,14 @@ struct State {
     gathered: usize,
     /// Who waits for the answers to come, in their order.
     waiting: VecDeque<oneshot::Sender<Value>>,
-    /// How many answers have come.
-    answered: u64,
     driver: Option<Waker>,
     /// Why the connection ended.
     why: Option<String>,
 }
 
 struct Writer {
-    half: WriteHalf<Box<dyn Stream>>,
+    /// `None` when the connection has ended, so that nothing of it stays open for as long as somebody has the link.
+    half: Option<WriteHalf<Box<dyn Stream>>>,
     /// Commands that are being written, and how much of them is.
     bytes: Vec<u8>,
     written: usize,
@@ -87,8 +89,9 @@ impl Link {
         let (read, write) = tokio::io::split(stream);
         let wire = Arc::new(Wire {
             state: Mutex::default(),
-            writer: Mutex::new(Writer { half: write, bytes: Vec::new(), written: 0 }),
+            writer: Mutex::new(Writer { half: Some(write), bytes: Vec::new(), written: 0 }),
             closed: AtomicBool::new(false),
+            heard: AtomicBool::new(false),
             gone: Notify::new(),
             clock: env.clock(),
             ended: Arc::default(),
@@ -100,6 +103,7 @@ impl Link {
             buffer: vec![0; BUFFER],
             from: 0,
             to: 0,
+            reader: Reader::default(),
             gathering: false,
             answers: Vec::new(),
             told: Vec::new(),
@@ -231,6 +235,10 @@ impl Wire {
         };
         drop(waiting);
         self.gone.notify_waiters();
+        if let Some(mut half) = lock(&self.writer).half.take() {
+            // The server is told at once, not when the driver is polled next: it must not go on talking to nobody.
+            let _ = Pin::new(&mut half).poll_shutdown(&mut Context::from_waker(Waker::noop()));
+        }
         if let Some(driver) = driver {
             driver.wake();
         }
@@ -244,9 +252,10 @@ impl Wire {
 impl Writer {
     /// Writes what there is to write, as far as the server takes it.
     fn write(&mut self, state: &Mutex<State>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(half) = &mut self.half else { return Poll::Ready(Err(io::ErrorKind::NotConnected.into())) };
         loop {
             while let Some(bytes @ [_, ..]) = self.bytes.get(self.written..) {
-                match ready!(Pin::new(&mut self.half).poll_write(cx, bytes))? {
+                match ready!(Pin::new(&mut *half).poll_write(cx, bytes))? {
                     0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                     count => self.written += count,
                 }
@@ -259,7 +268,7 @@ impl Writer {
                 state.gathered = 0;
             }
             if self.bytes.is_empty() {
-                return Pin::new(&mut self.half).poll_flush(cx);
+                return Pin::new(&mut *half).poll_flush(cx);
             }
         }
     }
@@ -273,6 +282,7 @@ struct Driver {
     /// What of the buffer was read and not yet taken for an answer.
     from: usize,
     to: usize,
+    reader: Reader,
     /// Whether it let others run before it writes.
     gathering: bool,
     /// Answers on their way to who waits for them; empty between two polls.
@@ -327,8 +337,6 @@ impl Drop for Driver {
 impl Driver {
     /// Reads for as long as there is something to read; ready only when the connection has ended.
     fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // A long answer is not looked at again for every part of it that comes.
-        let mut enough = 0;
         loop {
             let Some(room) = self.buffer.get_mut(self.to..) else { return Poll::Pending };
             let mut room = ReadBuf::new(room);
@@ -337,15 +345,10 @@ impl Driver {
                     return Poll::Ready(Err(io::Error::other("the server closed it")));
                 }
                 Poll::Ready(()) => self.to += room.filled().len(),
-                Poll::Pending => {
-                    self.take_answers()?;
-                    return Poll::Pending;
-                }
+                Poll::Pending => return Poll::Pending,
             }
-            if self.to - self.from >= enough || self.to == self.buffer.len() {
-                self.take_answers()?;
-                enough = (self.to - self.from) * 2;
-            }
+            self.wire.heard.store(true, Ordering::Relaxed);
+            self.take_answers()?;
             self.make_room();
         }
     }
@@ -364,31 +367,29 @@ impl Driver {
 
     /// Hands on all answers and messages that are in the buffer.
     fn take_answers(&mut self) -> io::Result<()> {
+        let mut bytes = self.buffer.get(self.from..self.to).unwrap_or_default();
         loop {
-            match resp::read(self.buffer.get(self.from..self.to).unwrap_or_default()) {
-                Ok((value, taken)) => {
-                    self.from += taken;
-                    match (message(&value), &self.pushes) {
-                        (Some(message), Some(pushes)) if pushes(message) => {}
-                        (Some(_), Some(_)) => return Err(io::Error::other("it has nothing more to say")),
-                        (Some(_), None) if matches!(value, Value::Push(_)) => {}
-                        _ => self.answers.push(value),
-                    }
-                }
-                Err(Stop::Unfinished) => break,
-                Err(Stop::Nonsense) => {
+            match self.reader.read(&mut bytes) {
+                Ok(Some(value)) => match (message(&value), &self.pushes) {
+                    (Some(message), Some(pushes)) if pushes(message) => {}
+                    (Some(_), Some(_)) => return Err(io::Error::other("it has nothing more to say")),
+                    (Some(_), None) if matches!(value, Value::Push(_)) => {}
+                    _ => self.answers.push(value),
+                },
+                Ok(None) => break,
+                Err(Nonsense) => {
                     return Err(io::Error::other(
                         "what it sent is no answer of a Redis; is TLS wanted, or not?",
                     ));
                 }
             }
         }
+        self.from = self.to - bytes.len();
         if self.answers.is_empty() {
             return Ok(());
         }
         {
             let mut state = lock(&self.wire.state);
-            state.answered += self.answers.len() as u64;
             for answer in self.answers.drain(..) {
                 let teller = state.waiting.pop_front();
                 let teller = teller.ok_or_else(|| io::Error::other("it answered what nobody asked"))?;
@@ -416,17 +417,63 @@ fn message(value: &Value) -> Option<&[Value]> {
 
 /// Ends a connection that does not answer.
 async fn watch(wire: Weak<Wire>, env: Env) {
-    let mut unanswered = None;
+    let mut waited = false;
     loop {
         env.sleep_until(env.now() + LOOK_EVERY).await;
         let Some(wire) = wire.upgrade().filter(|wire| wire.is_open()) else { return };
-        let (answered, waits) = {
-            let state = lock(&wire.state);
-            (state.answered, !state.waiting.is_empty())
-        };
-        if waits && unanswered == Some(answered) {
+        let waits = !lock(&wire.state).waiting.is_empty();
+        let heard = wire.heard.swap(false, Ordering::Relaxed);
+        if waits && waited && !heard {
             return wire.end("the server did not answer");
         }
-        unanswered = waits.then_some(answered);
+        waited = waits;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+    use super::*;
+    use crate::lane::Lane;
+    use crate::net::Tcp;
+    use crate::random::Random;
+
+    /// A connection in simulated time, and its other end.
+    fn connected() -> (Link, DuplexStream) {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let clock = Clock::simulated(SystemTime::UNIX_EPOCH);
+        let env = Env::new(clock, Random::seeded(1), Lane::here().unwrap(), Arc::new(Tcp));
+        (Link::new(Box::new(ours), None, &Address::Unix("test".into()), env), theirs)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_ended_connection_is_closed_though_somebody_has_it_still() {
+        let (link, mut server) = connected();
+        link.close();
+        let mut bytes = [0; 8];
+        let read = tokio::time::timeout(Duration::from_secs(60), server.read(&mut bytes));
+        assert_eq!(read.await.expect("it is open").unwrap(), 0);
+        assert!(!link.is_open());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_answer_may_take_its_time_and_silence_may_not() {
+        let (link, mut server) = connected();
+        let slow = async {
+            server.write_all(b"$30\r\n").await.unwrap();
+            for byte in *b"012345678901234567890123456789\r\n" {
+                tokio::time::sleep(LOOK_EVERY - Duration::from_millis(100)).await;
+                server.write_all(&[byte]).await.unwrap();
+            }
+        };
+        let (ping, info) = (Command::new("PING"), Command::new("INFO"));
+        let (info, ()) = tokio::join!(link.call(&info), slow);
+        assert_eq!(info.unwrap().text().map(str::len), Some(30));
+        let asked = tokio::time::Instant::now();
+        assert!(matches!(link.call(&ping).await, Err(Failure::Cut { sent: true, .. })));
+        assert!(asked.elapsed() <= 2 * LOOK_EVERY);
     }
 }

@@ -9,7 +9,10 @@ const MAX_ANSWER: usize = 256 << 20;
 const MAX_LINE: usize = 64 << 10;
 
 /// How deep lists may lie in each other.
-const MAX_DEPTH: u32 = 16;
+const MAX_DEPTH: usize = 16;
+
+/// For how many values of a list there is room before they have come: a head alone must not cost memory.
+const MOST_AT_ONCE: usize = 64;
 
 /// An answer, or a part of one. What the two protocols tell apart and no caller does is one thing here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,105 +146,165 @@ fn hex(nibble: u8) -> u8 {
     nibble + if nibble < 10 { b'0' } else { b'a' - 10 }
 }
 
-/// Why no answer could be read.
+/// These bytes are no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
-    /// It is not all there yet.
-    Unfinished,
-    /// These bytes are no answer.
-    Nonsense,
+pub(super) struct Nonsense;
+
+/// Reads the answers of one connection. Of an answer that is not all there it keeps what is, so that a long one that comes
+/// in many parts is looked at once.
+#[derive(Default)]
+pub(super) struct Reader {
+    /// Lists that are not complete, each inside the one before it.
+    open: Vec<Open>,
+    /// How many bytes of the answer were taken.
+    taken: usize,
 }
 
-/// Reads the answer that `bytes` begin with, and says how many of them it took.
-pub(super) fn read(bytes: &[u8]) -> Result<(Value, usize), Stop> {
-    let mut reader = Reader { rest: bytes };
-    match reader.value(0) {
-        Err(Stop::Unfinished) if bytes.len() > MAX_ANSWER => Err(Stop::Nonsense),
-        Err(stop) => Err(stop),
-        Ok(value) => Ok((value, bytes.len() - reader.rest.len())),
-    }
+/// A list of which some values are missing.
+struct Open {
+    kind: Kind,
+    values: Vec<Value>,
+    missing: usize,
 }
 
-struct Reader<'a> {
-    rest: &'a [u8],
+#[derive(Clone, Copy)]
+enum Kind {
+    List,
+    Push,
+    /// They belong to the value that follows, and nobody wants to know them.
+    Attributes,
 }
 
-impl<'a> Reader<'a> {
-    fn value(&mut self, depth: u32) -> Result<Value, Stop> {
-        let (kind, line) = self.line()?.split_first().ok_or(Stop::Nonsense)?;
-        Ok(match kind {
-            b'+' | b',' | b'(' => Value::Text(line.to_vec()),
-            b'-' => Value::Error(String::from_utf8_lossy(line).into_owned()),
-            b':' => Value::Int(int(line)?),
-            b'#' => Value::Int(i64::from(line == b"t")),
-            b'_' => Value::Nil,
-            b'$' => self.bytes(line)?.map_or(Value::Nil, |bytes| Value::Text(bytes.to_vec())),
-            // A form of three letters and a colon come first.
-            b'=' => {
-                Value::Text(self.bytes(line)?.and_then(|bytes| bytes.get(4..)).unwrap_or_default().to_vec())
-            }
-            b'!' => Value::Error(String::from_utf8_lossy(self.bytes(line)?.unwrap_or_default()).into_owned()),
-            b'*' | b'~' => self.list(line, 1, depth)?.map_or(Value::Nil, Value::List),
-            b'%' => self.list(line, 2, depth)?.map_or(Value::Nil, Value::List),
-            b'>' => Value::Push(self.list(line, 1, depth)?.unwrap_or_default()),
-            b'|' => {
-                // Attributes of the value that follows.
-                self.list(line, 2, depth)?;
-                self.value(depth + 1)?
-            }
-            _ => return Err(Stop::Nonsense),
-        })
-    }
+/// What can be read at once.
+enum Part {
+    Whole(Value),
+    /// The head of a list of so many values.
+    Head(Kind, usize),
+}
 
-    fn line(&mut self) -> Result<&'a [u8], Stop> {
-        match self.rest.iter().position(|byte| *byte == b'\n') {
-            Some(end) => {
-                let (line, rest) = self.rest.split_at_checked(end + 1).ok_or(Stop::Unfinished)?;
-                self.rest = rest;
-                line.strip_suffix(b"\r\n").ok_or(Stop::Nonsense)
+impl Reader {
+    /// Takes an answer from the front of `bytes`. `None`: what is left there is the beginning of something.
+    pub(super) fn read(&mut self, bytes: &mut &[u8]) -> Result<Option<Value>, Nonsense> {
+        loop {
+            let before = bytes.len();
+            let part = part(bytes)?;
+            self.taken += before - bytes.len();
+            if self.taken + if part.is_none() { bytes.len() } else { 0 } > MAX_ANSWER {
+                return Err(Nonsense);
             }
-            None if self.rest.len() > MAX_LINE => Err(Stop::Nonsense),
-            None => match self.rest.first() {
-                Some(kind) if !b"+-:$*_#,(!=%~>|".contains(kind) => Err(Stop::Nonsense),
-                _ => Err(Stop::Unfinished),
-            },
+            let whole = match part {
+                None => return Ok(None),
+                Some(Part::Whole(value)) => Some(value),
+                Some(Part::Head(..)) if self.open.len() >= MAX_DEPTH => return Err(Nonsense),
+                Some(Part::Head(kind, missing)) => {
+                    let values = Vec::with_capacity(missing.min(MOST_AT_ONCE));
+                    self.open.push(Open { kind, values, missing });
+                    None
+                }
+            };
+            if let Some(answer) = self.close(whole) {
+                self.taken = 0;
+                return Ok(Some(answer));
+            }
         }
     }
 
-    /// As many bytes as the line says; `None` where it says that there is no string.
-    fn bytes(&mut self, line: &[u8]) -> Result<Option<&'a [u8]>, Stop> {
-        let Some(length) = length(line)? else { return Ok(None) };
-        let (bytes, rest) = self.rest.split_at_checked(length).ok_or(Stop::Unfinished)?;
-        match rest {
-            [b'\r', b'\n', rest @ ..] => {
-                self.rest = rest;
-                Ok(Some(bytes))
+    /// Puts a value where it belongs, and closes the lists that are then complete. The value that lies in no list is an
+    /// answer.
+    fn close(&mut self, mut whole: Option<Value>) -> Option<Value> {
+        loop {
+            let Some(list) = self.open.last_mut() else { return whole };
+            if let Some(value) = whole.take() {
+                list.values.push(value);
+                list.missing -= 1;
             }
-            [] | [b'\r'] => Err(Stop::Unfinished),
-            _ => Err(Stop::Nonsense),
+            if list.missing > 0 {
+                return None;
+            }
+            let Open { kind, values, .. } = self.open.pop()?;
+            whole = match kind {
+                Kind::List => Some(Value::List(values)),
+                Kind::Push => Some(Value::Push(values)),
+                Kind::Attributes => None,
+            };
         }
-    }
-
-    /// `each` values for every one that the line counts; `None` where it says that there is no list.
-    fn list(&mut self, line: &[u8], each: usize, depth: u32) -> Result<Option<Vec<Value>>, Stop> {
-        let Some(length) = length(line)? else { return Ok(None) };
-        if depth >= MAX_DEPTH {
-            return Err(Stop::Nonsense);
-        }
-        (0..length * each).map(|_| self.value(depth + 1)).collect::<Result<_, _>>().map(Some)
     }
 }
 
-fn int(line: &[u8]) -> Result<i64, Stop> {
-    std::str::from_utf8(line).ok().and_then(|line| line.parse().ok()).ok_or(Stop::Nonsense)
+/// Takes a value that is no list, or the head of a list; nothing when it is not all there.
+fn part(bytes: &mut &[u8]) -> Result<Option<Part>, Nonsense> {
+    let Some((line, mut rest)) = line(bytes)? else { return Ok(None) };
+    let (kind, line) = line.split_first().ok_or(Nonsense)?;
+    let head = |kind, each| -> Result<Part, Nonsense> {
+        let length = length(line)?;
+        Ok(length.map_or(Part::Whole(Value::Nil), |length| Part::Head(kind, length * each)))
+    };
+    let part = match kind {
+        b'+' | b',' | b'(' => Part::Whole(Value::Text(line.to_vec())),
+        b'-' => Part::Whole(Value::Error(String::from_utf8_lossy(line).into_owned())),
+        b':' => Part::Whole(Value::Int(int(line)?)),
+        b'#' => Part::Whole(Value::Int(i64::from(line == b"t"))),
+        b'_' => Part::Whole(Value::Nil),
+        b'$' | b'=' | b'!' => match length(line)? {
+            None => Part::Whole(Value::Nil),
+            Some(length) => {
+                let Some(text) = text(&mut rest, length)? else { return Ok(None) };
+                Part::Whole(match kind {
+                    b'!' => Value::Error(String::from_utf8_lossy(text).into_owned()),
+                    // A form of three letters and a colon come first.
+                    b'=' => Value::Text(text.get(4..).unwrap_or_default().to_vec()),
+                    _ => Value::Text(text.to_vec()),
+                })
+            }
+        },
+        b'*' | b'~' => head(Kind::List, 1)?,
+        b'%' => head(Kind::List, 2)?,
+        b'>' => head(Kind::Push, 1)?,
+        b'|' => head(Kind::Attributes, 2)?,
+        _ => return Err(Nonsense),
+    };
+    *bytes = rest;
+    Ok(Some(part))
 }
 
-fn length(line: &[u8]) -> Result<Option<usize>, Stop> {
+/// The first line, and what follows it.
+fn line(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, Nonsense> {
+    match bytes.iter().position(|byte| *byte == b'\n') {
+        Some(end) => {
+            let (line, rest) = bytes.split_at_checked(end + 1).ok_or(Nonsense)?;
+            Ok(Some((line.strip_suffix(b"\r\n").ok_or(Nonsense)?, rest)))
+        }
+        None if bytes.len() > MAX_LINE => Err(Nonsense),
+        None => match bytes.first() {
+            Some(kind) if !b"+-:$*_#,(!=%~>|".contains(kind) => Err(Nonsense),
+            _ => Ok(None),
+        },
+    }
+}
+
+/// Takes so many bytes and the end of their line.
+fn text<'a>(bytes: &mut &'a [u8], length: usize) -> Result<Option<&'a [u8]>, Nonsense> {
+    let Some((text, rest)) = bytes.split_at_checked(length) else { return Ok(None) };
+    match rest {
+        [b'\r', b'\n', rest @ ..] => {
+            *bytes = rest;
+            Ok(Some(text))
+        }
+        [] | [b'\r'] => Ok(None),
+        _ => Err(Nonsense),
+    }
+}
+
+fn int(line: &[u8]) -> Result<i64, Nonsense> {
+    std::str::from_utf8(line).ok().and_then(|line| line.parse().ok()).ok_or(Nonsense)
+}
+
+fn length(line: &[u8]) -> Result<Option<usize>, Nonsense> {
     match int(line)? {
         -1 => Ok(None),
         length => {
             let length = usize::try_from(length).ok().filter(|length| *length <= MAX_ANSWER);
-            length.map(Some).ok_or(Stop::Nonsense)
+            length.map(Some).ok_or(Nonsense)
         }
     }
 }
@@ -254,6 +317,13 @@ mod tests {
 
     fn text(text: &str) -> Value {
         Value::Text(text.as_bytes().to_vec())
+    }
+
+    /// What a connection that sends these bytes and no more says first, and how many of them that takes.
+    fn read(mut bytes: &[u8]) -> Result<Option<(Value, usize)>, Nonsense> {
+        let all = bytes.len();
+        let value = Reader::default().read(&mut bytes)?;
+        Ok(value.map(|value| (value, all - bytes.len())))
     }
 
     #[test]
@@ -272,7 +342,7 @@ mod tests {
         let max = u64::MAX.to_string();
         let words = ["SET", "k", "ü", "ab", "0", "1203", &max, &id.to_string()];
         let wanted = Value::List(words.map(text).to_vec());
-        assert_eq!(read(&out), Ok((wanted, out.len())));
+        assert_eq!(read(&out), Ok(Some((wanted, out.len()))));
     }
 
     #[test]
@@ -296,9 +366,16 @@ mod tests {
             ("|1\r\n+ttl\r\n:1\r\n:2\r\n", Value::Int(2)),
             (">2\r\n+invalidate\r\n_\r\n", Value::Push(vec![text("invalidate"), Value::Nil])),
         ] {
-            assert_eq!(read(bytes.as_bytes()), Ok((wanted, bytes.len())), "{bytes:?}");
+            assert_eq!(read(bytes.as_bytes()), Ok(Some((wanted.clone(), bytes.len()))), "{bytes:?}");
             for cut in 0..bytes.len() {
-                assert_eq!(read(&bytes.as_bytes()[..cut]), Err(Stop::Unfinished), "{bytes:?} up to {cut}");
+                assert_eq!(read(&bytes.as_bytes()[..cut]), Ok(None), "{bytes:?} up to {cut}");
+                let (mut reader, mut first) = (Reader::default(), &bytes.as_bytes()[..cut]);
+                assert_eq!(reader.read(&mut first), Ok(None));
+                let mut both = [first, &bytes.as_bytes()[cut..]].concat();
+                both.extend_from_slice(b":7\r\n");
+                let mut both = &both[..];
+                assert_eq!(reader.read(&mut both), Ok(Some(wanted.clone())), "{bytes:?} cut at {cut}");
+                assert_eq!(reader.read(&mut both), Ok(Some(Value::Int(7))));
             }
         }
     }
@@ -319,14 +396,31 @@ mod tests {
             &deep,
             &long,
         ] {
-            assert_eq!(read(bytes.as_bytes()), Err(Stop::Nonsense), "{bytes:?}");
+            assert_eq!(read(bytes.as_bytes()), Err(Nonsense), "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn a_long_answer_that_comes_in_parts_is_looked_at_once() {
+        let (mut reader, mut kept, mut seen) = (Reader::default(), Vec::new(), None);
+        let all = "*1000\r\n".to_owned() + &"*2\r\n$3\r\nabc\r\n:12\r\n".repeat(1000);
+        for byte in all.bytes() {
+            assert_eq!(seen, None);
+            kept.push(byte);
+            let mut rest = &kept[..];
+            seen = reader.read(&mut rest).unwrap();
+            assert!(rest.len() < 9, "{} bytes will be looked at again", rest.len());
+            kept = rest.to_vec();
+        }
+        let pair = Value::List(vec![text("abc"), Value::Int(12)]);
+        assert_eq!(seen, Some(Value::List(vec![pair; 1000])));
     }
 
     proptest! {
         #[test]
         fn no_bytes_panic(bytes in prop::collection::vec(prop_oneof![any::<u8>(), "[-+:$*%~>|=!_#0-9\r\n]".prop_map(|text| text.as_bytes()[0])], 0..64)) {
-            let _ = read(&bytes);
+            let (mut reader, mut rest) = (Reader::default(), &bytes[..]);
+            while let Ok(Some(_)) = reader.read(&mut rest) {}
         }
     }
 }

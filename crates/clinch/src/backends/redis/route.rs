@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
+use tokio::runtime::{Handle, Id};
+
 use super::claims::Claims;
 use super::dial::{Dialer, Endpoint};
 use super::failure::Failure;
@@ -13,7 +15,7 @@ use super::resp::{Command, Value};
 use super::script::Script;
 use super::settings::{Address, Durability, Topology};
 use super::slots::{Map, Range, ranges};
-use crate::backends::pool::{Connection, Pool};
+use crate::backends::pool::{Connection, Pool, drive};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 
@@ -40,8 +42,9 @@ pub(super) struct Node {
     endpoint: Endpoint,
     links: Pool<Link>,
     inboxes: Pool<Inbox>,
-    /// Connections for grants that are confirmed by WAIT, which blocks the connection it is sent on.
-    idle: Mutex<Vec<(tokio::runtime::Id, Link)>>,
+    /// Connections for grants that are confirmed by WAIT, which blocks the connection it is sent on, by the runtime whose
+    /// callers use them.
+    idle: Mutex<Vec<(Option<Id>, Link)>>,
     /// Whether somebody sees to it that this remains the master that Sentinel names.
     followed: AtomicBool,
 }
@@ -63,7 +66,7 @@ impl Node {
         lock(&self.idle).retain(|(_, link)| link.server() == master);
         let links = self.links.all();
         let inboxes = self.inboxes.all();
-        let all = links.iter().map(|link| &**link).chain(inboxes.iter().map(|inbox| &inbox.link));
+        let all = links.iter().map(|link| &**link).chain(inboxes.iter().map(|inbox| &*inbox.link));
         all.filter(|link| link.server() != master).for_each(Link::close);
     }
 }
@@ -176,16 +179,22 @@ impl Route {
         asking: bool,
         copies: Durability,
     ) -> Result<Result<Value, (Failure, String)>> {
-        let runtime = tokio::runtime::Handle::try_current().map(|runtime| runtime.id()).ok();
+        let runtime = Handle::try_current().map(|runtime| runtime.id()).ok();
         let idle = {
             let mut idle = lock(&node.idle);
             idle.retain(|(_, link)| link.is_open());
-            let at = idle.iter().position(|(owner, _)| Some(*owner) == runtime);
+            let at = idle.iter().position(|(owner, _)| *owner == runtime);
             at.map(|at| idle.swap_remove(at).1)
         };
         let link = match idle {
             Some(link) => link,
-            None => self.dialer.open(&node.endpoint, None).await?.0,
+            None => {
+                let open = || {
+                    let (dialer, endpoint) = (self.dialer.clone(), node.endpoint.clone());
+                    async move { dialer.open(&endpoint, None).await.map(|(link, _)| link) }
+                };
+                drive(self.dialer.env.lane(), open).await?
+            }
         };
         let server = link.server().to_owned();
         let value = match exchange(&link, command, script, asking).await {
@@ -199,11 +208,17 @@ impl Route {
         wait.arg(u64::from(copies.replicas)).arg(u64::from(CONFIRM_MS));
         let confirmed = match link.call(&wait).await {
             Ok(confirmed) => confirmed,
-            Err(failure) => return Ok(Err((failure, server))),
+            Err(failure) => {
+                // The command itself was done.
+                let error = failure.into_error(&server);
+                let kind = if error.is_transient() { ErrorKind::Unknown } else { error.kind() };
+                return Err(Error::new(
+                    kind,
+                    format!("{server} did it, but whether it is copied is not known: {error}"),
+                ));
+            }
         };
-        if let Some(runtime) = runtime {
-            lock(&node.idle).push((runtime, link));
-        }
+        lock(&node.idle).push((runtime, link));
         let (disks, replicas) = match &confirmed {
             Value::List(both) => match both.as_slice() {
                 [disks, replicas] => (number(disks)?, number(replicas)?),
@@ -227,9 +242,10 @@ impl Route {
 
     /// The inbox that listens to this channel already, if there is one.
     pub(super) fn listening(&self, slot: u16, channel: impl FnOnce() -> String) -> Option<Arc<Inbox>> {
+        let lane = self.dialer.env.lane();
         let inbox = match &self.kind {
-            Kind::One(node) => node.inboxes.peek(),
-            Kind::Cluster { map, .. } => lock(map).owner(slot)?.inboxes.peek(),
+            Kind::One(node) => node.inboxes.peek(lane),
+            Kind::Cluster { map, .. } => lock(map).owner(slot)?.inboxes.peek(lane),
         }?;
         inbox.listens(&channel()).then_some(inbox)
     }
@@ -237,7 +253,7 @@ impl Route {
     /// The inbox of the server that has the slot, listening to this channel.
     pub(super) async fn inbox(&self, slot: u16, channel: &str, sharded: bool) -> Result<Arc<Inbox>> {
         let node = self.node(slot).await?;
-        let opened = node.inboxes.get(self.dialer.env.lane(), || {
+        let opened = node.inboxes.get(&self.dialer.env, || {
             Inbox::open(self.dialer.clone(), node.endpoint.clone(), self.claims.clone())
         });
         let inbox = match opened.await {
@@ -247,10 +263,6 @@ impl Route {
                 return Err(error);
             }
         };
-        if let Some(attendance) = inbox.attendance(&self.dialer, &self.claims) {
-            // On the runtime that drives the inbox, as long as that one lives.
-            tokio::spawn(attendance);
-        }
         if let Err(error) = inbox.listen(channel, sharded).await {
             if error.kind() == ErrorKind::Unavailable {
                 // A slot that moved away, perhaps.
@@ -288,14 +300,14 @@ impl Route {
                 self.dialer.env.lane().spawn(follow)?;
             }
         }
-        if let Some(link) = node.links.peek() {
+        if let Some(link) = node.links.peek(self.dialer.env.lane()) {
             return Ok(link);
         }
         let open = || {
             let (dialer, endpoint) = (self.dialer.clone(), node.endpoint.clone());
             async move { dialer.open(&endpoint, None).await.map(|(link, _)| link) }
         };
-        Box::pin(node.links.get(self.dialer.env.lane(), open)).await
+        Box::pin(node.links.get(&self.dialer.env, open)).await
     }
 
     /// The server that has a slot, as far as is known.

@@ -167,7 +167,7 @@ impl Node {
 
     /// The connection of the current runtime.
     pub(super) async fn line(self: &Arc<Node>) -> Result<Arc<Line>> {
-        if let Some(line) = self.lines.peek() {
+        if let Some(line) = self.lines.peek(self.dialer.env.lane()) {
             return Ok(line);
         }
         if let Some((until, error)) = &lock(&self.known).rests
@@ -184,7 +184,7 @@ impl Node {
                 opened
             }
         };
-        self.lines.get(self.dialer.env.lane(), open).await
+        self.lines.get(&self.dialer.env, open).await
     }
 
     async fn open(&self) -> Result<Line> {
@@ -310,15 +310,11 @@ impl Node {
 
     /// Has the server tell when a key changes, for as long as the inbox lives.
     pub(super) async fn watch(self: &Arc<Node>, key: &str, ear: &Arc<Ear>) -> Result<(Watched, Arc<Inbox>)> {
-        let opened = self.inboxes.get(self.dialer.env.lane(), || {
+        let opened = self.inboxes.get(&self.dialer.env, || {
             let (node, ear) = (self.clone(), ear.clone());
             async move { Inbox::open(node.dialer.clone(), Endpoint::At(node.address.clone()), ear).await }
         });
         let inbox = opened.await?;
-        if let Some(attendance) = inbox.attendance(&self.dialer, ear) {
-            // On the runtime that drives the inbox, as long as that one lives.
-            tokio::spawn(attendance);
-        }
         Ok((inbox.watch(key).await?, inbox))
     }
 
