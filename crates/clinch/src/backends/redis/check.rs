@@ -1,5 +1,7 @@
-//! What is found out about a server at the start: whether it can keep locks, and which of its ways are there.
+//! What is found out about servers: at the start, which of their ways are there; of each that is connected to, whether it can
+//! keep locks.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -25,13 +27,8 @@ pub(super) async fn open(settings: Settings, env: Env) -> Result<Arc<dyn Backend
     let slot = slot_of(&lock);
     let key = Home::of(slot).key(":probe:", &lock).concat();
     let (lean, wants_more) = (settings.lean, settings.durability.asks_for_more());
-    let server = match store.route.call_unconfirmed(slot, Command::new("INFO").arg("everything")).await {
-        Ok(info) => Server::read(info.text().unwrap_or_default()),
-        // A user who may not look is believed to know.
-        Err(error) if error.kind() == ErrorKind::Refused => Server::default(),
-        Err(error) => return Err(error),
-    };
-    server.refuse_unfit(settings.eviction_allowed)?;
+    let server = store.route.about(slot).await?;
+    server.refuse_replica()?;
     store.sharded = store.route.is_cluster() && server.major >= 7;
 
     let mut probe = script::PROBE.on([key.as_str(), lock.as_str()]);
@@ -59,7 +56,7 @@ pub(super) async fn open(settings: Settings, env: Env) -> Result<Arc<dyn Backend
             match compare {
                 Some(compare) if !wants_more => Ok(Arc::new(Lean { store, compare })),
                 _ => Err(Error::new(
-                    ErrorKind::Unsupported,
+                    error.kind(),
                     "the server runs no scripts for this user, and has neither SET with IFEQ nor a conditional delete: \
                      allow EVALSHA and SCRIPT LOAD, or use Valkey 9.0 or Redis 8.4 or later",
                 )
@@ -73,6 +70,7 @@ pub(super) async fn open(settings: Settings, env: Env) -> Result<Arc<dyn Backend
 fn is_no_scripting(error: &Error) -> bool {
     let text = error.to_string().to_ascii_lowercase();
     matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Refused)
+        && !text.contains("executing the script")
         && (text.contains("eval") || text.contains("script"))
 }
 
@@ -99,7 +97,7 @@ fn is_there(answer: Result<Value>) -> Result<bool> {
 }
 
 /// What a server says of itself.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Server {
     major: u32,
     role: String,
@@ -130,25 +128,23 @@ impl Server {
         }
     }
 
+    /// Refuses a replica at the start. Later it is a master that was replaced, and the next one is waited for.
+    pub(super) fn refuse_replica(&self) -> Result<()> {
+        match self.role.as_str() {
+            "slave" => unfit(
+                "this server is a replica, which grants nothing: give the address of its master, or redis+sentinel://",
+            ),
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses servers on which a lock is no lock.
     pub(super) fn refuse_unfit(&self, eviction_allowed: bool) -> Result<()> {
-        let unfit = |why: String| Err(Error::new(ErrorKind::Refused, why));
-        match self.role.as_str() {
-            "slave" => {
-                return unfit(
-                    "this server is a replica, which grants nothing: give the address of its master, or \
-                     redis+sentinel://"
-                        .into(),
-                );
-            }
-            "active-replica" => {
-                return unfit(
-                    "this KeyDB is an active replica: two of them grant the same lock to two holders; use a server \
-                     without active-replica"
-                        .into(),
-                );
-            }
-            _ => {}
+        if self.role == "active-replica" {
+            return unfit(
+                "this KeyDB is an active replica: two of them grant the same lock to two holders; use a server without \
+                 active-replica",
+            );
         }
         // Every lock has an expiry, so both families of policies may drop one.
         let evicts = self.policy.starts_with("allkeys") || self.policy.starts_with("volatile");
@@ -163,6 +159,10 @@ impl Server {
     }
 }
 
+fn unfit(why: impl Into<Cow<'static, str>>) -> Result<()> {
+    Err(Error::new(ErrorKind::Refused, why))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,7 +174,10 @@ mod tests {
                 "# Server\r\nredis_version:7.0.15\r\nrole:{role}\r\nmaxmemory:{maxmemory}\r\nmaxmemory_policy:{policy}\r\n"
             )
         };
-        let fit = |info: &str| Server::read(info).refuse_unfit(false);
+        let fit = |info: &str| {
+            let server = Server::read(info);
+            server.refuse_replica().and_then(|()| server.refuse_unfit(false))
+        };
         assert_eq!(Server::read(&info("master", 0, "")).major, 7);
         for good in [info("master", 0, "allkeys-lru"), info("master", 100, "noeviction"), String::new()] {
             fit(&good).unwrap();

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::failure::Failure;
+use super::check::Server;
+use super::failure::{Failure, meaning};
 use super::link::{Link, Pushes};
 use super::resp::Command;
 use super::sentinel::{Sentinel, expect_master};
@@ -93,6 +94,20 @@ impl Dialer {
         }
     }
 
+    /// Opens a connection for steps, to a server that was found fit to keep locks.
+    pub(super) async fn open_for_steps(&self, endpoint: &Endpoint) -> Result<Link> {
+        let (mut link, _) = self.open(endpoint, None).await?;
+        let about = match link.call(&Command::new("INFO")).await {
+            Ok(info) => Server::read(info.text().unwrap_or_default()),
+            // A user who may not look is believed to know.
+            Err(failure) if failure.code() == "NOPERM" => Server::default(),
+            Err(failure) => return Err(failure.into_error(link.server())),
+        };
+        about.refuse_unfit(self.settings.eviction_allowed)?;
+        link.about = about;
+        Ok(link)
+    }
+
     async fn login(&self, address: &Address, pushes: Option<Pushes>) -> Result<(Link, Protocol)> {
         let Settings { credentials, db, resp2, .. } = &self.settings;
         let link = Link::new(self.stream(address).await?, pushes, address, self.env.clone());
@@ -171,12 +186,13 @@ pub(super) fn cannot_log_in(address: &Address, failure: Failure) -> Error {
     let (kind, why, advice) = match failure {
         Failure::Cut { why, .. } => (ErrorKind::Unavailable, why, ""),
         Failure::Server { code, detail } => {
-            let refused = matches!(code.as_str(), "WRONGPASS" | "NOAUTH" | "NOPERM")
+            let of_login = matches!(code.as_str(), "WRONGPASS" | "NOAUTH" | "NOPERM")
                 || code == "ERR" && (detail.contains("AUTH") || detail.contains("password"));
-            let (kind, advice) = match code.as_str() {
-                _ if refused => (ErrorKind::Refused, "; look at user and password in the URL"),
-                "ERR" => (ErrorKind::Invalid, ""),
-                _ => (ErrorKind::Unavailable, ""),
+            let (kind, advice) = match meaning(&code) {
+                _ if of_login => (ErrorKind::Refused, "; look at user and password in the URL"),
+                Some(meaning) => meaning,
+                None if code == "ERR" => (ErrorKind::Invalid, ""),
+                None => (ErrorKind::Unavailable, ""),
             };
             (kind, format!("{code} {detail}"), advice)
         }

@@ -16,6 +16,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, oneshot};
 
+use super::check::Server;
 use super::failure::Failure;
 use super::resp::{Command, Nonsense, Reader, Value};
 use super::settings::Address;
@@ -47,6 +48,8 @@ pub(super) type Pushes = Box<dyn Fn(&[Value]) -> bool + Send + Sync>;
 pub(super) struct Link {
     wire: Arc<Wire>,
     server: String,
+    /// What the server said of itself, where it was asked.
+    pub(super) about: Server,
 }
 
 /// What callers and the driver share.
@@ -109,7 +112,7 @@ impl Link {
             told: Vec::new(),
             pushes,
         });
-        Link { wire, server: address.to_string() }
+        Link { wire, server: address.to_string(), about: Server::default() }
     }
 
     /// The server's address, for people.

@@ -267,8 +267,10 @@ fn part(bytes: &mut &[u8]) -> Result<Option<Part>, Nonsense> {
     Ok(Some(part))
 }
 
-/// The first line, and what follows it.
-fn line(bytes: &[u8]) -> Result<Option<(&[u8], &[u8])>, Nonsense> {
+/// A line, and what follows it.
+type Split<'a> = (&'a [u8], &'a [u8]);
+
+fn line(bytes: &[u8]) -> Result<Option<Split<'_>>, Nonsense> {
     match bytes.iter().position(|byte| *byte == b'\n') {
         Some(end) => {
             let (line, rest) = bytes.split_at_checked(end + 1).ok_or(Nonsense)?;

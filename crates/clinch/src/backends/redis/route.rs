@@ -5,6 +5,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use tokio::runtime::{Handle, Id};
 
+use super::check::Server;
 use super::claims::Claims;
 use super::dial::{Dialer, Endpoint};
 use super::failure::Failure;
@@ -191,7 +192,7 @@ impl Route {
             None => {
                 let open = || {
                     let (dialer, endpoint) = (self.dialer.clone(), node.endpoint.clone());
-                    async move { dialer.open(&endpoint, None).await.map(|(link, _)| link) }
+                    async move { dialer.open_for_steps(&endpoint).await }
                 };
                 drive(self.dialer.env.lane(), open).await?
             }
@@ -274,6 +275,12 @@ impl Route {
         Ok(inbox)
     }
 
+    /// What the server that has the slot says of itself.
+    pub(super) async fn about(&self, slot: u16) -> Result<Server> {
+        let node = self.node(slot).await?;
+        Ok(self.link(&node).await?.about.clone())
+    }
+
     /// One connection to each server that has locks.
     pub(super) async fn masters(&self) -> Result<Vec<Arc<Link>>> {
         let nodes = match &self.kind {
@@ -305,7 +312,7 @@ impl Route {
         }
         let open = || {
             let (dialer, endpoint) = (self.dialer.clone(), node.endpoint.clone());
-            async move { dialer.open(&endpoint, None).await.map(|(link, _)| link) }
+            async move { dialer.open_for_steps(&endpoint).await }
         };
         Box::pin(node.links.get(&self.dialer.env, open)).await
     }

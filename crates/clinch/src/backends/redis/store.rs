@@ -254,7 +254,8 @@ impl Backend for Store {
         let mut look = asked.look;
         let inbox = match self.route.inbox(slot, &channel, self.sharded).await {
             Ok(inbox) => Some(inbox),
-            Err(error) if error.kind() == ErrorKind::Refused => None,
+            // Who may not listen asks, and so does everybody where nobody can.
+            Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Unsupported) => None,
             Err(error) => return Err(error),
         };
         if let Some(inbox) = &inbox {

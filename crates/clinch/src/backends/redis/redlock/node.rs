@@ -220,6 +220,7 @@ impl Node {
             Err(error) if error.kind() == ErrorKind::Refused && self.rules.durable => Server::default(),
             Err(error) => return Err(error),
         };
+        server.refuse_replica()?;
         server.refuse_unfit(self.dialer.settings.eviction_allowed)?;
         if self.rules.durable && !server.run.is_empty() && !server.logs_writes {
             return Err(Error::new(
