@@ -67,6 +67,20 @@ fn a_broken_lock_stops_its_job() {
     assert_eq!(world.code(["break", "--yes", "x"]), 1, "nobody holds it");
 }
 
+/// The next one works beside a job that is still dying.
+#[test]
+fn a_job_whose_lock_was_broken_is_dead_before_the_next_starts() {
+    let world = World::new();
+    let mut run = world.start(["run", "x", "-c", STUBBORN]);
+    let job = world.pid("job.pid");
+    let check = format!("! grep -q '^State:.[^Z]' /proc/{job}/status");
+    let mut next = world.start(["run", "x", "-c", &check]);
+    eventually("it waits", || world.claims("x", "waiting").len() == 1);
+    assert_eq!(world.code(["break", "--yes", "x"]), 0);
+    assert_eq!(next.code(), 0, "the job is dead when the next one starts");
+    assert_eq!(run.code(), 79);
+}
+
 /// A job that may not be stopped is stopped, or its loss is not told.
 #[test]
 fn a_loss_can_be_ignored_but_is_told() {

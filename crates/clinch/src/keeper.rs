@@ -222,8 +222,11 @@ impl Shared {
                     }
                     schedule.put(review.next, tenure);
                 }
-                // What the store would keep longer than the holder may is freed now that the loss is told.
-                None if tenure.policy.hold_until.is_some_and(|cap| cap <= now) || !expires => {
+                // What the store would keep longer than the holder may is freed now that its time is over. Whoever was told of
+                // another loss is still stopping, and frees it then.
+                None if tenure.policy.hold_until.is_some_and(|cap| cap <= now)
+                    || !expires && tenure.has_expired() =>
+                {
                     free.push(tenure)
                 }
                 None => {}

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::Renewal;
+use crate::backend::{NOTICE, Renewal};
 use crate::claim::{Claim, Loss, LossKind};
 use crate::clock::Instant;
 use crate::error::{Error, Result};
@@ -18,6 +18,12 @@ use crate::token::Token;
 
 /// How often a lease that never expires is looked at, in case somebody deleted it by hand.
 pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(4);
+
+/// Where leases never expire, an evicted holder hears of it by this look, and must have stopped when the notice is over.
+const _: () = assert!(CHECK_EVERY.as_secs() + STOP_WITHIN.as_secs() <= NOTICE.as_secs());
+
+/// What that leaves for the look to be late, for a job's grace and its end.
+const STOP_WITHIN: Duration = Duration::from_secs(10);
 
 /// A claim's time in the store, queued or held, as far as it is known here.
 #[derive(Debug)]
@@ -139,6 +145,11 @@ impl Tenure {
     /// Whether a loss was told. Of a place, which has no deadline, the store alone tells that.
     pub(crate) fn is_lost(&self) -> bool {
         matches!(lock(&self.state).standing, Standing::Lost(_))
+    }
+
+    /// Whether its time ran out, which its holder knew before.
+    pub(crate) fn has_expired(&self) -> bool {
+        matches!(&lock(&self.state).standing, Standing::Lost(loss) if loss.kind == LossKind::Expired)
     }
 
     /// Waits until the lease stands otherwise than `than`.

@@ -27,6 +27,15 @@ async fn lock(locks: &Locks, name: &str) -> Guard {
     locks.mutex(name).unwrap().lock().timeout(PATIENCE).await.unwrap()
 }
 
+/// Waits until a lock has so many claims.
+async fn claims(locks: &Locks, name: &str, count: usize) {
+    let end = tokio::time::Instant::now() + PATIENCE;
+    while locks.state(name).await.unwrap().map_or(0, |state| state.claims.len()) != count {
+        assert!(tokio::time::Instant::now() < end, "{name} has {count} claims");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
 fn the_lock_file(dir: &Path) -> PathBuf {
     dir.join("job.lock")
 }
@@ -127,6 +136,255 @@ async fn a_holder_whose_file_was_removed_is_told() {
     assert_eq!(guard.verify().await.unwrap_err().kind(), ErrorKind::Lost);
     let loss = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
     assert_eq!(loss.kind, LossKind::Deleted);
+}
+
+/// Newcomers go by the path, and so take the lock a second time.
+#[tokio::test]
+async fn a_holder_whose_file_or_directory_was_moved_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("locks");
+    let (file, moved) = (the_lock_file(&path), dir.path().join("moved"));
+    for (from, to) in [(&file, &dir.path().join("moved.lock")), (&path, &moved)] {
+        let locks = connect(&path).await;
+        let guard = lock(&locks, "job").await;
+        std::fs::rename(from, to).unwrap();
+        drop(lock(&connect(&path).await, "job").await);
+        let loss = tokio::time::timeout(PATIENCE, guard.lost()).await.expect("the first holder is told");
+        assert_eq!(loss.kind, LossKind::Deleted);
+        assert!(loss.to_string().contains("moved"), "{loss}");
+    }
+}
+
+/// Its claims would not meet those of other processes.
+#[tokio::test]
+async fn a_client_whose_directory_was_moved_takes_no_more_locks() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("locks");
+    let locks = connect(&path).await;
+    let held = lock(&locks, "job").await;
+    let waiter = tokio::spawn({
+        let mutex = locks.mutex("job").unwrap();
+        async move { mutex.lock().timeout(Duration::from_secs(2)).await }
+    });
+    claims(&locks, "job", 2).await;
+    std::fs::rename(&path, dir.path().join("moved")).unwrap();
+    let others = lock(&connect(&path).await, "job").await;
+    drop(held);
+    assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
+    let error = locks.mutex("other").unwrap().try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("was moved"), "{error}");
+    assert!(locks.list("").await.unwrap_err().to_string().contains("was moved"));
+    assert!(others.is_held());
+}
+
+/// Whatever an evicted holder still does, it does alone, be it one of several.
+#[tokio::test]
+async fn an_evicted_holder_has_the_lock_until_it_lets_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, other) = (connect(dir.path()).await, connect(dir.path()).await);
+    let guards = [
+        lock(&locks, "mutex").await,
+        locks.rwlock("rwlock").unwrap().read().await.unwrap(),
+        locks.semaphore("semaphore", 2).unwrap().acquire(2).unwrap().await.unwrap(),
+    ];
+    for guard in &guards {
+        let (other, name, claim) = (other.clone(), guard.name().to_string(), guard.claim_id());
+        tokio::spawn(async move { other.evict(&name, claim).await });
+    }
+    for guard in &guards {
+        tokio::time::timeout(PATIENCE, guard.lost()).await.expect("it is told");
+    }
+    const BESIDE: &str = "another got in beside an evicted holder";
+    for _ in 0..100 {
+        assert!(other.mutex("mutex").unwrap().try_lock().await.unwrap().is_none(), "{BESIDE}");
+        assert!(other.rwlock("rwlock").unwrap().try_write().await.unwrap().is_none(), "{BESIDE}");
+        assert!(other.semaphore("semaphore", 2).unwrap().try_acquire(1).await.unwrap().is_none(), "{BESIDE}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    drop(guards);
+    assert!(other.mutex("mutex").unwrap().try_lock().await.unwrap().is_some());
+    assert!(other.rwlock("rwlock").unwrap().try_write().await.unwrap().is_some());
+    assert!(other.semaphore("semaphore", 2).unwrap().try_acquire(1).await.unwrap().is_some());
+}
+
+/// Opening a FIFO waits for its other end, for ever, and with it whoever waits for the one who opens it.
+#[tokio::test]
+async fn planted_fifos_and_sockets_hang_nobody() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    for mode in [0o700, 0o1777] {
+        let path = dir.path().join(format!("{mode:o}"));
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        let locks = connect(&path).await;
+        let held = lock(&locks, "job").await;
+        let fifo = |name: &str| {
+            let fifo = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, path.join(name), fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        };
+        fifo("fifo.lock");
+        let _socket = std::os::unix::net::UnixListener::bind(path.join("socket.lock")).unwrap();
+        let bells = match mode {
+            0o700 => ".bell-".to_owned(),
+            _ => format!(".bell-{}-", rustix::process::geteuid().as_raw()),
+        };
+        (0..256).for_each(|bell| fifo(&format!("{bells}{bell:02x}")));
+        for planted in ["fifo", "socket"] {
+            let error = locks.mutex(planted).unwrap().try_lock().await.unwrap_err();
+            assert!(
+                matches!(error.kind(), ErrorKind::Refused | ErrorKind::Unavailable),
+                "{planted}: {error:?}"
+            );
+        }
+        assert_eq!(locks.list("").await.unwrap().len(), 1, "the planted ones do not hide the lock");
+        let waiters = [0, 1].map(|_| {
+            let locks = locks.clone();
+            tokio::spawn(async move { lock(&locks, "job").await.release().await.unwrap() })
+        });
+        claims(&locks, "job", 3).await;
+        drop(held);
+        for waiter in waiters {
+            tokio::time::timeout(PATIENCE, waiter).await.expect("it gets its turn without a bell").unwrap();
+        }
+    }
+}
+
+/// Polls a future once.
+async fn once<T>(future: &mut std::pin::Pin<Box<impl Future<Output = T> + ?Sized>>) -> Option<T> {
+    std::future::poll_fn(|context| {
+        std::task::Poll::Ready(match future.as_mut().poll(context) {
+            std::task::Poll::Ready(value) => Some(value),
+            std::task::Poll::Pending => None,
+        })
+    })
+    .await
+}
+
+/// A future that is kept and not polled holds its turn for ever, and all behind it wait.
+#[tokio::test]
+async fn a_turn_that_nobody_takes_goes_on_to_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, other) = (connect(dir.path()).await, connect(dir.path()).await);
+    let held = lock(&other, "job").await;
+    let mut silent = Box::pin(lock(&locks, "job"));
+    assert!(once(&mut silent).await.is_none());
+    let next = tokio::spawn({
+        let other = other.clone();
+        async move { lock(&other, "job").await }
+    });
+    claims(&other, "job", 3).await;
+    drop(held);
+    let next = tokio::time::timeout(PATIENCE, next).await.expect("the turn goes on").unwrap();
+    assert!(once(&mut silent).await.is_none(), "a turn that went on was taken");
+    claims(&other, "job", 2).await;
+    let token = next.token();
+    drop(next);
+    assert!(tokio::time::timeout(PATIENCE, silent).await.expect("it has a place again").token() > token);
+}
+
+/// The record of a claim is changed by one at a time: else a grant could undo an eviction.
+#[tokio::test]
+async fn a_record_that_is_being_changed_is_changed_by_nobody_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, other) = (connect(dir.path()).await, connect(dir.path()).await);
+    let holder = lock(&locks, "job").await;
+    let waiter = tokio::spawn({
+        let locks = locks.clone();
+        async move { lock(&locks, "job").await }
+    });
+    claims(&other, "job", 2).await;
+    let place = other.state("job").await.unwrap().unwrap().claims[1].clone();
+    let byte = (1 << 54) + 1 + place.token.unwrap().get() % 1024;
+    let script = format!(
+        "import fcntl,os,struct,sys
+fd=os.open(sys.argv[1],os.O_RDWR)
+fcntl.fcntl(fd,37,struct.pack('hhqqi4x',fcntl.F_WRLCK,0,{byte},1,0))
+print('ready',flush=True)
+sys.stdin.read()"
+    );
+    let changing = Python::start(&script, &the_lock_file(dir.path()));
+    let error = other.evict("job", place.id).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    drop(holder);
+    for _ in 0..50 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        assert!(!waiter.is_finished(), "a waiter wrote its record while another did");
+    }
+    drop(changing);
+    drop(tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap());
+}
+
+/// Set for [`failing_disk`] to the directory in which it shall try.
+const FAILING_DISK: &str = "CLINCH_TEST_FAILING_DISK";
+
+/// Asks for a lock that it cannot get; nothing by itself.
+#[test]
+fn failing_disk() {
+    let Some(dir) = std::env::var_os(FAILING_DISK) else { return };
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+        let error = connect(Path::new(&dir)).await.mutex("job").unwrap().try_lock().await.unwrap_err();
+        assert!(error.kind() == ErrorKind::Unavailable, "{error:?}");
+    });
+}
+
+/// After a power cut, tokens that were given below it would be given again.
+#[tokio::test]
+async fn a_mark_that_did_not_reach_the_disk_is_not_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    let before = lock(&locks, "job").await.token().get();
+    let file = the_lock_file(dir.path());
+    rewrite_header(&file, "reserved", &format!("{before:016}"));
+    let test = std::env::current_exe().unwrap();
+    let strace = Command::new("strace")
+        .args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync", "-e", "inject=fsync:error=EIO"])
+        .arg(test)
+        .args(["--exact", "failing_disk"])
+        .env(FAILING_DISK, dir.path())
+        .output()
+        .expect("this test needs strace");
+    assert!(strace.status.success(), "{}", String::from_utf8_lossy(&strace.stdout));
+    let mark = header_field(&file, "reserved");
+    assert!(mark > before);
+    let after = lock(&locks, "job").await.token().get();
+    assert!(after > mark, "{after} lies below the mark {mark}, which is not durable");
+    assert!(header_field(&file, "reserved") >= after);
+}
+
+#[tokio::test]
+async fn a_waiter_whose_file_was_emptied_keeps_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, other) = (connect(dir.path()).await, connect(dir.path()).await);
+    let holder = lock(&locks, "job").await;
+    let waiter = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.mutex("job").unwrap().lock().timeout(PATIENCE).await }
+    });
+    claims(&other, "job", 2).await;
+    std::fs::File::options().write(true).open(the_lock_file(dir.path())).unwrap().set_len(0).unwrap();
+    assert!(other.mutex("job").unwrap().try_lock().await.unwrap().is_none(), "it is held all the same");
+    drop(holder);
+    let guard = waiter.await.unwrap().expect("a waiter has nothing to lose");
+    assert!(other.mutex("job").unwrap().try_lock().await.unwrap().is_none());
+    let token = guard.token();
+    drop(guard);
+    assert!(lock(&other, "job").await.token() > token);
+}
+
+#[tokio::test]
+async fn a_waiter_whose_file_was_damaged_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    let holder = lock(&locks, "job").await;
+    let mutex = locks.mutex("job").unwrap();
+    let waiter = tokio::spawn(async move { mutex.lock().timeout(PATIENCE).await });
+    claims(&locks, "job", 2).await;
+    std::fs::write(the_lock_file(dir.path()), "not a lock").unwrap();
+    drop(holder);
+    let error = waiter.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+    assert!(error.to_string().contains("/job.lock: does not begin"), "{error}");
 }
 
 #[tokio::test]

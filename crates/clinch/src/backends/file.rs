@@ -14,6 +14,13 @@
 //! | `waiting.rs` | what a queued claim waits for |
 //! | `store.rs` | the backend, and claims of other processes |
 //! | `watch.rs` | inotify: waking the one waiter that an event concerns |
+//! | `turns.rs` | turns of waiters that nobody polls |
+//! | `times.rs` | all waits and windows |
+//!
+//! The directory must stay where it is. A lock is held wherever its file is, but newcomers go by the path: when the file, the
+//! directory or one above it is moved or removed, or the process changes its root, they take the lock in a new file. Its
+//! holder is told within 4 s, a client that makes new claims in the old one gets an error a second later, and nothing can
+//! keep the two apart until then.
 
 #[cfg(target_os = "linux")]
 mod dir;
@@ -27,6 +34,10 @@ mod ofd;
 mod slot;
 #[cfg(target_os = "linux")]
 mod store;
+#[cfg(target_os = "linux")]
+mod times;
+#[cfg(target_os = "linux")]
+mod turns;
 #[cfg(target_os = "linux")]
 mod waiting;
 #[cfg(target_os = "linux")]
@@ -92,7 +103,8 @@ pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>
 
 #[cfg(target_os = "linux")]
 fn open_on(dir: &Path, env: Env, network_allowed: bool) -> Result<Arc<dyn Backend>> {
-    Ok(Arc::new(store::File::new(dir::Dir::open(dir, network_allowed)?, env)?))
+    let file = store::File::new(dir::Dir::open(dir, network_allowed)?, env)?;
+    Ok(file)
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -5,10 +5,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
+use super::times::LOOK_AT_DIRECTORY;
+use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Files that waiters ring, so that each wakes only its successor. More than that many waiters in one directory share.
@@ -29,10 +33,31 @@ const NETWORK_FILE_SYSTEMS: [(u32, &str); 11] = [
     (0x5346_414f, "AFS"),
 ];
 
+/// What tells one file of this host from all others, for as long as somebody has it open.
+pub(super) type Identity = (u64, u64);
+
+/// Which file a name leads to, and when anything about that file last changed: a name of it, what stands in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    pub(super) identity: Identity,
+    pub(super) changed: Duration,
+}
+
+impl From<Stat> for Stamp {
+    fn from(stat: Stat) -> Stamp {
+        let seconds = u64::try_from(stat.st_ctime).unwrap_or(0);
+        let changed = Duration::new(seconds, u32::try_from(stat.st_ctime_nsec).unwrap_or(0));
+        Stamp { identity: (stat.st_dev, stat.st_ino), changed }
+    }
+}
+
 /// An open directory of lock files.
 pub(super) struct Dir {
     path: PathBuf,
     descriptor: OwnedFd,
+    identity: Identity,
+    /// When the path was last seen to lead here: nanoseconds after boot.
+    seen: AtomicU64,
     /// Whether others can put files into it: what is opened is then checked.
     shared: bool,
     user: u32,
@@ -75,7 +100,14 @@ impl Dir {
             check_file_system(&path, system.f_type as u32)?;
         }
         let path = std::path::absolute(&path).map_err(failed)?;
-        Ok(Dir { path, descriptor, shared, user })
+        Ok(Dir {
+            path,
+            descriptor,
+            identity: Stamp::from(stat).identity,
+            seen: AtomicU64::new(0),
+            shared,
+            user,
+        })
     }
 
     /// Opens the file of a lock for claiming; makes an empty one if asked.
@@ -91,7 +123,7 @@ impl Dir {
     /// Opens a lock file for reading only, so that nobody is woken by its close.
     pub(super) fn open_for_reading(&self, file: &str) -> Result<Option<OwnedFd>> {
         match self.open_file(file, OFlags::RDONLY) {
-            Ok(file) => Ok(Some(file)),
+            Ok(opened) => self.check_stat(file, opened).map(Some),
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(self.failed(file, error)),
         }
@@ -107,14 +139,38 @@ impl Dir {
         self.path.join(file)
     }
 
-    /// Whether the file name still leads to this open file.
-    pub(super) fn leads_to(&self, file: &str, opened: &OwnedFd) -> io::Result<bool> {
-        let open = rustix::fs::fstat(opened)?;
-        match rustix::fs::statat(&self.descriptor, file, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(found) => Ok((found.st_dev, found.st_ino) == (open.st_dev, open.st_ino)),
-            Err(Errno::NOENT) => Ok(false),
-            Err(error) => Err(error.into()),
+    /// The file that newcomers find under this name; `None` when they would make a new one. By the whole path, as they
+    /// come: the directory may have been moved.
+    pub(super) fn stamp(&self, file: &str) -> io::Result<Option<Stamp>> {
+        found(self.lock_path(file), AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    /// Refuses new claims where the path leads elsewhere by now: they would not meet those of other processes. Looks from
+    /// time to time only.
+    pub(super) fn check_place(&self, now: Instant) -> Result<()> {
+        let seen = Instant::from_nanos(self.seen.load(Ordering::Relaxed));
+        if now.since(seen) < LOOK_AT_DIRECTORY {
+            return Ok(());
         }
+        // Where the path may not be looked at any more, nothing is known.
+        if found(self.path.clone(), AtFlags::empty())
+            .is_ok_and(|at| at.is_none_or(|at| at.identity != self.identity))
+        {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                format!(
+                    "the lock directory {} was moved, replaced or removed; connect again",
+                    self.path.display()
+                ),
+            ));
+        }
+        self.seen.store(now.as_nanos(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Has the next claim look where the path leads.
+    pub(super) fn mistrust_place(&self) {
+        self.seen.store(0, Ordering::Relaxed);
     }
 
     /// The bell of a waiter: open for writing, its close wakes whoever watches it.
@@ -158,8 +214,9 @@ impl Dir {
 
     fn open_file(&self, file: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         let mode = Mode::RUSR | Mode::WUSR;
-        let open =
-            || rustix::fs::openat(&self.descriptor, file, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, mode);
+        // Nothing planted here may hang us: opening a pipe waits for its other end.
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let open = || rustix::fs::openat(&self.descriptor, file, flags, mode);
         match open() {
             Err(Errno::MFILE) if raise_descriptor_limit() => open(),
             result => result,
@@ -168,16 +225,19 @@ impl Dir {
 
     /// In a directory that others can write to, takes only files that nobody else can have planted or can change.
     fn check_file(&self, file: &str, opened: OwnedFd) -> Result<OwnedFd> {
-        if !self.shared {
-            return Ok(opened);
-        }
+        if self.shared { self.check_stat(file, opened) } else { Ok(opened) }
+    }
+
+    /// In any directory, takes regular files only.
+    fn check_stat(&self, file: &str, opened: OwnedFd) -> Result<OwnedFd> {
         let stat = rustix::fs::fstat(&opened).map_err(|error| self.failed(file, error))?;
         let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
-        if !regular || !trusted(stat.st_uid, self.user) || stat.st_nlink > 1 || stat.st_mode & 0o022 != 0 {
+        let planted = !trusted(stat.st_uid, self.user) || stat.st_nlink > 1 || stat.st_mode & 0o022 != 0;
+        if !regular || self.shared && planted {
             return Err(Error::new(
                 ErrorKind::Refused,
                 format!(
-                    "{} was put there by user {} or can be written by others; use a directory of your own (mode 0700)",
+                    "{} was put there by user {}, can be written by others or is no plain file; use a directory of your own (mode 0700)",
                     self.path.join(file).display(),
                     stat.st_uid
                 ),
@@ -198,8 +258,14 @@ impl Dir {
             );
             return Error::new(ErrorKind::Exhausted, message).with_source(io::Error::from(error));
         }
-        if error == Errno::LOOP {
-            let message = format!("{} is a symbolic link; lock files never are", path.display());
+        let odd = match error {
+            Errno::LOOP => Some("a symbolic link"),
+            // A pipe that nobody reads, a socket, a device that is not there.
+            Errno::NXIO | Errno::NODEV => Some("no regular file"),
+            _ => None,
+        };
+        if let Some(odd) = odd {
+            let message = format!("{} is {odd}; lock files never are", path.display());
             return Error::new(ErrorKind::Refused, message);
         }
         let error = io::Error::from(error);
@@ -223,6 +289,15 @@ pub(super) fn kind(error: &io::Error) -> ErrorKind {
         _ if error.raw_os_error() == Some(libc::ENOLCK) => ErrorKind::Exhausted,
         io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename => ErrorKind::Invalid,
         _ => ErrorKind::Unavailable,
+    }
+}
+
+/// What stands at this path; `None` when nothing does.
+fn found(path: PathBuf, flags: AtFlags) -> io::Result<Option<Stamp>> {
+    match rustix::fs::statat(rustix::fs::CWD, path, flags) {
+        Ok(stat) => Ok(Some(Stamp::from(stat))),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

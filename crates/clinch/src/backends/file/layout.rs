@@ -40,10 +40,13 @@ pub(super) const RECORD_LEN: usize = 1024 - HEADER_LEN;
 pub(super) const NAME_AT: u64 = 1024;
 pub(super) const NAME_LEN: usize = 3 * LockName::MAX_LEN + 1;
 
+/// The boot of a header whose mark may not have reached the disk yet.
+pub(super) const NO_BOOT: u128 = 0;
+
 /// The byte that guards the header: above all tickets.
 pub(super) const META: u64 = 1 << 54;
 
-/// All bytes that anybody locks. Holding it whole is being alone.
+/// All bytes that anybody keeps locked. Holding it whole is being alone.
 pub(super) const ALL: Range = Range { first: 1, last: META };
 
 /// Everything that only its own characters can spell in a file name, and that reads the same in any locale.
@@ -60,7 +63,7 @@ pub(super) struct Header {
     pub(super) name_hash: u128,
     /// The last ticket given, valid for the boot that wrote it.
     pub(super) last: u64,
-    /// No ticket above this was ever given; durable.
+    /// No ticket above this was ever given; durable, unless the boot is [`NO_BOOT`].
     pub(super) reserved: u64,
     /// Until when nobody is granted, in milliseconds of the wall clock, which alone survives a reboot.
     pub(super) closed: u64,
@@ -125,12 +128,12 @@ pub(super) struct Record {
     /// When the holder will let go unless this is moved: nanoseconds after boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) until: Option<u64>,
-    /// An operator is about to take the claim away.
+    /// Somebody else has ended the claim; its byte does not count from then on: nanoseconds after boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ends: Option<u64>,
+    /// Its holder has heard of that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(super) leaving: bool,
-    /// The claim was taken away: its byte does not count any more.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(super) revoked: bool,
+    told: bool,
     owner: Arc<Owner>,
 }
 
@@ -161,8 +164,8 @@ impl Record {
             since: millis(wall),
             waiting: !granted,
             until: None,
-            leaving: false,
-            revoked: false,
+            ends: None,
+            told: false,
             owner: claim.owner.clone(),
         }
     }
@@ -194,6 +197,30 @@ impl Record {
         self.waiting
     }
 
+    /// Ends it at this moment, if it does not end before.
+    pub(super) fn end(&mut self, at: Instant) {
+        self.ends = Some(self.ends.map_or(at.as_nanos(), |ends| ends.min(at.as_nanos())));
+    }
+
+    /// Whether somebody else has ended it, now or soon.
+    pub(super) fn is_ending(&self) -> bool {
+        self.ends.is_some()
+    }
+
+    /// Whether its byte does not count any more.
+    pub(super) fn has_ended(&self, now: Instant) -> bool {
+        self.ends.is_some_and(|ends| ends <= now.as_nanos())
+    }
+
+    /// Whether its holder knows that it is ending.
+    pub(super) fn was_told(&self) -> bool {
+        self.told
+    }
+
+    pub(super) fn set_told(&mut self) {
+        self.told = true;
+    }
+
     pub(super) fn set_mode(&mut self, mode: Mode) {
         self.mode = mode;
     }
@@ -213,6 +240,11 @@ impl Record {
             expires_in: self.until.map(|until| Instant::from_nanos(until).since(now)),
         }
     }
+}
+
+/// The byte that guards the record of a live ticket while it is changed: above all others.
+pub(super) fn record_byte(ticket: u64) -> u64 {
+    META + 1 + ticket % RECORDS
 }
 
 /// Where the record of a ticket stands if it is not the first one.
@@ -330,7 +362,7 @@ mod tests {
             owner: Arc::new(owner),
         };
         let mut record = Record::new(&claim, Token::MAX.get(), false, SystemTime::now());
-        (record.until, record.leaving, record.revoked) = (Some(u64::MAX), true, true);
+        (record.until, record.ends, record.told) = (Some(u64::MAX), Some(u64::MAX), true);
         let mut line = Vec::new();
         record.write(&mut line).unwrap();
         line.extend_from_slice(b"rest of an older record\n");

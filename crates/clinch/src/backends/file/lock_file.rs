@@ -8,24 +8,17 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use super::dir::{Dir, kind};
+use super::dir::{Dir, Stamp, kind};
 use super::layout::{self, ALL, HEADER_LEN, Header, META, RECORD_LEN, RECORDS, RESERVE, Record};
 use super::ofd::{self, Range};
+use super::times::{PAUSE_BETWEEN_TRIES, TRIES, TRIES_THAT_YIELD, TRIES_TO_READ};
 use crate::claim::{ClaimId, Mode};
+use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 use crate::token::Token;
-
-/// Tries to get the header's byte before giving up: whoever has it needs microseconds, unless it is stopped.
-const META_TRIES: u32 = 100;
-
-/// Of these tries, how many only yield; the others sleep for some 70 µs.
-const META_YIELDS: u32 = 90;
-
-/// Tries to read a record that is just being rewritten.
-const READ_TRIES: u32 = 5;
 
 /// A lock file, open in a description of its own.
 #[derive(Debug)]
@@ -43,8 +36,8 @@ pub(super) struct Live {
 
 impl Live {
     /// Whether it still counts: nobody has taken it away.
-    pub(super) fn counts(&self) -> bool {
-        self.record.as_ref().is_none_or(|record| !record.revoked)
+    pub(super) fn counts(&self, now: Instant) -> bool {
+        self.record.as_ref().is_none_or(|record| !record.has_ended(now))
     }
 
     /// Its mode; exclusive, the strictest, while that is not known.
@@ -58,6 +51,13 @@ pub(super) struct Held<'a> {
     file: &'a LockFile,
     pub(super) header: Header,
     /// What is to be unlocked at the end.
+    range: Range,
+}
+
+/// The record of a live ticket, held so that nobody else changes it.
+pub(super) struct HeldRecord<'a> {
+    file: &'a LockFile,
+    ticket: u64,
     range: Range,
 }
 
@@ -81,42 +81,39 @@ impl LockFile {
     /// Takes the header. `None` when somebody has had it for longer than it takes to use it.
     pub(super) fn hold(&self, world: &World<'_>) -> Result<Option<Held<'_>>> {
         let meta = Range { first: META, last: META };
-        for attempt in 0..META_TRIES {
-            if ofd::try_lock(&self.file, meta).map_err(failed)? {
-                return self.held(world, meta).map(Some);
-            }
-            if attempt < META_YIELDS {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep(Duration::from_micros(20));
-            }
-        }
-        Ok(None)
+        if self.lock_soon(meta)? { self.held(world, meta).map(Some) } else { Ok(None) }
     }
 
     /// As [`LockFile::hold`], for operations that cannot wait for another chance.
     pub(super) fn hold_or_fail(&self, world: &World<'_>) -> Result<Held<'_>> {
-        self.hold(world)?.ok_or_else(|| {
-            Error::new(
-                ErrorKind::Unavailable,
-                format!(
-                    "lock file \"{}\" is kept busy by a process that does not run; is one stopped?",
-                    world.name
-                ),
-            )
-        })
+        self.hold(world)?.ok_or_else(|| kept_busy(world.name))
+    }
+
+    /// Takes the record of a live ticket, so that nobody else changes it: two who read and rewrite it at once would undo
+    /// one another's change. `None` when somebody has had it for longer than that takes.
+    pub(super) fn hold_record(&self, ticket: u64) -> Result<Option<HeldRecord<'_>>> {
+        let byte = layout::record_byte(ticket);
+        let range = Range { first: byte, last: byte };
+        Ok(self.lock_soon(range)?.then_some(HeldRecord { file: self, ticket, range }))
+    }
+
+    fn lock_soon(&self, range: Range) -> Result<bool> {
+        for attempt in 0..TRIES {
+            if ofd::try_lock(&self.file, range).map_err(failed)? {
+                return Ok(true);
+            }
+            if attempt < TRIES_THAT_YIELD {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(PAUSE_BETWEEN_TRIES);
+            }
+        }
+        Ok(false)
     }
 
     fn held(&self, world: &World<'_>, range: Range) -> Result<Held<'_>> {
         let mut held = Held { file: self, header: world.new_header(), range };
-        let header = self.header().map_err(|error| match error.kind() {
-            ErrorKind::Unsupported => {
-                let path = world.dir.lock_path(&world.file);
-                Error::new(ErrorKind::Unsupported, format!("{}: {error}", path.display()))
-            }
-            _ => error,
-        });
-        match header? {
+        match self.header().map_err(|error| in_file(world.dir, &world.file, error))? {
             Some(header) if header.name_hash != world.hash => Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
@@ -132,6 +129,13 @@ impl LockFile {
                 Ok(held)
             }
             None => {
+                if range != ALL
+                    && let Some(last) = self.tickets(META - 1)?.last()
+                {
+                    // Somebody emptied the file under those who are in it; who comes after them comes later.
+                    held.header.last = held.header.last.max(*last);
+                    held.header.reserved = held.header.last;
+                }
                 held.init(world)?;
                 Ok(held)
             }
@@ -238,7 +242,7 @@ impl LockFile {
 
     /// The record of a live ticket.
     pub(super) fn record(&self, ticket: u64) -> Result<Option<Record>> {
-        for _ in 0..READ_TRIES {
+        for _ in 0..TRIES_TO_READ {
             for at in [layout::record_at(ticket), HEADER_LEN as u64] {
                 if let Some(record) = self.record_at(at)?
                     && record.ticket == ticket
@@ -257,7 +261,7 @@ impl LockFile {
     }
 
     /// Rewrites the record of a live ticket, wherever it stands.
-    pub(super) fn rewrite(&self, record: &Record) -> Result<()> {
+    fn rewrite(&self, record: &Record) -> Result<()> {
         let first = self.record_at(HEADER_LEN as u64)?.is_some_and(|first| first.ticket == record.ticket);
         let at = if first { HEADER_LEN as u64 } else { layout::record_at(record.ticket) };
         self.write(&line(record)?, at)
@@ -268,11 +272,10 @@ impl LockFile {
         ofd::unlock(&self.file, ALL).map_err(failed)
     }
 
-    /// Links to the file, and when anything about it last changed: another name, a removal, a write.
-    pub(super) fn change_stamp(&self) -> Result<(u64, Duration)> {
+    /// Which file this is, and when anything about it last changed.
+    pub(super) fn stamp(&self) -> Result<Stamp> {
         let stat = rustix::fs::fstat(&self.file).map_err(|error| failed(error.into()))?;
-        let seconds = u64::try_from(stat.st_ctime).unwrap_or(0);
-        Ok((stat.st_nlink as u64, Duration::new(seconds, u32::try_from(stat.st_ctime_nsec).unwrap_or(0))))
+        Ok(Stamp::from(stat))
     }
 
     fn read(&self, bytes: &mut [u8], at: u64) -> Result<usize> {
@@ -332,12 +335,12 @@ impl World<'_> {
 }
 
 impl Held<'_> {
-    /// Writes a new file: the name, then the header, durably.
+    /// Writes a new file: the name, then the header. Its name in the directory is durable before anybody takes a ticket,
+    /// for the header alone says that there is nothing left to do here.
     fn init(&self, world: &World<'_>) -> Result<()> {
         self.file.write(layout::name_line(world.name).as_bytes(), layout::NAME_AT)?;
-        self.write_header()?;
-        self.file.sync()?;
-        world.dir.sync().map_err(failed)
+        world.dir.sync().map_err(failed)?;
+        self.write_header()
     }
 
     /// The next ticket. Makes a block of them durable when the last block is used up.
@@ -351,12 +354,11 @@ impl Held<'_> {
             return Err(Error::new(ErrorKind::Exhausted, "the tokens of this lock are used up"));
         }
         if ticket > self.header.reserved {
-            let before = self.header;
+            // Until the mark is durable, it stands in a header that no boot believes: whoever finds it there, since we were
+            // killed or the disk failed, goes on above it and makes a mark of its own.
             self.header.reserved = ticket.saturating_add(RESERVE);
-            if let Err(error) = self.write_header().and_then(|()| self.file.sync()) {
-                self.header = before;
-                return Err(error);
-            }
+            Header { boot: layout::NO_BOOT, ..self.header }.write_to(self.file)?;
+            self.file.sync()?;
         }
         Ok(ticket)
     }
@@ -411,25 +413,27 @@ impl Held<'_> {
         self.write_header()
     }
 
-    /// Finds the claim of this id, if it counts, and changes its record.
-    pub(super) fn change(&self, id: ClaimId, change: impl FnOnce(&mut Record)) -> Result<Option<Record>> {
-        for live in self.file.live(META - 1)? {
-            if let Some(mut record) = live.record
-                && record.is(id)
-                && !record.revoked
-            {
-                change(&mut record);
-                self.file.rewrite(&record)?;
-                return Ok(Some(record));
-            }
-        }
-        Ok(None)
+    /// Finds the claim of this id, unless somebody has ended it already, and changes its record.
+    pub(super) fn change(
+        &self,
+        name: &LockName,
+        id: ClaimId,
+        change: impl FnOnce(&mut Record),
+    ) -> Result<Option<Record>> {
+        let is_it = |record: &Record| record.is(id) && !record.is_ending();
+        let live = self.file.live(META - 1)?.into_iter();
+        let Some(ticket) = live.filter_map(|live| live.record).find(is_it).map(|record| record.ticket) else {
+            return Ok(None);
+        };
+        let held = self.file.hold_record(ticket)?.ok_or_else(|| kept_busy(name))?;
+        let Some(mut record) = held.read()?.filter(is_it) else { return Ok(None) };
+        change(&mut record);
+        held.rewrite(&record)?;
+        Ok(Some(record))
     }
 
     fn write_header(&self) -> Result<()> {
-        let mut bytes = Vec::with_capacity(HEADER_LEN);
-        self.header.write(&mut bytes);
-        self.file.write(&bytes, 0)
+        self.header.write_to(self.file)
     }
 }
 
@@ -438,6 +442,37 @@ impl Drop for Held<'_> {
         // Cannot fail for a valid range of an open file; if it did, closing the file frees the bytes.
         let _ = ofd::unlock(self.file, self.range);
     }
+}
+
+impl Header {
+    fn write_to(&self, file: &LockFile) -> Result<()> {
+        let mut bytes = Vec::with_capacity(HEADER_LEN);
+        self.write(&mut bytes);
+        file.write(&bytes, 0)
+    }
+}
+
+impl HeldRecord<'_> {
+    pub(super) fn read(&self) -> Result<Option<Record>> {
+        self.file.record(self.ticket)
+    }
+
+    pub(super) fn rewrite(&self, record: &Record) -> Result<()> {
+        self.file.rewrite(record)
+    }
+}
+
+impl Drop for HeldRecord<'_> {
+    fn drop(&mut self) {
+        // As with the header.
+        let _ = ofd::unlock(self.file, self.range);
+    }
+}
+
+pub(super) fn kept_busy(name: &LockName) -> Error {
+    let message =
+        format!("lock file \"{name}\" is kept busy by a process that does not run; is one stopped?");
+    Error::new(ErrorKind::Unavailable, message)
 }
 
 /// The tickets below a range that was found; all of them at first.
@@ -457,6 +492,16 @@ fn line(record: &Record) -> Result<Vec<u8>> {
 
 fn too_long() -> Error {
     Error::invalid("host, user and label of the owner do not fit into a lock file's record")
+}
+
+/// An error of a damaged file with the file's path.
+pub(super) fn in_file(dir: &Dir, file: &str, error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Unsupported => {
+            Error::new(ErrorKind::Unsupported, format!("{}: {error}", dir.lock_path(file).display()))
+        }
+        _ => error,
+    }
 }
 
 /// An I/O error as this crate's.

@@ -1,16 +1,16 @@
 //! A claim of this process: how it enters a lock file, takes its steps, is looked after, and leaves.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::dir;
-use super::layout::{self, META, Record};
-use super::lock_file::{Live, LockFile, World, failed};
+use super::dir::{self, Stamp};
+use super::layout::{self, Header, META, Record};
+use super::lock_file::{Live, LockFile, World, failed, in_file, kept_busy};
 use super::store::File;
-use super::waiting::RECHECK;
+use super::times::{RECHECK, RESTARTS, STAMP_GRAIN};
 use super::watch::Watch;
-use crate::backend::{Busy, Freed, Grant, Progress, Renewal};
+use crate::backend::{Busy, Freed, Grant, NOTICE, Progress, Renewal};
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
@@ -18,15 +18,6 @@ use crate::name::LockName;
 use crate::queue::{admits, agree_on_capacity};
 use crate::sync::lock;
 use crate::token::Token;
-
-/// How old a file's last change must be to tell it from a later one: time stamps may be as coarse as 10 ms.
-const STAMP_GRAIN: Duration = Duration::from_secs(1);
-
-/// How long a live holder has to hear that an operator takes its claim away: its keeper looks every 4 s.
-pub(super) const NOTICE: Duration = Duration::from_secs(5);
-
-/// Times that a claim starts anew because somebody removed the lock file under it.
-const RESTARTS: u32 = 16;
 
 /// A claim of this process: its byte stays locked for as long as this lives.
 #[derive(Debug)]
@@ -37,16 +28,26 @@ pub(super) struct Slot {
     pub(super) hash: u128,
     pub(super) ticket: u64,
     pub(super) mode: Mode,
-    granted: bool,
+    pub(super) granted: bool,
     granted_at: Instant,
+    /// Whether the holder was told that an operator ends its claim.
+    told: bool,
+    /// When its waiter last looked.
+    pub(super) looked: Instant,
+    /// Since when its turn has come and nobody has taken it.
+    pub(super) turn: Option<Instant>,
+    /// Whether its place went on to the next.
+    pub(super) left: bool,
+    /// Whether it could not take its turn since a process that is stopped has its record.
+    pub(super) hindered: bool,
     /// Whether other processes may hold the description too.
     pub(super) inherited: bool,
     /// Its close wakes the successor. A claim that was granted at once has none: its successor watches the lock file.
     pub(super) bell: Option<OwnedFd>,
     /// When to look again without an event.
     pub(super) recheck: Duration,
-    /// The file's last change when the claim was last found to be in order.
-    checked: Option<Duration>,
+    /// What the file's name led to when the claim was last found to be in order.
+    checked: Option<Stamp>,
     /// The last watch of the wait. Ending one costs more than a hand-over, so it is left to the release.
     pub(super) watch: Option<Watch>,
 }
@@ -72,6 +73,11 @@ impl Slot {
             mode,
             granted,
             granted_at: now,
+            told: false,
+            looked: now,
+            turn: None,
+            left: false,
+            hindered: false,
             inherited: false,
             bell,
             recheck: RECHECK,
@@ -80,16 +86,34 @@ impl Slot {
         }
     }
 
-    /// The claim's record, unless an operator is taking it away.
-    pub(super) fn record(&self) -> Result<Option<Record>> {
-        Ok(self.file.record(self.ticket)?.filter(|record| !record.leaving && !record.revoked))
+    /// The claims ahead that count.
+    pub(super) fn ahead(&self, now: Instant) -> Result<Vec<Live>> {
+        let mut ahead = self.file.live(self.ticket - 1)?;
+        ahead.retain(|live| live.counts(now));
+        Ok(ahead)
     }
 
-    /// The claims ahead that count.
-    pub(super) fn ahead(&self) -> Result<Vec<Live>> {
-        let mut ahead = self.file.live(self.ticket - 1)?;
-        ahead.retain(Live::counts);
-        Ok(ahead)
+    /// The claims ahead that it has to know of: where one is right before an exclusive claim, that one and the first.
+    fn before(&self, now: Instant) -> Result<Vec<Live>> {
+        if self.mode == Mode::Exclusive
+            && let Some(before) = self.file.live_at(self.ticket - 1)?
+            && before.counts(now)
+        {
+            // All of them would be a thousand, for each of a thousand waiters that look.
+            let first =
+                self.file.first_live()?.filter(|first| first.ticket < before.ticket && first.counts(now));
+            return Ok(first.into_iter().chain([before]).collect());
+        }
+        self.ahead(now)
+    }
+
+    /// Gives up the place of a claim that waits.
+    pub(super) fn leave(&mut self) -> Result<()> {
+        self.left = true;
+        self.file.unlock_all()?;
+        // Its close wakes the next.
+        self.bell = None;
+        Ok(())
     }
 }
 
@@ -101,7 +125,7 @@ impl File {
     pub(super) fn enter(&self, claim: &Claim) -> Result<Progress> {
         for _ in 0..RESTARTS {
             let world = self.world(&claim.name);
-            let Some(file) = self.dir.open_lock(&world.file, true)?.map(LockFile::new) else { continue };
+            let Some(file) = self.open(&world.file, true)? else { continue };
             if let Some(ticket) = enter_alone(claim, &world, &file)? {
                 self.keep(Slot::new(file, claim, world, ticket, true, None, self.env.now()), claim.id);
                 return Ok(granted(ticket));
@@ -132,11 +156,12 @@ impl File {
                 None,
             )));
         };
-        if !self.dir.leads_to(&world.file, file.descriptor()).map_err(failed)? {
+        if !self.leads_to(&world.file, file)? {
             return Ok(None);
         }
-        let locked = in_the_way(claim, file, held.header.last)?;
-        let counted = || locked.iter().filter(|live| live.counts());
+        let now = self.env.now();
+        let locked = in_the_way(claim, file, held.header.last, now)?;
+        let counted = || locked.iter().filter(|live| live.counts(now));
         agree_on_capacity(counted().map(Live::mode), claim.mode)?;
         let grants = !held.header.closed_at(world.wall) && admits(counted().map(Live::mode), claim.mode);
         let busy = self.busy(counted());
@@ -145,15 +170,28 @@ impl File {
         }
         let bell = |ticket| match grants {
             true => Ok(None),
-            false => self.dir.open_bell(dir::bell(world.hash, ticket)).map(Some),
+            false => self.bell(world.hash, ticket),
         };
         let record = |ticket| Record::new(claim, ticket, grants, world.wall);
         let (ticket, bell) = held.claim_behind(&locked, record, bell)?;
         Ok(Some((if grants { granted(ticket) } else { Progress::Queued(busy) }, Some((ticket, bell)))))
     }
 
+    /// What a waiter rings when it ends. Where somebody planted something in its place, the next looks from time to time.
+    pub(super) fn bell(&self, hash: u128, ticket: u64) -> Result<Option<OwnedFd>> {
+        match self.dir.open_bell(dir::bell(hash, ticket)) {
+            Err(error) if error.kind() == ErrorKind::Refused => Ok(None),
+            bell => bell.map(Some),
+        }
+    }
+
     fn keep(&self, slot: Slot, id: ClaimId) {
-        lock(&self.slots).insert(id, Arc::new(Mutex::new(slot)));
+        let waits = !slot.granted;
+        let mut slots = lock(&self.slots);
+        slots.insert(id, Arc::new(Mutex::new(slot)));
+        if waits {
+            self.mind_turns(&slots);
+        }
     }
 
     /// A further step of a claim that has a place.
@@ -162,25 +200,35 @@ impl File {
         if slot.granted {
             return Ok(granted(slot.ticket));
         }
-        let ahead = slot.ahead()?;
-        let closed = slot.file.header()?.is_some_and(|header| header.closed_at(self.env.clock().wall()));
-        if closed || !admits(ahead.iter().map(Live::mode), slot.mode) {
-            return Ok(Progress::Queued(self.busy(ahead.iter())));
+        let now = self.env.now();
+        (slot.looked, slot.turn, slot.hindered) = (now, None, false);
+        if slot.left || slot.file.record(slot.ticket)?.is_some_and(|record| record.is_ending()) {
+            return self.start_again(claim, slot);
         }
-        if self.unlinked(&slot)? {
-            // The file is gone, and with it the queue: start again in the new one.
-            drop(slot);
-            lock(&self.slots).remove(&claim.id);
-            return self.enter(claim);
+        let before = slot.before(now)?;
+        let closed = self.header(&slot)?.is_some_and(|header| header.closed_at(self.env.clock().wall()));
+        if closed || !admits(before.iter().map(Live::mode), slot.mode) {
+            return Ok(Progress::Queued(self.busy(before.iter())));
         }
-        let Some(mut record) = slot.record()? else {
-            drop(slot);
-            lock(&self.slots).remove(&claim.id);
-            return Err(Error::lost(&claim.name, evicted()));
+        if !self.leads_to(&slot.file_name, &slot.file)? {
+            // The file is gone, and with it the queue.
+            return self.start_again(claim, slot);
+        }
+        let Some(held) = slot.file.hold_record(slot.ticket)? else {
+            slot.hindered = true;
+            return Ok(Progress::Queued(Busy::default()));
         };
-        record.set_granted(self.env.clock().wall());
-        slot.file.rewrite(&record)?;
-        (slot.granted, slot.granted_at) = (true, self.env.now());
+        let wall = self.env.clock().wall();
+        // Whoever damaged the record has not taken the place: its byte is still locked.
+        let mut record = held.read()?.unwrap_or_else(|| Record::new(claim, slot.ticket, false, wall));
+        if record.is_ending() {
+            drop(held);
+            return self.start_again(claim, slot);
+        }
+        record.set_granted(wall);
+        held.rewrite(&record)?;
+        drop(held);
+        (slot.granted, slot.granted_at) = (true, now);
         if slot.mode != Mode::Exclusive {
             // The successor may be let in at the same time. An exclusive claim's successor is not, and keeps its watch.
             slot.bell = None;
@@ -188,31 +236,83 @@ impl File {
         Ok(granted(slot.ticket))
     }
 
-    /// Why a claim of this process does not count any more, if so.
-    pub(super) fn lost(&self, slot: &Slot) -> Result<Option<Loss>> {
-        if self.unlinked(slot)? {
-            return Ok(Some(Loss::new(LossKind::Deleted, "somebody removed the lock file")));
+    /// A waiter that has lost its place takes a new one, at the end.
+    fn start_again(&self, claim: &Claim, mut slot: MutexGuard<'_, Slot>) -> Result<Progress> {
+        slot.leave()?;
+        drop(slot);
+        lock(&self.slots).remove(&claim.id);
+        self.enter(claim)
+    }
+
+    /// Why a claim of this process does not count any more, if so. Whoever evicts it learns that it was told.
+    pub(super) fn lost(&self, slot: &mut Slot) -> Result<Option<Loss>> {
+        let lost = |why: &'static str| Ok(Some(Loss::new(LossKind::Deleted, why)));
+        if !self.leads_to(&slot.file_name, &slot.file)? {
+            return lost("somebody moved or removed the lock file or its directory");
         }
-        Ok(slot.record()?.is_none().then(evicted))
+        let Some(record) = slot.file.record(slot.ticket)? else {
+            return lost("somebody damaged the lock file: the claim's record is gone");
+        };
+        if !record.is_ending() {
+            return Ok(None);
+        }
+        if !slot.told {
+            slot.told = true;
+            self.say_told(slot)?;
+        }
+        lost("an operator took the lock away")
+    }
+
+    fn say_told(&self, slot: &Slot) -> Result<()> {
+        // If a process that is stopped has the record, the evictor need not know.
+        if let Some(held) = slot.file.hold_record(slot.ticket)?
+            && let Some(mut record) = held.read()?
+        {
+            record.set_told();
+            held.rewrite(&record)?;
+        }
+        Ok(())
     }
 
     /// Looks whether a claim of this process still counts; with one call where its file was not touched since.
     pub(super) fn check(&self, slot: &mut Slot) -> Result<Renewal> {
-        let (links, changed) = slot.file.change_stamp()?;
-        if links == 1 && slot.checked == Some(changed) {
+        let stamp = self.dir.stamp(&slot.file_name).map_err(failed)?;
+        if stamp.is_some() && slot.checked == stamp {
             return Ok(Renewal::Renewed(None));
         }
         if let Some(loss) = self.lost(slot)? {
             return Ok(Renewal::Lost(loss));
         }
         let now = Duration::from_millis(layout::millis(self.env.clock().wall()));
-        slot.checked = (changed + STAMP_GRAIN < now).then_some(changed);
+        slot.checked = stamp.filter(|stamp| stamp.changed + STAMP_GRAIN < now);
         Ok(Renewal::Renewed(None))
     }
 
-    /// Whether somebody removed the lock file: newcomers then meet in another one.
-    fn unlinked(&self, slot: &Slot) -> Result<bool> {
-        Ok(!self.dir.leads_to(&slot.file_name, slot.file.descriptor()).map_err(failed)?)
+    /// Whether newcomers meet in this file: nobody has moved or removed it, or the directory.
+    fn leads_to(&self, file_name: &str, file: &LockFile) -> Result<bool> {
+        let open = file.stamp()?.identity;
+        let leads = self.dir.stamp(file_name).map_err(failed)?.is_some_and(|found| found.identity == open);
+        if !leads {
+            self.dir.mistrust_place();
+        }
+        Ok(leads)
+    }
+
+    /// The header of a file that was sound when the claim came.
+    pub(super) fn header(&self, slot: &Slot) -> Result<Option<Header>> {
+        slot.file.header().map_err(|error| in_file(&self.dir, &slot.file_name, error))
+    }
+
+    /// Turns an exclusive claim into a shared one.
+    pub(super) fn share(&self, slot: &mut Slot) -> Result<()> {
+        let held = slot.file.hold_record(slot.ticket)?.ok_or_else(|| kept_busy(&slot.name))?;
+        let record = held.read()?.filter(|record| !record.is_ending());
+        let mut record = record.ok_or_else(|| Error::lost(&slot.name, not_held()))?;
+        record.set_mode(Mode::Shared);
+        held.rewrite(&record)?;
+        drop(held);
+        (slot.mode, slot.bell) = (Mode::Shared, None);
+        self.ring(&slot.file_name)
     }
 
     /// Ends a claim of this process.
@@ -226,15 +326,16 @@ impl File {
             let world = self.world(&slot.name);
             slot.file.hold_or_fail(&world)?.close_until(world.wall + linger)?;
         }
-        // A younger claim cannot have been taken away yet, so an ordinary release need not look.
+        // A younger claim that was evicted and not told has not ended yet, so an ordinary release need not look.
         let old = self.env.now().since(slot.granted_at) >= NOTICE;
-        let revoked = old && slot.file.record(slot.ticket)?.is_some_and(|record| record.revoked);
+        let ended =
+            slot.told || old && slot.file.record(slot.ticket)?.is_some_and(|record| record.is_ending());
         // Not left to the close, since a forked child may have a copy of the descriptor.
         slot.file.unlock_all()?;
         if slot.inherited {
             self.ring(&slot.file_name)?;
         }
-        Ok(if revoked { Freed::Absent } else { Freed::Removed })
+        Ok(if ended { Freed::Absent } else { Freed::Removed })
     }
 
     fn busy<'a>(&self, live: impl Iterator<Item = &'a Live> + Clone) -> Busy {
@@ -250,10 +351,10 @@ impl File {
 }
 
 /// The claims that a newcomer has to know of: all, but for an exclusive one, to which the first is one too many.
-fn in_the_way(claim: &Claim, file: &LockFile, last_ticket: u64) -> Result<Vec<Live>> {
+fn in_the_way(claim: &Claim, file: &LockFile, last_ticket: u64, now: Instant) -> Result<Vec<Live>> {
     if claim.mode == Mode::Exclusive
         && let Some(first) = file.first_live()?
-        && first.counts()
+        && first.counts(now)
         && last_ticket - first.ticket.min(last_ticket) < layout::RECORDS - 1
     {
         // Nobody is so old that the newcomer's record would take its place.
@@ -280,6 +381,6 @@ fn granted(ticket: u64) -> Progress {
     }
 }
 
-fn evicted() -> Loss {
-    Loss::new(LossKind::Deleted, "an operator took the lock away")
+pub(super) fn not_held() -> Loss {
+    Loss::new(LossKind::Deleted, "the claim is not held")
 }

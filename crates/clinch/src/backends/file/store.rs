@@ -2,23 +2,23 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::dir::{self, Dir};
-use super::layout::{self, Header, META};
+use super::dir::Dir;
+use super::layout::{self, Header, META, Record};
 use super::lock_file::{Live, LockFile, World};
-use super::slot::{NOTICE, Slot};
-use super::waiting::RECHECK_UNWATCHED;
+use super::slot::{Slot, not_held};
+use super::times::RECHECK_UNWATCHED;
 use super::watch::Watcher;
-use crate::backend::{Backend, Capabilities, Freed, LockState, Progress, Renewal, Wake};
-use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
+use crate::backend::{Backend, Capabilities, Freed, LockState, NOTICE, Progress, Renewal, Wake};
+use crate::claim::{Claim, ClaimId, Loss, LossKind};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
-use crate::queue::admits;
 use crate::sync::lock;
 
 /// The backend of `file://`.
@@ -31,19 +31,25 @@ pub(super) struct File {
     pub(super) process: u32,
     pub(super) slots: Mutex<HashMap<ClaimId, Arc<Mutex<Slot>>>>,
     pub(super) watcher: Watcher,
+    /// Whether somebody looks after turns that nobody takes; changed only while `slots` is locked.
+    pub(super) minded: AtomicBool,
+    /// For whoever looks after them.
+    pub(super) this: Weak<File>,
 }
 
 impl File {
-    pub(super) fn new(dir: Dir, env: Env) -> Result<File> {
+    pub(super) fn new(dir: Dir, env: Env) -> Result<Arc<File>> {
         let boot = boot_id(&env)?;
-        Ok(File {
+        Ok(Arc::new_cyclic(|this| File {
             dir,
             env,
             boot,
             process: std::process::id(),
             slots: Mutex::default(),
             watcher: Watcher::default(),
-        })
+            minded: AtomicBool::new(false),
+            this: this.clone(),
+        }))
     }
 
     pub(super) fn world<'a>(&'a self, name: &'a LockName) -> World<'a> {
@@ -55,6 +61,12 @@ impl File {
         lock(&self.slots).get(&id).cloned()
     }
 
+    /// Opens a lock file; makes an empty one if asked.
+    pub(super) fn open(&self, file_name: &str, create: bool) -> Result<Option<LockFile>> {
+        self.dir.check_place(self.env.now())?;
+        Ok(self.dir.open_lock(file_name, create)?.map(LockFile::new))
+    }
+
     /// Wakes whoever watches the lock file, where closing our own descriptor would not: others may have copies.
     pub(super) fn ring(&self, file_name: &str) -> Result<()> {
         self.dir.open_lock(file_name, false).map(drop)
@@ -63,17 +75,24 @@ impl File {
     /// Ends a claim of another process: it does not count from now on.
     fn revoke(&self, name: &LockName, id: ClaimId, linger: Duration) -> Result<Freed> {
         let world = self.world(name);
-        let Some(file) = self.dir.open_lock(&world.file, false)?.map(LockFile::new) else {
-            return Ok(Freed::Absent);
-        };
+        let Some(file) = self.open(&world.file, false)? else { return Ok(Freed::Absent) };
+        let now = self.env.now();
         let mut held = file.hold_or_fail(&world)?;
-        let Some(record) = held.change(id, |record| record.revoked = true)? else { return Ok(Freed::Absent) };
+        let Some(record) = held.change(name, id, |record| record.end(now))? else { return Ok(Freed::Absent) };
         if !linger.is_zero() {
             held.close_until(world.wall + linger)?;
         }
-        // If it waited, its successor watches its bell; the lock file rings with the close at the end.
-        self.dir.open_bell(dir::bell(world.hash, record.ticket))?;
+        self.ring_for(&world, &record)?;
         Ok(Freed::Removed)
+    }
+
+    /// Wakes the successor of a claim that was ended: if it waited, that one watches its bell; the lock file rings when who
+    /// ended it closes it.
+    fn ring_for(&self, world: &World<'_>, record: &Record) -> Result<()> {
+        if record.is_waiting() {
+            self.bell(world.hash, record.ticket)?;
+        }
+        Ok(())
     }
 
     fn renew_one(&self, claim: &Claim) -> Result<Renewal> {
@@ -83,11 +102,9 @@ impl File {
         // Another process's, which lets go at the time that its record says.
         let until = (self.env.now() + claim.ttl).as_nanos();
         let world = self.world(&claim.name);
-        let Some(file) = self.dir.open_lock(&world.file, false)?.map(LockFile::new) else {
-            return Ok(gone());
-        };
+        let Some(file) = self.open(&world.file, false)? else { return Ok(gone()) };
         let held = file.hold_or_fail(&world)?;
-        let changed = held.change(claim.id, |record| record.until = Some(until))?;
+        let changed = held.change(&claim.name, claim.id, |record| record.until = Some(until))?;
         Ok(changed.map_or_else(gone, |_| Renewal::Renewed(Some(claim.ttl))))
     }
 
@@ -101,7 +118,7 @@ impl File {
         let closed = |header: &Header| header.closed_at(self.env.clock().wall());
         let closed_until = file.header()?.filter(closed).map(|header| header.closed_until());
         let live = file.live(META - 1)?;
-        let live: Vec<&Live> = live.iter().filter(|live| live.counts()).collect();
+        let live: Vec<&Live> = live.iter().filter(|live| live.counts(self.env.now())).collect();
         let name = if plain.is_some() { plain } else { file.stored_name()? };
         let Some(name) = name.filter(|name| name.as_str().starts_with(prefix)) else { return Ok(None) };
         let states =
@@ -151,21 +168,14 @@ impl Backend for File {
 
     async fn verify(&self, claim: &Claim) -> Result<Renewal> {
         match self.slot(claim.id) {
-            Some(slot) => Ok(self.lost(&lock(&slot))?.map_or(Renewal::Renewed(None), Renewal::Lost)),
+            Some(slot) => Ok(self.lost(&mut lock(&slot))?.map_or(Renewal::Renewed(None), Renewal::Lost)),
             None => Ok(gone()),
         }
     }
 
     async fn downgrade(&self, claim: &Claim) -> Result<()> {
-        let gone = || Error::lost(&claim.name, Loss::new(LossKind::Deleted, "the claim is not held"));
-        let slot = self.slot(claim.id).ok_or_else(gone)?;
-        let mut slot = lock(&slot);
-        let mut record = slot.record()?.ok_or_else(gone)?;
-        record.set_mode(Mode::Shared);
-        slot.file.rewrite(&record)?;
-        slot.mode = Mode::Shared;
-        slot.bell = None;
-        self.ring(&slot.file_name)
+        let slot = self.slot(claim.id).ok_or_else(|| Error::lost(&claim.name, not_held()))?;
+        self.share(&mut lock(&slot))
     }
 
     async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
@@ -176,8 +186,13 @@ impl Backend for File {
         Ok(freed)
     }
 
+    fn forget(&self, claim: &Claim) {
+        lock(&self.slots).remove(&claim.id);
+    }
+
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
         let mut states = Vec::new();
+        self.dir.check_place(self.env.now())?;
         for file in self.dir.lock_files()? {
             match self.state(&file, prefix) {
                 Ok(state) => states.extend(state),
@@ -192,29 +207,23 @@ impl Backend for File {
 
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
         let world = self.world(name);
-        let Some(file) = self.dir.open_lock(&world.file, false)?.map(LockFile::new) else {
-            return Ok(Freed::Absent);
-        };
-        let leaving = {
+        let Some(file) = self.open(&world.file, false)? else { return Ok(Freed::Absent) };
+        let now = self.env.now();
+        let ended = {
             let mut held = file.hold_or_fail(&world)?;
             if held.header.closed_at(world.wall) {
                 held.open_now()?;
             }
-            held.change(claim, |record| record.leaving = true)?
+            // A holder hears of it from its keeper, stops, and then releases; one that does not, loses its claim nevertheless.
+            let at = |record: &Record| if record.is_waiting() { now } else { now + NOTICE };
+            held.change(name, claim, |record| record.end(at(record)))?
         };
-        let Some(record) = leaving else { return Ok(Freed::Absent) };
-        let locked = file.live(record.ticket)?;
-        let ahead = locked.iter().filter(|live| live.ticket < record.ticket && live.counts());
-        if admits(ahead.map(Live::mode), record.mode()) {
-            // A holder that runs is told by its keeper and lets go; one that does not, loses its claim nevertheless.
-            let end = self.env.now() + NOTICE;
-            while self.env.now() < end
-                && file.live(record.ticket)?.iter().any(|live| live.ticket == record.ticket)
-            {
-                self.env.sleep_until(self.env.now() + RECHECK_UNWATCHED).await;
-            }
+        let Some(record) = ended else { return Ok(Freed::Absent) };
+        self.ring_for(&world, &record)?;
+        let told = |live: Live| live.record.is_some_and(|record| record.was_told());
+        while file.live_at(record.ticket)?.is_some_and(|live| live.counts(self.env.now()) && !told(live)) {
+            self.env.sleep_until(self.env.now() + RECHECK_UNWATCHED).await;
         }
-        self.revoke(name, claim, Duration::ZERO)?;
         Ok(Freed::Removed)
     }
 

@@ -2,29 +2,21 @@
 
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use super::dir;
 use super::lock_file::Live;
 use super::slot::Slot;
 use super::store::File;
+use super::times::{RECHECK, RECHECK_AFTER_EVENT, RECHECK_UNWATCHED};
 use crate::claim::Mode;
 use crate::error::Result;
 use crate::queue::admits;
 use crate::sync::lock;
 
-/// How often a waiter looks although nothing woke it: when an event was lost, or a wait ends by the wall clock.
-pub(super) const RECHECK: Duration = Duration::from_secs(1);
-
-/// How soon a waiter looks again after an event that did not let it in: the event comes just before the lock is free.
-const RECHECK_AFTER_EVENT: Duration = Duration::from_millis(1);
-
-/// How often a waiter looks where nothing can wake it: the kernel has no watch left, or it has no place to wait at.
-pub(super) const RECHECK_UNWATCHED: Duration = Duration::from_millis(20);
-
 /// What a waiter waits for.
 #[derive(Debug, PartialEq, Eq)]
-enum Await {
+pub(super) enum Await {
     /// The lock is kept closed until this moment of the wall clock.
     Opening(SystemTime),
     /// This file's close.
@@ -33,18 +25,18 @@ enum Await {
 
 impl File {
     /// What a queued claim has to wait for; `None` when it can be granted.
-    fn awaited(&self, slot: &Slot) -> Result<Option<Await>> {
+    pub(super) fn awaited(&self, slot: &Slot) -> Result<Option<Await>> {
         // An exclusive claim waits for whoever is right before it, and need not know more.
         if slot.mode == Mode::Exclusive
             && let Some(before) = slot.file.live_at(slot.ticket - 1)?
-            && let Some(record) = before.record.as_ref().filter(|record| !record.revoked)
+            && let Some(record) = before.record.as_ref().filter(|_| before.counts(self.env.now()))
         {
             return Ok(Some(self.close_of(slot, before.ticket, record.is_waiting())));
         }
-        let ahead = slot.ahead()?;
+        let ahead = slot.ahead(self.env.now())?;
         let mut modes: Vec<Mode> = ahead.iter().map(Live::mode).collect();
         if admits(modes.iter().copied(), slot.mode) {
-            let header = slot.file.header()?.filter(|header| header.closed_at(self.env.clock().wall()));
+            let header = self.header(slot)?.filter(|header| header.closed_at(self.env.clock().wall()));
             return Ok(header.map(|header| Await::Opening(header.closed_until())));
         }
         let (Some(before), Some(mode)) = (ahead.last(), modes.pop()) else { return Ok(None) };
@@ -64,8 +56,13 @@ impl File {
 
     /// Waits for what `awaited` says, or for the next look.
     pub(super) async fn wait_in(&self, slot: &Mutex<Slot>) -> Result<()> {
-        let Some(awaited) = self.awaited(&lock(slot))? else { return Ok(()) };
         let now = self.env.now();
+        let Some(awaited) = self.awaited(&lock(slot))? else {
+            if lock(slot).hindered {
+                self.env.sleep_until(now + RECHECK_UNWATCHED).await;
+            }
+            return Ok(());
+        };
         let path = match &awaited {
             Await::Opening(at) => {
                 let left = at.duration_since(self.env.clock().wall()).unwrap_or_default();

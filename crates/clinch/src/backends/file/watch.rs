@@ -51,7 +51,7 @@ impl Watcher {
             Some(inotify) => inotify,
             None => self.start(lane)?,
         };
-        let added = inotify::add_watch(&inotify, path, WatchFlags::CLOSE_WRITE);
+        let added = inotify::add_watch(&inotify, path, WatchFlags::CLOSE_WRITE | WatchFlags::DONT_FOLLOW);
         state.inotify = Some(inotify);
         let descriptor = added?;
         state.next_id += 1;
@@ -63,7 +63,8 @@ impl Watcher {
     fn start(&self, lane: &Lane) -> io::Result<OwnedFd> {
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
         let reading = inotify.as_fd().try_clone_to_owned()?;
-        lane.spawn(read(self.0.clone(), reading)).map_err(io::Error::other)?;
+        let reader = Reader(self.0.clone());
+        lane.spawn(async move { reader.read(reading).await }).map_err(io::Error::other)?;
         Ok(inotify)
     }
 }
@@ -91,15 +92,30 @@ impl Drop for Watch {
 }
 
 /// Reads events and wakes whom they concern, for as long as the lane lives.
-async fn read(state: Arc<Mutex<State>>, inotify: OwnedFd) {
-    let Ok(inotify) = Readable::new(inotify) else { return };
-    let mut bytes = [0; READ];
-    while let Ok(len) = inotify.read(&mut bytes).await {
-        let state = lock(&state);
-        for descriptor in events(bytes.get(..len).unwrap_or_default()) {
-            let all = descriptor == OVERFLOW;
-            let concerned = state.watched.iter().filter(|(watched, _)| all || **watched == descriptor);
-            concerned.flat_map(|(_, watchers)| watchers).for_each(|(_, closed)| closed.notify_one());
+struct Reader(Arc<Mutex<State>>);
+
+impl Reader {
+    async fn read(self, inotify: OwnedFd) {
+        let Ok(inotify) = Readable::new(inotify) else { return };
+        let mut bytes = [0; READ];
+        while let Ok(len) = inotify.read(&mut bytes).await {
+            let state = lock(&self.0);
+            for descriptor in events(bytes.get(..len).unwrap_or_default()) {
+                let all = descriptor == OVERFLOW;
+                let concerned = state.watched.iter().filter(|(watched, _)| all || **watched == descriptor);
+                concerned.flat_map(|(_, watchers)| watchers).for_each(|(_, closed)| closed.notify_one());
+            }
+        }
+    }
+}
+
+/// However it ends: all are woken, and the next to watch starts anew.
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0);
+        state.inotify = None;
+        for (_, watchers) in state.watched.drain() {
+            watchers.iter().for_each(|(_, closed)| closed.notify_one());
         }
     }
 }

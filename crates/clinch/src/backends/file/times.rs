@@ -1,0 +1,43 @@
+//! Every wait, window and number of tries of this store, in one place: some rest on others.
+
+use std::time::Duration;
+
+/// How often a waiter looks although nothing woke it: when an event was lost, or a wait ends by the wall clock.
+pub(super) const RECHECK: Duration = Duration::from_secs(1);
+
+/// How soon a waiter looks again after an event that did not let it in: the event comes just before the lock is free.
+pub(super) const RECHECK_AFTER_EVENT: Duration = Duration::from_millis(1);
+
+/// How often a waiter looks where nothing can wake it: the kernel has no watch left, or it has no place to wait at.
+pub(super) const RECHECK_UNWATCHED: Duration = Duration::from_millis(20);
+
+/// How long a waiter that looks every [`RECHECK`] may be silent before somebody else looks whether its turn has come.
+pub(super) const SILENT: Duration = Duration::from_millis(2500);
+
+/// How often the turn of a silent waiter is looked at.
+pub(super) const LOOK_AT_SILENT: Duration = Duration::from_millis(500);
+
+/// How often a client that makes claims looks whether its path still leads to its directory.
+pub(super) const LOOK_AT_DIRECTORY: Duration = Duration::from_secs(1);
+
+/// How old a file's last change must be to tell it from a later one: time stamps may be as coarse as 10 ms.
+pub(super) const STAMP_GRAIN: Duration = Duration::from_secs(1);
+
+/// Tries to get the byte that guards the header or a record before giving up: whoever has it needs microseconds, unless
+/// it is stopped.
+pub(super) const TRIES: u32 = 100;
+
+/// Of these tries, how many only yield.
+pub(super) const TRIES_THAT_YIELD: u32 = 90;
+
+/// The sleep between the others; the kernel makes some 70 µs of it.
+pub(super) const PAUSE_BETWEEN_TRIES: Duration = Duration::from_micros(20);
+
+/// Tries to read a record that is just being rewritten.
+pub(super) const TRIES_TO_READ: u32 = 5;
+
+/// Times that a claim starts anew because somebody removed the lock file under it.
+pub(super) const RESTARTS: u32 = 16;
+
+/// A waiter that is polled is never taken for a silent one, not even when one of its looks is late.
+const _: () = assert!(SILENT.as_millis() >= 2 * RECHECK.as_millis());
