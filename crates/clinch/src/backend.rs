@@ -106,6 +106,10 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// whichever comes first. A lock that lingers closed is opened.
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed>;
 
+    /// Gives back what the client keeps in the store for claims to come. Called once no more are made; may be dropped at any
+    /// poll.
+    async fn close(&self) {}
+
     /// A descriptor that keeps a granted claim alive in whatever process inherits it, on stores where the kernel frees
     /// the lock with its last descriptor. Close-on-exec is set.
     fn descriptor(&self, _claim: ClaimId) -> Option<OwnedFd> {

@@ -61,6 +61,11 @@ impl Engine {
             released.as_mut().enable();
             let left = self.releasing.load(Ordering::Acquire);
             if left == 0 {
+                tokio::select! {
+                    biased;
+                    () = self.backend.close() => {}
+                    () = &mut end => {}
+                }
                 return Ok(());
             }
             tokio::select! {

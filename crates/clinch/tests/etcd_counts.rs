@@ -206,6 +206,22 @@ async fn an_isolated_lock_has_a_lease_of_its_own_and_gives_it_back() {
     }
 }
 
+/// A shared lease carries nothing between two locks, and would for its whole TTL.
+#[tokio::test]
+async fn a_client_that_is_closed_gives_back_the_leases_that_carry_nothing() {
+    let etcd = Etcd::start();
+    let (done, other) = (connect(&etcd).await, connect(&etcd).await);
+    release(lock(&done, "job").await).await;
+    let guard = lock(&other, "other").await;
+    assert_eq!(etcd.leases().len(), 2);
+    for locks in [done, other] {
+        locks.close(common::PATIENCE).await.unwrap();
+    }
+    assert_eq!(etcd.leases().len(), 1);
+    guard.verify().await.unwrap();
+    release(guard).await;
+}
+
 /// etcd remembers every key that ever was until it is compacted, and whoever looks at a queue reads past them all: a lock
 /// that took a new key for each claim would become slower with every one.
 #[tokio::test]

@@ -28,6 +28,10 @@ use common::{PATIENCE, lock, release};
 
 #[path = "etcd_faults/cluster.rs"]
 mod cluster;
+#[path = "etcd_faults/ghosts.rs"]
+mod ghosts;
+#[path = "etcd_faults/hung.rs"]
+mod hung;
 #[path = "etcd_faults/leases.rs"]
 mod leases;
 #[path = "etcd_faults/network.rs"]

@@ -13,7 +13,8 @@
 //! | `ca=` | a PEM file with the authorities to trust instead of the public ones (`etcds://`) |
 //! | `cert=`, `key=` | PEM files with a certificate to show, and its key (`etcds://`) |
 //!
-//! Members are tried in turn when one does not answer, has no leader, or is cut off.
+//! Members are tried in turn when one does not answer, has no leader, or is cut off. All must belong to one cluster: what a member of
+//! another answers is refused, once one of the first has answered.
 //!
 //! # Keys
 //!
@@ -30,7 +31,8 @@
 //! # Guarantees
 //!
 //! - Exclusion and rising tokens hold over the loss of any minority of members and over restarts of all. A backup that is
-//!   restored turns revisions back: restore with `--bump-revision`, or tokens fall.
+//!   restored turns revisions back: restore with `--bump-revision`, or tokens fall. A client that sees them go back tells
+//!   its holders that their leases have ended.
 //! - First come, first served, together with foreign clients. A waiter that is let in has first read, linearizably, that
 //!   its own place is still there; etcd's own recipes lacked that for long.
 //! - A loss is told as soon as etcd tells it, not only at the next renewal: the end of a lease from the first moment on, a
@@ -70,7 +72,9 @@ mod client;
 mod cuttable;
 mod enter;
 mod failure;
+mod flight;
 mod free;
+mod history;
 mod keys;
 mod life;
 mod link;

@@ -296,6 +296,10 @@ impl Backend for Faulty {
         self.inner.forget(claim);
     }
 
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
         self.through(Step::List, self.inner.list(prefix)).await
     }

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A URL of one server by two ways.
-fn two_ways(etcd: &Etcd) -> (Proxy, Proxy, String) {
+pub(super) fn two_ways(etcd: &Etcd) -> (Proxy, Proxy, String) {
     let (one, other) = (Proxy::start(etcd.addr()), Proxy::start(etcd.addr()));
     let url = format!("etcd://{},{}", one.addr(), other.addr());
     (one, other, url)

@@ -96,9 +96,19 @@ async fn those_on_the_side_of_a_parted_follower_lose_in_time() {
 
 /// A network that reaches one member alone until it is opened.
 #[derive(Debug)]
-struct Narrow {
+pub(super) struct Narrow {
     member: u16,
     is_open: AtomicBool,
+}
+
+impl Narrow {
+    pub(super) fn only(member: &Etcd) -> Narrow {
+        Narrow { member: member.addr().port(), is_open: AtomicBool::new(false) }
+    }
+
+    pub(super) fn open(&self) {
+        self.is_open.store(true, Ordering::Release);
+    }
 }
 
 #[async_trait]
@@ -113,7 +123,7 @@ impl Connector for Narrow {
 
 /// Clients who can reach all members, and whom the parted one serves: they leave it, and lose nothing.
 async fn those_who_reach_all_leave_the_minority(cluster: &EtcdCluster, parted: &Etcd) {
-    let network = Arc::new(Narrow { member: parted.addr().port(), is_open: AtomicBool::new(false) });
+    let network = Arc::new(Narrow::only(parted));
     let here = async || {
         let env = Env::new(Clock::host(), Random::system(), Lane::thread(), network.clone());
         Locks::connect(&cluster.url(), env).await.unwrap().ttl(TTL).unwrap()
@@ -130,7 +140,7 @@ async fn those_who_reach_all_leave_the_minority(cluster: &EtcdCluster, parted: &
     // Three leases' keys, those of three claims, and the predecessor.
     let watched = async || (parted.metric("etcd_debugging_mvcc_watcher_total") >= 7.0).then_some(());
     eventually("they watch at that member", watched).await;
-    network.is_open.store(true, Ordering::Release);
+    network.open();
 
     let before = kept.deadline().unwrap();
     parts(cluster, parted).await;

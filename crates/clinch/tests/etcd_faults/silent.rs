@@ -21,12 +21,16 @@ impl Connector for Split {
     }
 }
 
-/// A client, and the proxy that its watches go through.
-async fn split(etcd: &Etcd) -> (Locks, Proxy) {
-    let proxy = Proxy::start(etcd.addr());
+/// A world with such a network.
+pub(super) fn split_env(proxy: &Proxy) -> Env {
     let network = Split { proxy: proxy.addr(), is_first: AtomicBool::new(true) };
-    let env = Env::new(Clock::host(), Random::system(), Lane::thread(), Arc::new(network));
-    let locks = Locks::connect(&etcd.url(), env).await.unwrap().ttl(LONG_TTL).unwrap();
+    Env::new(Clock::host(), Random::system(), Lane::thread(), Arc::new(network))
+}
+
+/// A client, and the proxy that its watches go through.
+pub(super) async fn split(etcd: &Etcd) -> (Locks, Proxy) {
+    let proxy = Proxy::start(etcd.addr());
+    let locks = Locks::connect(&etcd.url(), split_env(&proxy)).await.unwrap().ttl(LONG_TTL).unwrap();
     (locks, proxy)
 }
 

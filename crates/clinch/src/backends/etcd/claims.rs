@@ -1,6 +1,6 @@
 //! What this client knows of its claims, and the losses that are still to be told.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -30,8 +30,8 @@ pub(super) struct Claims {
 #[derive(Default)]
 struct Table {
     entries: HashMap<ClaimId, Entry>,
-    /// The keys of them all, and those that a release on its way may still delete.
-    keys: HashSet<Arc<[u8]>>,
+    /// The keys of them all, and those that something on its way may still delete.
+    keys: HashMap<Arc<[u8]>, Slot>,
     losses: Vec<(ClaimId, Loss)>,
     /// Claims whose own key is not watched yet, oldest first.
     young: VecDeque<(Instant, ClaimId)>,
@@ -42,11 +42,29 @@ struct Table {
 /// One claim.
 struct Entry {
     known: Known,
-    /// Whether its key may not be used again on this lease.
-    key_is_spent: bool,
     /// Tells of the key's end.
     guard: Option<Subscription>,
     view: Option<Arc<View>>,
+    /// A release of it failed: from when on its key shall be gone, whoever sees to that.
+    leaving: Option<Instant>,
+}
+
+/// A key: whether it can be given to another claim.
+struct Slot {
+    /// Whose lease it is named after.
+    session: Arc<Session>,
+    is_used: bool,
+    /// Deletes of it that are under way. There may be two: a guard's drop does not wait for the end of `max_hold`.
+    deletes: u32,
+    /// A delete of it was never answered: it may come at any time.
+    is_spent: bool,
+}
+
+impl Slot {
+    /// Whether nothing can delete it any more behind the back of its next owner. No key is named after a lease that is over.
+    fn is_free(&self) -> bool {
+        !self.is_used && self.deletes == 0 && (!self.is_spent || self.session.is_over())
+    }
 }
 
 /// What is known of a claim.
@@ -80,12 +98,11 @@ impl Claims {
         let same = old.as_ref().map(|old| &old.known).filter(|old| old.session.lease == session.lease);
         let (key, in_doubt) = match same {
             Some(same) => (same.key.clone(), same.in_doubt),
-            None => (table.free_key(queue, session.lease), false),
+            None => (table.free_key(queue, &session), false),
         };
-        let key_is_spent = old.as_ref().is_some_and(|old| old.key_is_spent && old.known.key == key);
+        table.use_key(&key, &session);
         let known = Known { session, key, created: None, in_doubt, lost: None };
-        table.keys.insert(known.key.clone());
-        table.entries.insert(id, Entry { known: known.clone(), key_is_spent, guard: None, view: None });
+        table.entries.insert(id, Entry { known: known.clone(), guard: None, view: None, leaving: None });
         drop(table);
         // Ends watches, which takes other locks.
         drop(old);
@@ -95,10 +112,12 @@ impl Claims {
     /// Has a claim take another key: something that is not ours stands under this one.
     pub(super) fn move_over(&self, id: ClaimId, queue: &[u8]) {
         let mut table = lock(&self.table);
-        let Some(lease) = table.entries.get(&id).map(|entry| entry.known.session.lease) else { return };
-        // The old one stays taken.
-        let key = table.free_key(queue, lease);
-        table.keys.insert(key.clone());
+        let Some(known) = table.entries.get(&id).map(|entry| entry.known.clone()) else { return };
+        let key = table.free_key(queue, &known.session);
+        table.use_key(&key, &known.session);
+        if let Some(slot) = table.keys.get_mut(&known.key) {
+            (slot.is_used, slot.is_spent) = (false, true);
+        }
         if let Some(entry) = table.entries.get_mut(&id) {
             entry.known.key = key;
         }
@@ -111,11 +130,71 @@ impl Claims {
         }
     }
 
-    /// Notes that a release was sent that may still come, and delete whatever has the claim's key.
-    pub(super) fn spend_key(&self, id: ClaimId) {
-        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
-            entry.key_is_spent = true;
+    /// Notes that a delete of this key goes out, whatever stands there when it arrives.
+    pub(super) fn deleting(self: &Arc<Claims>, key: &Arc<[u8]>) -> Deleting {
+        if let Some(slot) = lock(&self.table).keys.get_mut(key) {
+            slot.deletes += 1;
         }
+        Deleting { claims: self.clone(), key: key.clone(), is_answered: false }
+    }
+
+    /// Notes that a release failed, and that the claim's key shall be gone from this moment on.
+    pub(super) fn leave(&self, id: ClaimId, from: Instant) {
+        let mut table = lock(&self.table);
+        let gone = match table.entries.get_mut(&id) {
+            Some(entry) if !entry.known.session.is_over() => {
+                entry.leaving = Some(from);
+                None
+            }
+            // It is gone with its lease.
+            _ => table.take(id),
+        };
+        drop(table);
+        drop(gone);
+    }
+
+    /// Claims on a lease whose release failed and that shall be gone by now, with their keys.
+    pub(super) fn leaving(&self, lease: i64, now: Instant, count: usize) -> Vec<(ClaimId, Known)> {
+        let table = lock(&self.table);
+        let due = |entry: &Entry| {
+            entry.known.session.lease == lease && entry.leaving.is_some_and(|from| from <= now)
+        };
+        let leaving = table.entries.iter().filter(|(_, entry)| due(entry));
+        leaving.map(|(id, entry)| (*id, entry.known.clone())).take(count).collect()
+    }
+
+    /// Forgets claims whose keys were deleted, unless a step of them may still come.
+    pub(super) fn swept(&self, ids: impl Iterator<Item = ClaimId>) {
+        let mut table = lock(&self.table);
+        let mut gone = Vec::new();
+        for id in ids {
+            if table.entries.get(&id).is_some_and(|entry| !entry.known.in_doubt) {
+                gone.extend(table.take(id));
+            }
+        }
+        drop(table);
+        // Ends watches, which takes other locks.
+        drop(gone);
+    }
+
+    /// Notes that no step of these claims can come any more.
+    pub(super) fn fenced(&self, ids: impl Iterator<Item = ClaimId>) {
+        let mut table = lock(&self.table);
+        for id in ids {
+            if let Some(entry) = table.entries.get_mut(&id) {
+                entry.known.in_doubt = false;
+            }
+        }
+    }
+
+    /// The leases of all claims.
+    pub(super) fn sessions(&self) -> Vec<Arc<Session>> {
+        lock(&self.table).entries.values().map(|entry| entry.known.session.clone()).collect()
+    }
+
+    /// Whether any claim hangs on this lease.
+    pub(super) fn hang_on(&self, lease: i64) -> bool {
+        lock(&self.table).entries.values().any(|entry| entry.known.session.lease == lease)
     }
 
     /// Notes that a claim's key is there.
@@ -197,10 +276,19 @@ impl Claims {
         let hang = |entry: &Entry| entry.known.session.lease == lease;
         let ids: Vec<ClaimId> =
             table.entries.iter().filter(|(_, entry)| hang(entry)).map(|(id, _)| *id).collect();
+        let mut gone = Vec::new();
         for id in ids {
             table.lose(id, session_ended());
+            // Its release was given up: nobody comes for it any more.
+            if table.entries.get(&id).is_some_and(|entry| entry.leaving.is_some()) {
+                gone.extend(table.take(id));
+            }
         }
+        let spent: Vec<_> = table.keys.extract_if(|_, slot| slot.is_free()).collect();
+        drop(table);
         self.told.notify_one();
+        // Ends watches, which takes other locks.
+        drop((gone, spent));
     }
 
     /// Waits for losses, and takes them.
@@ -218,17 +306,31 @@ impl Claims {
 impl Table {
     fn take(&mut self, id: ClaimId) -> Option<Entry> {
         let entry = self.entries.remove(&id)?;
-        if !entry.key_is_spent {
-            self.keys.remove(&entry.known.key);
+        if let Some(slot) = self.keys.get_mut(&entry.known.key) {
+            slot.is_used = false;
         }
+        self.forget_key(&entry.known.key);
         Some(entry)
     }
 
-    /// A key on this lease that no claim has.
-    fn free_key(&self, queue: &[u8], lease: i64) -> Arc<[u8]> {
-        let keys = (0..).map(|slot| keys::claim(queue, lease, slot));
-        // One more than there are claims is free for sure.
-        let mut keys = keys.take(self.keys.len() + 1).skip_while(|key| self.keys.contains(key.as_slice()));
+    fn use_key(&mut self, key: &Arc<[u8]>, session: &Arc<Session>) {
+        let new = || Slot { session: session.clone(), is_used: true, deletes: 0, is_spent: false };
+        self.keys.entry(key.clone()).or_insert_with(new).is_used = true;
+    }
+
+    /// Forgets a key that is free to be used again.
+    fn forget_key(&mut self, key: &[u8]) {
+        if self.keys.get(key).is_some_and(Slot::is_free) {
+            self.keys.remove(key);
+        }
+    }
+
+    /// A key on this lease that no claim has, and that nothing may still delete.
+    fn free_key(&self, queue: &[u8], session: &Session) -> Arc<[u8]> {
+        let keys = (0..).map(|slot| keys::claim(queue, session.lease, slot));
+        // One more than there are keys is free for sure.
+        let mut keys =
+            keys.take(self.keys.len() + 1).skip_while(|key| self.keys.contains_key(key.as_slice()));
         keys.next().unwrap_or_default().into()
     }
 
@@ -239,6 +341,32 @@ impl Table {
             entry.view.iter().for_each(|view| view.woken.notify_one());
             self.losses.push((id, loss));
         }
+    }
+}
+
+/// A delete of a key whose answer has not come. Dropped before it does, or after it failed to: it may still reach the server,
+/// and the key is never used again on that lease.
+pub(super) struct Deleting {
+    claims: Arc<Claims>,
+    key: Arc<[u8]>,
+    is_answered: bool,
+}
+
+impl Deleting {
+    /// The answer came, or it was surely not applied.
+    pub(super) fn answered(mut self) {
+        self.is_answered = true;
+    }
+}
+
+impl Drop for Deleting {
+    fn drop(&mut self) {
+        let mut table = lock(&self.claims.table);
+        if let Some(slot) = table.keys.get_mut(&self.key) {
+            slot.deletes -= 1;
+            slot.is_spent |= !self.is_answered;
+        }
+        table.forget_key(&self.key);
     }
 }
 

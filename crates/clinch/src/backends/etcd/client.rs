@@ -2,17 +2,20 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures_util::Stream;
 use prost::Message;
 use tonic::{Status, Streaming};
 
 use super::failure::Failure;
-use super::link::{Link, Token};
+use super::flight::Flights;
+use super::history::History;
+use super::link::{ANSWER_FOR, Link, Token};
 use super::settings::Settings;
 use super::wire::{
-    self, AuthenticateRequest, AuthenticateResponse, DeleteRangeRequest, DeleteRangeResponse, TxnRequest,
-    TxnResponse, WatchRequest, WatchResponse,
+    self, Answer, AuthenticateRequest, AuthenticateResponse, DeleteRangeRequest, DeleteRangeResponse,
+    LeaseKeepAliveResponse, LeaseRequest, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
 };
 use crate::backends::pool::Pool;
 use crate::env::Env;
@@ -27,18 +30,31 @@ pub(super) struct Client {
     /// The endpoint to dial next.
     at: AtomicUsize,
     token: Mutex<Option<Token>>,
-    /// Held while logging in: a password's hash is slow on purpose, and once is enough.
-    login: tokio::sync::Mutex<()>,
+    /// A password's hash is slow on purpose, and once is enough.
+    logins: Flights<(), Option<Token>>,
+    pub(super) history: History,
 }
 
 /// How a method is called.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
+struct How {
+    shape: Shape,
+    /// Whether it may be sent twice.
+    repeatable: bool,
+    /// How long one member may take to answer.
+    patience: Duration,
+}
+
+#[derive(Clone, Copy)]
 enum Shape {
     /// One request, one answer.
     Unary,
     /// A stream, of which one request and one answer are used.
     Once,
 }
+
+/// A write that must not be sent twice.
+const WRITE: How = How { shape: Shape::Unary, repeatable: false, patience: ANSWER_FOR };
 
 impl Client {
     pub(super) fn new(env: Env, settings: Settings) -> Arc<Client> {
@@ -50,7 +66,8 @@ impl Client {
             pool: Pool::default(),
             at: AtomicUsize::new(first),
             token: Mutex::default(),
-            login: tokio::sync::Mutex::default(),
+            logins: Flights::default(),
+            history: History::default(),
         })
     }
 
@@ -58,67 +75,76 @@ impl Client {
     ///
     /// Never sent twice, so that whoever asks knows when a write may still be on its way.
     pub(super) async fn txn(self: &Arc<Client>, txn: TxnRequest) -> Result<Option<TxnResponse>> {
-        match self.call_shaped(Shape::Unary, wire::TXN, &txn, false).await? {
+        match self.call_as(WRITE, wire::TXN, &txn).await? {
             Ok(answer) => Ok(Some(answer)),
             Err(failure) if failure.is_lease_gone() => Ok(None),
             Err(failure) => Err(failure.into_error()),
         }
     }
 
+    /// A read of several keys at one revision; may be sent twice.
+    pub(super) async fn read(self: &Arc<Client>, txn: TxnRequest, patience: Duration) -> Result<TxnResponse> {
+        let how = How { repeatable: true, patience: patience.min(ANSWER_FOR), ..WRITE };
+        self.call_as(how, wire::TXN, &txn).await?.map_err(Failure::into_error)
+    }
+
     /// Deletes a key, whatever stands there. Never sent twice.
     pub(super) async fn delete(self: &Arc<Client>, key: &[u8]) -> Result<DeleteRangeResponse> {
         let request = DeleteRangeRequest { key: key.to_vec() };
-        self.call_shaped(Shape::Unary, wire::DELETE, &request, false).await?.map_err(Failure::into_error)
+        self.call_as(WRITE, wire::DELETE, &request).await?.map_err(Failure::into_error)
     }
 
     /// A call that may be sent twice.
     pub(super) async fn call<Q, R>(self: &Arc<Client>, method: &'static str, request: &Q) -> Result<R>
     where
         Q: Message + Clone + Send + Sync + 'static,
-        R: Message + Default + Send + Sync + 'static,
+        R: Answer,
     {
-        self.call_shaped(Shape::Unary, method, request, true).await?.map_err(Failure::into_error)
+        self.call_as(How { repeatable: true, ..WRITE }, method, request).await?.map_err(Failure::into_error)
     }
 
-    /// One request on a stream of its own; may be sent twice.
-    pub(super) async fn call_once<Q, R>(self: &Arc<Client>, method: &'static str, request: &Q) -> Result<R>
-    where
-        Q: Message + Clone + Send + Sync + 'static,
-        R: Message + Default + Send + Sync + 'static,
-    {
-        self.call_shaped(Shape::Once, method, request, true).await?.map_err(Failure::into_error)
-    }
-
-    async fn call_shaped<Q, R>(
+    /// Renews a lease; may be sent twice. A member that does not answer within `patience` is left for the next, unless it
+    /// answers others.
+    pub(super) async fn keep_alive(
         self: &Arc<Client>,
-        shape: Shape,
+        request: &LeaseRequest,
+        patience: Duration,
+    ) -> Result<LeaseKeepAliveResponse> {
+        let how = How { shape: Shape::Once, repeatable: true, patience: patience.min(ANSWER_FOR) };
+        self.call_as(how, wire::LEASE_KEEP_ALIVE, request).await?.map_err(Failure::into_error)
+    }
+
+    async fn call_as<Q, R>(
+        self: &Arc<Client>,
+        how: How,
         method: &'static str,
         request: &Q,
-        repeatable: bool,
     ) -> Result<Result<R, Failure>>
     where
         Q: Message + Clone + Send + Sync + 'static,
-        R: Message + Default + Send + Sync + 'static,
+        R: Answer,
     {
         let mut logged_in = false;
         let mut attempt = 0;
         loop {
             let link = self.link().await?;
-            let token = self.token(&link).await?;
-            let answer = match shape {
-                Shape::Unary => link.unary(method, request.clone(), token.as_ref()).await,
-                Shape::Once => link.once(method, request.clone(), token.as_ref()).await,
+            let token = self.token().await?;
+            let known = self.history.revision();
+            let (request, token) = (request.clone(), token.as_ref());
+            let answer: Result<R, Status> = match how.shape {
+                Shape::Unary => link.unary(method, request, token, how.patience).await,
+                Shape::Once => link.once(method, request, token, how.patience).await,
             };
             let failure = match answer {
-                Ok(answer) => return Ok(Ok(answer)),
+                Ok(answer) => return self.believe(&link, known, answer).map(Ok),
                 Err(status) => Failure::new(status, link.server()),
             };
             if failure.wants_login(self.settings.credentials.is_some()) && !logged_in {
                 logged_in = true;
-                self.forget(token.as_ref());
+                self.forget(token);
                 continue;
             }
-            let again = self.turn_away(&link, &failure, repeatable);
+            let again = self.turn_away(&link, &failure, how.repeatable);
             attempt += 1;
             if !again || attempt > self.settings.endpoints.len() {
                 return Ok(Err(failure));
@@ -126,8 +152,25 @@ impl Client {
         }
     }
 
+    /// Takes in an answer, unless it belongs to another cluster or to an earlier state of this one.
+    fn believe<R: Answer>(&self, link: &Link, known: i64, answer: R) -> Result<R> {
+        let believed = self.history.take(answer.header(), R::IS_AGREED.then_some(known), link.server());
+        if let Err(error) = believed {
+            link.life().close();
+            self.leave(link);
+            return Err(error);
+        }
+        Ok(answer)
+    }
+
     /// Leaves a member that does not serve; says whether the call may be repeated.
     fn turn_away(&self, link: &Link, failure: &Failure, repeatable: bool) -> bool {
+        if failure.is_late() {
+            if !link.life().is_open() {
+                self.leave(link);
+            }
+            return repeatable;
+        }
         if failure.is_cut() {
             link.life().close();
             self.leave(link);
@@ -185,17 +228,22 @@ impl Client {
     }
 
     /// What proves us, once logged in; `None` when the URL has no user or the server keeps none.
-    async fn token(&self, link: &Link) -> Result<Option<Token>> {
-        let Some((name, password)) = &self.settings.credentials else { return Ok(None) };
+    async fn token(self: &Arc<Client>) -> Result<Option<Token>> {
+        if self.settings.credentials.is_none() {
+            return Ok(None);
+        }
         if let Some(token) = lock(&self.token).clone() {
             return Ok(Some(token));
         }
-        let _once = self.login.lock().await;
-        if let Some(token) = lock(&self.token).clone() {
-            return Ok(Some(token));
-        }
-        let request = AuthenticateRequest { name: name.clone(), password: password.clone() };
-        match link.unary::<_, AuthenticateResponse>(wire::AUTHENTICATE, request, None).await {
+        let client = self.clone();
+        self.logins.join(self.env.lane(), (), move || async move { client.log_in().await }).await
+    }
+
+    async fn log_in(self: &Arc<Client>) -> Result<Option<Token>> {
+        let Some((name, password)) = self.settings.credentials.clone() else { return Ok(None) };
+        let link = self.link().await?;
+        let request = AuthenticateRequest { name, password };
+        match link.unary::<_, AuthenticateResponse>(wire::AUTHENTICATE, request, None, ANSWER_FOR).await {
             Ok(answer) => {
                 let token: Token = answer.token.parse().map_err(|error| {
                     Error::new(ErrorKind::Unsupported, "the server gave a token that is no text")
@@ -209,7 +257,7 @@ impl Client {
                 if failure.is_auth_disabled() {
                     return Ok(None);
                 }
-                self.turn_away(link, &failure, false);
+                self.turn_away(&link, &failure, false);
                 // Logging in changes nothing, so nothing is unknown.
                 let unknown = failure.into_error();
                 match unknown.kind() {
@@ -236,7 +284,7 @@ impl Client {
         requests: impl Stream<Item = WatchRequest> + Send + 'static,
     ) -> Result<(Arc<Link>, Streaming<WatchResponse>)> {
         let link = self.link().await?;
-        let token = self.token(&link).await?;
+        let token = self.token().await?;
         match link.stream(wire::WATCH, requests, token.as_ref()).await {
             Ok(answers) => Ok((link, answers)),
             Err(status) => Err(self.watch_broke(&link, status)),

@@ -82,7 +82,7 @@ impl Store {
             let answer = match self.make(claim, known, compare, success, vec![look.into()]).await? {
                 Some(answer) if answer.succeeded => {
                     self.made(claim, answer.revision())?;
-                    return self.granted(claim, known, answer.revision(), sent);
+                    return self.granted(claim, known, answer.revision(), sent).await;
                 }
                 Some(answer) => answer,
                 None => return Ok(Entered::Again),
@@ -150,13 +150,14 @@ impl Store {
             return Err(error);
         }
         if admits(ahead.iter().map(Place::mode), claim.mode) {
-            return self.granted(claim, known, created, sent);
+            return self.granted(claim, known, created, sent).await;
         }
         let place_ttl = Some(claim.ttl.min((known.session.confirmed() + known.session.ttl).since(sent)));
         let busy = Busy { place_ttl, ..busy(&first.map_or(ahead.clone(), |first| vec![Place::read(first)])) };
         let mut view = View::new(claim.mode, answer.revision(), ahead);
+        let drift = self.client.env.drift();
         if let Some(before) = self.claims.view(claim.id) {
-            view.date_closing(Some(&before), self.now());
+            view.date_closing(Some(&before), self.now(), drift);
             let queue = self.queue(&claim.name);
             let key =
                 if view.watches_all() { Some(&queue) } else { view.ahead.last().map(|place| &place.key) };
@@ -164,13 +165,20 @@ impl Store {
                 view.inherit(&before, key);
             }
         } else {
-            view.date_closing(None, self.now());
+            view.date_closing(None, self.now(), drift);
         }
         self.claims.set_view(claim.id, Some(Arc::new(view)));
         Ok(Entered::Done(Progress::Queued(busy)))
     }
 
-    fn granted(&self, claim: &Claim, known: &Known, created: i64, sent: Instant) -> Result<Entered> {
+    /// Grants a claim, unless most of its time has passed since its lease was renewed: then that is done first, and its
+    /// place read once more.
+    async fn granted(&self, claim: &Claim, known: &Known, created: i64, sent: Instant) -> Result<Entered> {
+        let from = known.session.dates(claim.ttl, sent, self.client.env.drift());
+        if from < sent && self.now() > from + claim.ttl / 2 {
+            self.sessions.keep(&known.session, known.session.ttl / 4).await?;
+            return Ok(Entered::Again);
+        }
         self.claims.set_view(claim.id, None);
         if self.claims.get(claim.id).is_some_and(|known| !known.is_good()) {
             return Ok(Entered::Again);
@@ -179,7 +187,6 @@ impl Store {
         let token = token.ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "etcd's revision is beyond 2^53, where tokens end")
         })?;
-        let from = known.session.dates(claim.ttl, sent);
         let ttl = Some(claim.ttl.min(known.session.ttl));
         Ok(Entered::Done(Progress::Granted(Grant { token, ttl, from: Some(from) })))
     }

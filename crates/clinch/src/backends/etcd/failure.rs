@@ -27,11 +27,16 @@ impl Failure {
         self.status.message().contains("no leader")
     }
 
-    /// Whether the server surely did nothing.
+    /// Whether there was no answer in time.
+    pub(super) fn is_late(&self) -> bool {
+        self.status.code() == Code::DeadlineExceeded && !self.is_cut()
+    }
+
+    /// Whether the server surely did nothing: what it says in front of everything it does. All else that it says while it
+    /// stops, or while leaders change, it may say of what it has proposed and others will apply.
     fn is_surely_not_applied(&self) -> bool {
         let says = |words: &[&str]| words.iter().any(|word| self.status.message().contains(word));
-        // Refused before it was proposed.
-        says(&["no leader", "too many requests", "server stopped", "not capable", "stopping"])
+        says(&["no leader", "too many requests", "not capable"])
     }
 
     /// Whether what proves us is no longer good, for a client that has a password or not.
@@ -114,6 +119,13 @@ mod tests {
         assert_eq!(kind(unavailable("no leader")), ErrorKind::Unavailable);
         assert_eq!(kind(unavailable("request timed out")), ErrorKind::Unknown);
         assert_eq!(kind(unavailable("leader changed")), ErrorKind::Unknown);
+        // These are said of requests that were proposed already.
+        assert_eq!(kind(unavailable("server stopped")), ErrorKind::Unknown);
+        assert_eq!(kind(Status::unknown("raft: stopped")), ErrorKind::Unknown);
+        let late = "request timed out, possibly due to previous leader failure";
+        assert_eq!(kind(unavailable(late)), ErrorKind::Unknown);
+        assert_eq!(kind(Status::deadline_exceeded("context deadline exceeded")), ErrorKind::Unknown);
+        assert_eq!(kind(Status::unavailable("transport is closing")), ErrorKind::Unknown);
         let exhausted = Status::resource_exhausted("etcdserver: mvcc: database space exceeded");
         assert_eq!(kind(exhausted), ErrorKind::Exhausted);
         assert_eq!(kind(Status::resource_exhausted("etcdserver: too many requests")), ErrorKind::Unavailable);

@@ -19,43 +19,59 @@ use super::wire::{
 };
 use crate::backend::{Freed, Renewal};
 use crate::claim::{Claim, ClaimId};
+use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lease;
 use crate::name::LockName;
 
 /// How often a write is begun anew because the key had been moved to another lease.
 const TURNS: usize = 4;
 
-/// A release whose answer has not come. Dropped before it does, or after it failed to: it may still reach the server.
-struct OnItsWay<'a> {
+/// A claim that is being released. Dropped before it is: whoever keeps its lease alive has to see to it.
+struct Leaving<'a> {
     claims: &'a Claims,
     id: ClaimId,
+    from: Instant,
 }
 
-impl Drop for OnItsWay<'_> {
+impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        self.claims.spend_key(self.id);
+        self.claims.leave(self.id, self.from);
     }
 }
 
 impl Store {
-    /// Releases or withdraws a claim; with a `linger` the lock stays closed for that long.
+    /// Releases or withdraws a claim for good; with a `linger` the lock stays closed for that long.
+    pub(super) async fn free_for_good(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
+        let leaving = Leaving { claims: &self.claims, id: claim.id, from: self.now() + linger };
+        let freed = self.free(claim, linger).await?;
+        std::mem::forget(leaving);
+        Ok(freed)
+    }
+
+    /// Frees a claim; with a `linger` the lock stays closed for that long.
     pub(super) async fn free(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
         let Some(known) = self.claims.get(claim.id) else {
             return match self.find(&claim.name, claim.id).await? {
                 Some(Place { key, created, lease, .. }) => {
-                    self.end_key(claim, &key, Some(Stand { created, lease }), None, linger).await
+                    let mut nothing = None;
+                    self.end_key(claim, &key, Some(Stand { created, lease }), &mut nothing, linger).await
                 }
                 None => Ok(Freed::Absent),
             };
         };
-        let freed = if known.created.is_some() && !known.in_doubt && linger.is_zero() {
-            self.delete_own(claim.id, &known.key).await?
+        let mut doubted = known.in_doubt.then(|| known.session.clone());
+        let freed = if known.created.is_some() && doubted.is_none() && linger.is_zero() {
+            self.delete_own(&known.key).await?
         } else {
             let stand = known.created.map(|created| Stand { created, lease: known.session.lease });
-            let doubted = known.in_doubt.then_some(&known.session);
-            self.end_key(claim, &known.key, stand, doubted, linger).await?
+            self.end_key(claim, &known.key, stand, &mut doubted, linger).await?
         };
-        self.claims.forget(claim.id);
+        match doubted {
+            None => self.claims.forget(claim.id),
+            // A step of it may still come, which the next keepalive sees to.
+            Some(_) => self.claims.leave(claim.id, self.now()),
+        }
         if known.session.isolated {
             self.sessions.revoke(&known.session).await;
         }
@@ -63,46 +79,51 @@ impl Store {
     }
 
     /// Deletes the key of a claim of this client.
-    async fn delete_own(&self, id: ClaimId, key: &[u8]) -> Result<Freed> {
-        let on_its_way = OnItsWay { claims: &self.claims, id };
+    async fn delete_own(&self, key: &Arc<[u8]>) -> Result<Freed> {
+        let deleting = self.claims.deleting(key);
         let answer = self.client.delete(key).await;
         if !matches!(&answer, Err(error) if error.kind() == ErrorKind::Unknown) {
-            std::mem::forget(on_its_way);
+            deleting.answered();
         }
         Ok(if answer?.deleted > 0 { Freed::Removed } else { Freed::Absent })
     }
 
-    /// Deletes or closes a claim's key; for a claim in doubt, raises the fence of its session. Without `stand` it is read
-    /// first whether the key is there.
+    /// Deletes or closes a claim's key; for a claim in doubt, raises the fence of its session, and takes that out of
+    /// `doubted`. Without `stand` it is read first whether the key is there.
     async fn end_key(
         &self,
         claim: &Claim,
         key: &[u8],
         mut stand: Option<Stand>,
-        mut doubted: Option<&Arc<Session>>,
+        doubted: &mut Option<Arc<Session>>,
         linger: Duration,
     ) -> Result<Freed> {
         let end = if linger.is_zero() { wire::delete(key) } else { self.close(claim, key, linger).await? };
+        let mut is_full = false;
         for _ in 0..TURNS {
-            let fence = doubted.map(|session| RequestOp::from(session.put(self.sessions.value())));
+            let raised = doubted.as_ref().filter(|_| !is_full);
+            let fence = raised.map(|session| RequestOp::from(session.put(self.sessions.value())));
             let txn = TxnRequest {
                 compare: Stand::compare(stand, key),
                 success: [end.clone()].into_iter().chain(fence.clone()).collect(),
                 failure: [wire::get(key).into()].into_iter().chain(fence).collect(),
             };
             let answer = match self.client.txn(txn).await {
-                // On a full server the fence cannot be raised; but no late claim can be made there either.
-                Err(error) if error.kind() == ErrorKind::Exhausted && doubted.take().is_some() => continue,
+                // On a full server the fence cannot be raised, but the key can be deleted.
+                Err(error) if error.kind() == ErrorKind::Exhausted && doubted.is_some() && !is_full => {
+                    is_full = true;
+                    continue;
+                }
                 answer => answer?,
             };
             let Some(answer) = answer else {
                 // With its lease, the claim and whatever was still to come are gone, unless it was moved.
                 if let Some(session) = doubted.take() {
-                    self.sessions.end(session);
+                    self.sessions.end(&session);
                 }
                 continue;
             };
-            if let Some(session) = doubted.take() {
+            if !is_full && let Some(session) = doubted.take() {
                 session.raise_fence(answer.revision());
             }
             if answer.succeeded {
@@ -256,7 +277,8 @@ impl Store {
             return Ok(Renewal::Lost(deleted()));
         };
         let request = LeaseRequest { id: place.lease };
-        let answer: LeaseKeepAliveResponse = self.client.call_once(wire::LEASE_KEEP_ALIVE, &request).await?;
+        let answer: LeaseKeepAliveResponse =
+            self.client.keep_alive(&request, lease::attempt(claim.ttl)).await?;
         if answer.ttl <= 0 {
             return Ok(Renewal::Lost(deleted()));
         }

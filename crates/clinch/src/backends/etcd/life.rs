@@ -17,6 +17,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub(super) struct Traffic {
     /// Commands whose answer somebody waits for.
     waiting: AtomicU64,
+    /// Whether anything was asked since the last answer. Stays when nobody waits any more: whoever gives up sooner than
+    /// the server is known to hang would else never learn it, however often it asks.
+    unanswered: AtomicBool,
     /// Commands that were answered.
     answered: AtomicU64,
 }
@@ -25,7 +28,22 @@ impl Traffic {
     /// Notes that somebody waits for an answer.
     pub(super) fn waiting(&self) -> Waiting<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.unanswered.store(true, Ordering::Relaxed);
         Waiting(self)
+    }
+
+    /// How many commands were answered.
+    pub(super) fn answered(&self) -> u64 {
+        self.answered.load(Ordering::Relaxed)
+    }
+
+    /// Whether the server owes an answer.
+    fn is_asked(&self) -> bool {
+        self.unanswered.load(Ordering::Relaxed) || self.is_waited_for()
+    }
+
+    fn is_waited_for(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 }
 
@@ -83,6 +101,7 @@ impl Waiting<'_> {
     /// The answer came.
     pub(super) fn answered(self) {
         self.0.answered.fetch_add(1, Ordering::Relaxed);
+        self.0.unanswered.store(false, Ordering::Relaxed);
     }
 }
 
@@ -92,22 +111,44 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Drives a connection until it breaks, is closed, or stops answering.
-pub(super) async fn drive(driver: impl Future<Output = ()>, env: Env, traffic: Arc<Traffic>, gone: Gone) {
+/// Drives a connection until it breaks, is closed, or stops answering. `probe` asks the server for something cheap: where
+/// nobody waits any more for what was asked, it may be that a healthy server was told so and will never answer that.
+pub(super) async fn drive<P: Future<Output = ()>>(
+    driver: impl Future<Output = ()>,
+    probe: impl Fn() -> P,
+    env: Env,
+    traffic: Arc<Traffic>,
+    gone: Gone,
+) {
     let mut driver = std::pin::pin!(driver);
+    let mut probing = std::pin::pin!(None);
     let mut unanswered = None;
     loop {
-        tokio::select! {
-            biased;
-            () = &mut driver => return,
-            () = gone.0.closing() => return,
-            () = env.sleep_until(env.now() + LOOK_EVERY) => {}
+        let mut look = env.sleep_until(env.now() + LOOK_EVERY);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut driver => return,
+                () = gone.0.closing() => return,
+                () = probed(probing.as_mut()) => probing.set(None),
+                () = &mut look => break,
+            }
         }
-        let answered = traffic.answered.load(Ordering::Relaxed);
-        let waiting = traffic.waiting.load(Ordering::Relaxed) > 0;
-        if waiting && unanswered == Some(answered) {
+        let (answered, asked) = (traffic.answered(), traffic.is_asked());
+        if asked && unanswered == Some(answered) && traffic.is_waited_for() {
             return;
         }
-        unanswered = waiting.then_some(answered);
+        if asked && !traffic.is_waited_for() {
+            probing.set(Some(probe()));
+        }
+        unanswered = asked.then_some(answered);
+    }
+}
+
+/// Waits for the answer to a probe, for ever if there is none.
+async fn probed<P: Future<Output = ()>>(probe: std::pin::Pin<&mut Option<P>>) {
+    match probe.as_pin_mut() {
+        Some(probe) => probe.await,
+        None => std::future::pending().await,
     }
 }

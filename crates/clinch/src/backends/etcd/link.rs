@@ -23,6 +23,7 @@ use tonic_prost::ProstCodec;
 use super::cuttable::Cuttable;
 use super::life::{Gone, Life, Traffic, drive};
 use super::settings::{Address, SCHEMES, Settings};
+use super::wire::{self, RangeRequest, RangeResponse};
 use crate::backends::pool::Connection;
 use crate::backends::tls;
 use crate::env::Env;
@@ -41,6 +42,9 @@ const PING_FOR: Duration = Duration::from_secs(2);
 /// How long a server works on a call before it gives up on it by itself.
 const CALL_FOR: Duration = Duration::from_secs(5);
 
+/// How long the answer to a call may take, unless its caller has less time.
+pub(super) const ANSWER_FOR: Duration = Duration::from_secs(6);
+
 /// The largest answer. A thousand waiters of one semaphore are 300 KB.
 const MAX_ANSWER: usize = 64 << 20;
 
@@ -54,6 +58,7 @@ pub(super) struct Link {
     server: String,
     /// Which of the endpoints it leads to.
     pub(super) endpoint: usize,
+    env: Env,
     traffic: Arc<Traffic>,
     life: Arc<Life>,
 }
@@ -83,7 +88,7 @@ impl Link {
         &self.life
     }
 
-    /// One request, one answer.
+    /// One request, one answer, if that comes within `patience`.
     ///
     /// # Cancel safety
     ///
@@ -93,18 +98,17 @@ impl Link {
         method: &'static str,
         request: Q,
         token: Option<&Token>,
+        patience: Duration,
     ) -> Result<R, Status>
     where
         Q: Message + Send + Sync + 'static,
         R: Message + Default + Send + Sync + 'static,
     {
-        let waiting = self.traffic.waiting();
         let mut request = prepared(request, token);
         request.set_timeout(CALL_FOR);
-        let codec = ProstCodec::<Q, R>::default();
-        let answer = self.grpc().unary(request, PathAndQuery::from_static(method), codec).await;
-        waiting.answered();
-        Ok(answer?.into_inner())
+        let (mut grpc, codec) = (self.grpc(), ProstCodec::<Q, R>::default());
+        let answer = grpc.unary(request, PathAndQuery::from_static(method), codec);
+        Ok(self.answer(patience, answer).await?.into_inner())
     }
 
     /// A stream of requests and one of answers.
@@ -118,31 +122,55 @@ impl Link {
         Q: Message + Send + Sync + 'static,
         R: Message + Default + Send + Sync + 'static,
     {
-        let waiting = self.traffic.waiting();
-        let codec = ProstCodec::<Q, R>::default();
-        let path = PathAndQuery::from_static(method);
-        let answer = self.grpc().streaming(prepared(requests, token), path, codec).await;
-        waiting.answered();
-        Ok(answer?.into_inner())
+        let (mut grpc, codec) = (self.grpc(), ProstCodec::<Q, R>::default());
+        let answer = grpc.streaming(prepared(requests, token), PathAndQuery::from_static(method), codec);
+        Ok(self.answer(ANSWER_FOR, answer).await?.into_inner())
     }
 
-    /// One request on a stream of its own, and the first answer.
+    /// One request on a stream of its own, and the first answer, if that comes within `patience`.
     pub(super) async fn once<Q, R>(
         &self,
         method: &'static str,
         request: Q,
         token: Option<&Token>,
+        patience: Duration,
     ) -> Result<R, Status>
     where
         Q: Message + Send + Sync + 'static,
         R: Message + Default + Send + Sync + 'static,
     {
+        let (mut grpc, codec) = (self.grpc(), ProstCodec::<Q, R>::default());
+        let request = prepared(futures_util::stream::iter([request]), token);
+        let first = async {
+            let stream = grpc.streaming(request, PathAndQuery::from_static(method), codec).await?;
+            stream.into_inner().message().await
+        };
+        let answer = self.answer(patience, first).await?;
+        answer.ok_or_else(|| Status::unavailable("the stream ended without an answer"))
+    }
+
+    /// What the server answers, if it does within `patience`. A connection on which nothing at all was answered meanwhile
+    /// is ended.
+    async fn answer<R>(
+        &self,
+        patience: Duration,
+        call: impl Future<Output = Result<R, Status>>,
+    ) -> Result<R, Status> {
         let waiting = self.traffic.waiting();
-        let request = futures_util::stream::iter([request]);
-        let mut answers: Streaming<R> = self.stream(method, request, token).await?;
-        let answer = answers.message().await;
-        waiting.answered();
-        answer?.ok_or_else(|| Status::unavailable("the stream ended without an answer"))
+        let answered = self.traffic.answered();
+        tokio::select! {
+            biased;
+            answer = call => {
+                waiting.answered();
+                answer
+            }
+            () = self.env.sleep_until(self.env.now() + patience) => {
+                if self.traffic.answered() == answered {
+                    self.life.close();
+                }
+                Err(Status::deadline_exceeded(format!("nothing within {patience:?}")))
+            }
+        }
     }
 
     fn grpc(&self) -> Grpc<Http> {
@@ -207,11 +235,39 @@ async fn connect(env: &Env, settings: &Settings, address: &Address, endpoint: us
         // Whoever waits for an answer is told that the connection broke, and why.
         let _ = connection.await;
     };
-    tokio::spawn(drive(driver, env.clone(), traffic.clone(), Gone(life.clone())));
-    Ok(Link { sender, origin, server: address.to_string(), endpoint, traffic, life })
+    let link = Link {
+        sender,
+        origin,
+        server: address.to_string(),
+        endpoint,
+        env: env.clone(),
+        traffic: traffic.clone(),
+        life: life.clone(),
+    };
+    let probe = Probe { grpc: link.grpc(), traffic: traffic.clone() };
+    tokio::spawn(drive(driver, move || probe.clone().ask(), env.clone(), traffic, Gone(life)));
+    Ok(link)
+}
+
+/// Asks a member whether it serves. Any answer will do, also that we may not read that key.
+#[derive(Clone)]
+struct Probe {
+    grpc: Grpc<Http>,
+    traffic: Arc<Traffic>,
+}
+
+impl Probe {
+    async fn ask(mut self) {
+        let waiting = self.traffic.waiting();
+        let codec = ProstCodec::<RangeRequest, RangeResponse>::default();
+        let request = prepared(wire::get(b"clinch"), None);
+        let _ = self.grpc.unary(request, PathAndQuery::from_static(wire::RANGE), codec).await;
+        waiting.answered();
+    }
 }
 
 /// Hyper's connection in the words of tower.
+#[derive(Clone)]
 struct Http(SendRequest<Body>);
 
 impl tower_service::Service<http::Request<Body>> for Http {

@@ -15,16 +15,18 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::claims::Claims;
+use super::claims::{Claims, Deleting, Known};
 use super::client::Client;
+use super::flight::Flights;
 use super::keys;
 use super::watch::{Subscription, Watcher};
 use super::wire::{
-    self, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest, LeaseRevokeResponse,
-    PutRequest, TxnRequest,
+    self, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, LeaseRevokeResponse, PutRequest, TxnRequest,
 };
+use crate::claim::ClaimId;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lease::{self, Drift};
 use crate::sync::lock;
 
 /// Every how many keepalives the session's key, and some of its claims', are read.
@@ -32,6 +34,9 @@ const READ_EVERY: u32 = 3;
 
 /// Claims' keys that are read along with the session's; etcd takes 128 operations in a transaction.
 const READ_BATCH: usize = 100;
+
+/// Failed releases that are made good with one keepalive; for the same reason.
+const SWEEP_BATCH: usize = 100;
 
 /// A lease, as far as it is known here.
 pub(super) struct Session {
@@ -42,8 +47,8 @@ pub(super) struct Session {
     /// The key that lives as long as the lease.
     pub(super) key: Vec<u8>,
     state: Mutex<State>,
-    /// Held while a keepalive is under way.
-    renewing: tokio::sync::Mutex<()>,
+    /// Keepalives under way.
+    renewals: Flights<(), bool>,
     ended: Notify,
 }
 
@@ -98,10 +103,10 @@ impl Session {
         PutRequest { key, value, lease: self.lease, ..PutRequest::default() }
     }
 
-    /// A moment such that a lease of `ttl` from then on ends before this one does, by a clock that runs up to 1 % off.
-    pub(super) fn dates(&self, ttl: Duration, sent: Instant) -> Instant {
+    /// A moment such that a lease of `ttl` from then on ends before this one does, by a clock that runs that much off.
+    pub(super) fn dates(&self, ttl: Duration, sent: Instant, drift: Drift) -> Instant {
         let slack = self.ttl.saturating_sub(ttl);
-        sent.min(self.confirmed() + slack.saturating_sub(slack / 100))
+        sent.min(self.confirmed() + slack.saturating_sub(drift.over(slack)))
     }
 }
 
@@ -112,16 +117,25 @@ pub(super) struct Sessions {
     claims: Arc<Claims>,
     /// The shared ones, by TTL in seconds.
     shared: Mutex<HashMap<u64, Arc<Session>>>,
-    opening: tokio::sync::Mutex<()>,
+    /// Those that are being made.
+    opening: Flights<u64, Arc<Session>>,
     /// What stands in a session's key, for people.
     value: Vec<u8>,
 }
 
 impl Sessions {
-    pub(super) fn new(client: Arc<Client>, watcher: Arc<Watcher>, claims: Arc<Claims>) -> Sessions {
+    pub(super) fn new(client: Arc<Client>, watcher: Arc<Watcher>, claims: Arc<Claims>) -> Arc<Sessions> {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let value = serde_json::json!({ "host": host, "pid": std::process::id() }).to_string().into_bytes();
-        Sessions { client, watcher, claims, shared: Mutex::default(), opening: Default::default(), value }
+        let (shared, opening) = (Mutex::default(), Flights::default());
+        let sessions = Arc::new(Sessions { client, watcher, claims, shared, opening, value });
+        let all = Arc::downgrade(&sessions);
+        sessions.client.history.when_turned_back(move || {
+            if let Some(sessions) = all.upgrade() {
+                sessions.end_all();
+            }
+        });
+        sessions
     }
 
     /// What stands in a session's key.
@@ -130,7 +144,7 @@ impl Sessions {
     }
 
     /// A session for a claim with this TTL, most of which is left.
-    pub(super) async fn open(&self, ttl: Duration, isolated: bool) -> Result<Arc<Session>> {
+    pub(super) async fn open(self: &Arc<Sessions>, ttl: Duration, isolated: bool) -> Result<Arc<Session>> {
         let seconds = ttl.as_nanos().div_ceil(1_000_000_000).try_into().unwrap_or(u64::MAX);
         if isolated {
             return self.make(seconds, true).await;
@@ -138,7 +152,12 @@ impl Sessions {
         if let Some(session) = self.fresh(seconds) {
             return Ok(session);
         }
-        let _once = self.opening.lock().await;
+        let sessions = self.clone();
+        let lane = self.client.env.lane();
+        self.opening.join(lane, seconds, move || async move { sessions.open_shared(seconds).await }).await
+    }
+
+    async fn open_shared(self: Arc<Sessions>, seconds: u64) -> Result<Arc<Session>> {
         let known = lock(&self.shared).get(&seconds).cloned();
         if let Some(session) = known
             && self.keep(&session, session.ttl / 3).await?.is_some()
@@ -146,17 +165,18 @@ impl Sessions {
             return Ok(session);
         }
         let session = self.make(seconds, false).await?;
-        let old = {
+        let (over, kept) = {
             let mut shared = lock(&self.shared);
-            let over: Vec<u64> =
-                shared.iter().filter(|(_, old)| old.is_over()).map(|(seconds, _)| *seconds).collect();
-            let old: Vec<_> = over.iter().filter_map(|seconds| shared.remove(seconds)).collect();
-            shared.insert(seconds, session.clone());
-            old
+            let over: Vec<_> = shared.extract_if(|_, old| old.is_over()).collect();
+            // Of two runtimes that made one at once, the first is shared.
+            (over, shared.entry(seconds).or_insert_with(|| session.clone()).clone())
         };
         // Ends their watches, which takes other locks.
-        drop(old);
-        Ok(session)
+        drop(over);
+        if !Arc::ptr_eq(&kept, &session) {
+            self.revoke(&session).await;
+        }
+        Ok(kept)
     }
 
     /// The shared session of this TTL if it was renewed a short while ago.
@@ -183,7 +203,7 @@ impl Sessions {
                 ended: false,
                 guard: None,
             }),
-            renewing: tokio::sync::Mutex::default(),
+            renewals: Flights::default(),
             ended: Notify::new(),
         });
         let put = TxnRequest { success: vec![session.put(&self.value).into()], ..TxnRequest::default() };
@@ -206,32 +226,88 @@ impl Sessions {
         end(session, &self.claims);
     }
 
+    /// Ends all there are: what the server knows of them is not what it knew.
+    fn end_all(&self) {
+        let mut all: Vec<Arc<Session>> = lock(&self.shared).values().cloned().collect();
+        all.extend(self.claims.sessions());
+        all.iter().for_each(|session| self.end(session));
+    }
+
     /// Renews the lease unless that was done at most `age` ago, and says when it was last renewed; `None`: it is gone.
-    pub(super) async fn keep(&self, session: &Session, age: Duration) -> Result<Option<Instant>> {
+    pub(super) async fn keep(
+        self: &Arc<Sessions>,
+        session: &Arc<Session>,
+        age: Duration,
+    ) -> Result<Option<Instant>> {
         let asked = self.client.env.now();
-        let _turn = session.renewing.lock().await;
-        if session.is_over() {
-            return Ok(None);
+        loop {
+            if session.is_over() {
+                return Ok(None);
+            }
+            let confirmed = session.confirmed();
+            if asked <= confirmed + age {
+                return Ok(Some(confirmed));
+            }
+            let (sessions, renewed) = (self.clone(), session.clone());
+            let renew = move || async move { sessions.renew(&renewed).await };
+            session.renewals.join(self.client.env.lane(), (), renew).await?;
         }
-        let confirmed = session.confirmed();
-        if asked <= confirmed + age {
-            return Ok(Some(confirmed));
-        }
+    }
+
+    /// Renews the lease; false when it is gone.
+    async fn renew(self: &Arc<Sessions>, session: &Arc<Session>) -> Result<bool> {
         let sent = self.client.env.now();
         let request = LeaseRequest { id: session.lease };
-        let answer: LeaseKeepAliveResponse = self.client.call_once(wire::LEASE_KEEP_ALIVE, &request).await?;
+        // Whoever hangs is left while there is time to ask another.
+        let answer = self.client.keep_alive(&request, lease::attempt(session.ttl)).await?;
         if answer.ttl <= 0 {
             self.end(session);
-            return Ok(None);
+            return Ok(false);
         }
         let unread = lock(&session.state).unread;
         if unread + 1 >= READ_EVERY && !self.is_there(session).await? {
-            return Ok(None);
+            return Ok(false);
         }
-        let mut state = lock(&session.state);
-        state.unread = (unread + 1) % READ_EVERY;
-        state.confirmed = sent;
-        Ok(Some(sent))
+        {
+            let mut state = lock(&session.state);
+            state.unread = (unread + 1) % READ_EVERY;
+            state.confirmed = state.confirmed.max(sent);
+        }
+        if !self.leaving(session).is_empty() {
+            tokio::spawn(self.clone().sweep(session.clone()));
+        }
+        Ok(true)
+    }
+
+    /// Claims whose release failed, and which this lease would keep alive.
+    fn leaving(&self, session: &Session) -> Vec<(ClaimId, Known)> {
+        self.claims.leaving(session.lease, self.client.env.now(), SWEEP_BATCH)
+    }
+
+    /// Makes good the releases that failed. What fails again is tried with the next keepalive.
+    async fn sweep(self: Arc<Sessions>, session: Arc<Session>) {
+        let leaving = self.leaving(&session);
+        if leaving.iter().any(|(_, known)| known.in_doubt) {
+            let put = TxnRequest { success: vec![session.put(&self.value).into()], ..TxnRequest::default() };
+            match self.client.txn(put).await {
+                Ok(Some(answer)) => {
+                    session.raise_fence(answer.revision());
+                    self.claims.fenced(leaving.iter().map(|(id, _)| *id));
+                }
+                Ok(None) => return self.end(&session),
+                // Those in doubt stay until it works; what is there of them can go.
+                Err(_) => {}
+            }
+        }
+        let deleting: Vec<_> = leaving.iter().map(|(_, known)| self.claims.deleting(&known.key)).collect();
+        let deletes = leaving.iter().map(|(_, known)| wire::delete(&known.key)).collect();
+        let answer = self.client.txn(TxnRequest { success: deletes, ..TxnRequest::default() }).await;
+        if !matches!(&answer, Err(error) if error.kind() == ErrorKind::Unknown) {
+            deleting.into_iter().for_each(Deleting::answered);
+        }
+        if let Ok(Some(_)) = answer {
+            self.claims.swept(leaving.iter().map(|(id, _)| *id));
+        }
     }
 
     /// Reads the session's key and some of its claims', linearizably.
@@ -245,7 +321,7 @@ impl Sessions {
         let mut reads = vec![wire::get(&session.key).into()];
         reads.extend(claims.iter().map(|(_, key, _)| wire::get(key).into()));
         let txn = TxnRequest { success: reads, ..TxnRequest::default() };
-        let Some(answer) = self.client.txn(txn).await? else { return Ok(false) };
+        let answer = self.client.read(txn, lease::attempt(session.ttl)).await?;
         let mut found = answer.ranges();
         if found.next().is_none_or(|own| own.kvs.is_empty()) {
             self.end(session);
@@ -259,11 +335,24 @@ impl Sessions {
         Ok(true)
     }
 
+    /// Gives the leases back that carry nothing any more.
+    pub(super) async fn close(&self) {
+        let idle = {
+            let mut shared = lock(&self.shared);
+            let idle = |_: &u64, session: &mut Arc<Session>| !self.claims.hang_on(session.lease);
+            shared.extract_if(idle).map(|(_, session)| session).collect::<Vec<_>>()
+        };
+        futures_util::future::join_all(idle.iter().map(|session| self.revoke(session))).await;
+    }
+
     /// Gives a lease back that has no more claims. If that fails, it runs out.
     pub(super) async fn revoke(&self, session: &Session) {
-        lock(&session.state).guard = None;
+        let guard = lock(&session.state).guard.take();
+        // Ends a watch, which takes other locks.
+        drop(guard);
         let request = LeaseRequest { id: session.lease };
         let _: Result<LeaseRevokeResponse> = self.client.call(wire::LEASE_REVOKE, &request).await;
+        self.end(session);
     }
 }
 

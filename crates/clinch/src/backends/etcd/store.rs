@@ -40,7 +40,7 @@ pub(super) struct Store {
     pub(super) client: Arc<Client>,
     pub(super) watcher: Arc<Watcher>,
     pub(super) claims: Arc<Claims>,
-    pub(super) sessions: Sessions,
+    pub(super) sessions: Arc<Sessions>,
 }
 
 impl Store {
@@ -239,7 +239,7 @@ impl Backend for Store {
     }
 
     async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
-        self.free(claim, linger).await
+        self.free_for_good(claim, linger).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
@@ -252,6 +252,10 @@ impl Backend for Store {
 
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
         self.evict_claim(name, claim).await
+    }
+
+    async fn close(&self) {
+        self.sessions.close().await;
     }
 
     fn key(&self, claim: ClaimId) -> Option<String> {

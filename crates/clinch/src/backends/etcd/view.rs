@@ -8,6 +8,7 @@ use super::record::{Place, Standing};
 use super::watch::{Change, Subscription};
 use crate::claim::Mode;
 use crate::clock::Instant;
+use crate::lease::Drift;
 use crate::queue::admits;
 use crate::sync::lock;
 
@@ -61,7 +62,7 @@ impl View {
     }
 
     /// Notes when the lock opens that the last in the way keeps closed, counted from `now` unless `before` knows better.
-    pub(super) fn date_closing(&mut self, before: Option<&View>, now: Instant) {
+    pub(super) fn date_closing(&mut self, before: Option<&View>, now: Instant, drift: Drift) {
         let Some(Place { standing: Standing::Closed { time, .. }, created, .. }) = self.ahead.last() else {
             return;
         };
@@ -69,7 +70,7 @@ impl View {
             before.filter(|before| before.ahead.last().is_some_and(|place| place.created == *created));
         let known = known.and_then(|before| before.closed_until);
         // Our clock may run faster than that of whoever closed it.
-        self.closed_until = Some(known.unwrap_or(now + *time + *time / 100));
+        self.closed_until = Some(known.unwrap_or(now + *time + drift.over(*time)));
     }
 
     /// What is to be watched: one key, or all keys of the queue.

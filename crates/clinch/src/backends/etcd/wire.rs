@@ -17,8 +17,41 @@ pub(super) const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Header {
+    #[prost(uint64, tag = "1")]
+    pub(super) cluster: u64,
     #[prost(int64, tag = "3")]
     pub(super) revision: i64,
+}
+
+/// An answer that says where it comes from.
+pub(super) trait Answer: Message + Default + Send + Sync + 'static {
+    /// Whether the members agree on its revision: it is no less than what anybody has read before it was asked for.
+    /// A keepalive is answered with what one member knows.
+    const IS_AGREED: bool;
+
+    fn header(&self) -> Option<&Header>;
+}
+
+macro_rules! answers {
+    ($($answer:ty: $is_agreed:literal,)*) => {
+        $(impl Answer for $answer {
+            const IS_AGREED: bool = $is_agreed;
+
+            fn header(&self) -> Option<&Header> {
+                self.header.as_ref()
+            }
+        })*
+    };
+}
+
+answers! {
+    RangeResponse: true,
+    DeleteRangeResponse: true,
+    TxnResponse: true,
+    LeaseGrantResponse: false,
+    LeaseRevokeResponse: false,
+    LeaseKeepAliveResponse: false,
+    LeaseTimeToLiveResponse: false,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -99,6 +132,8 @@ pub(super) struct DeleteRangeRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct DeleteRangeResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
     #[prost(int64, tag = "2")]
     pub(super) deleted: i64,
 }
@@ -191,6 +226,8 @@ pub(super) struct LeaseGrantRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseGrantResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
     #[prost(int64, tag = "2")]
     pub(super) id: i64,
     /// What was granted, which may be more than was asked for.
@@ -205,10 +242,15 @@ pub(super) struct LeaseRequest {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct LeaseRevokeResponse {}
+pub(super) struct LeaseRevokeResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
+}
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseKeepAliveResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
     /// What is left; zero when there is no such lease.
     #[prost(int64, tag = "3")]
     pub(super) ttl: i64,
@@ -216,6 +258,8 @@ pub(super) struct LeaseKeepAliveResponse {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseTimeToLiveResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
     /// What is left; -1 when there is no such lease.
     #[prost(int64, tag = "3")]
     pub(super) ttl: i64,

@@ -1,0 +1,158 @@
+//! Releases that did not come through, or came twice: what is left of a claim, and what is taken from another.
+
+use std::task::{Context, Poll, Waker};
+
+use clinch::backend::{Backend, Freed, Progress, Renewal};
+use clinch::{Claim, LockName, Mode, Owner};
+
+use super::*;
+
+/// A TTL that etcd keeps to the second, and short enough to see its end.
+const SHORT_TTL: Duration = Duration::from_secs(3);
+
+pub(super) fn claim(id: u128, name: &str, ttl: Duration) -> Arc<Claim> {
+    Arc::new(Claim {
+        id: ClaimId::from_bits(id),
+        name: LockName::new(name).unwrap(),
+        mode: Mode::Exclusive,
+        ttl,
+        enqueue: true,
+        place: false,
+        isolated: false,
+        owner: Arc::new(Owner { host: "here".into(), pid: 1, user: "me".into(), label: String::new() }),
+    })
+}
+
+pub(super) async fn granted(backend: &dyn Backend, claim: &Claim) {
+    let progress = backend.claim(claim).await.unwrap();
+    assert!(matches!(progress, Progress::Granted(_)), "{progress:?}");
+}
+
+/// A store whose steps from this runtime go straight to the server, and from any other through the proxy.
+async fn split_backend(etcd: &Etcd) -> (Arc<dyn Backend>, Proxy) {
+    let proxy = Proxy::start(etcd.addr());
+    let env = silent::split_env(&proxy);
+    (clinch::backends::etcd::open(&etcd.url(), env).await.unwrap(), proxy)
+}
+
+/// A claim is released twice at once, as a guard's drop and the end of `max_hold` do. One of the two is answered, the
+/// lock is claimed again, and the other release arrives.
+#[tokio::test]
+async fn the_second_of_two_releases_frees_nobody_elses_claim() {
+    let etcd = Etcd::start();
+    let (backend, proxy) = split_backend(&etcd).await;
+    let [first, next] = [1, 2].map(|id| claim(id, "job", LONG_TTL));
+    granted(&*backend, &first).await;
+    let elsewhere =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (reader, name) = (backend.clone(), first.name.clone());
+    // Its connection stands from then on.
+    elsewhere.spawn(async move { reader.state(&name).await.unwrap() }).await.unwrap();
+    // The server shall not hear that nobody waits any more: it would give up what it has just read.
+    proxy.hold_ends(true);
+    proxy.black_hole(true);
+    let mut late = Box::pin(backend.release(&first, Duration::ZERO));
+    {
+        let _there = elsewhere.enter();
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(matches!(late.as_mut().poll(&mut context), Poll::Pending), "it waits for its answer");
+    }
+    assert_eq!(backend.release(&first, Duration::ZERO).await.unwrap(), Freed::Removed);
+    granted(&*backend, &next).await;
+    let before = etcd.handled("DeleteRange");
+    proxy.black_hole(false);
+    let arrived = async || (etcd.handled("DeleteRange") > before).then_some(());
+    eventually("the other release arrives", arrived).await;
+    let key = backend.key(next.id).unwrap();
+    assert_eq!(keys(&etcd, "job"), [key], "a late release freed another claim");
+    drop(late);
+    assert_eq!(backend.release(&next, Duration::ZERO).await.unwrap(), Freed::Removed);
+    assert_eq!(keys(&etcd, "job"), [""; 0]);
+    elsewhere.shutdown_background();
+}
+
+/// The claims of one client share a lease. Whoever could not be released before everybody gave up would stand in the queue
+/// for as long as any other is kept.
+#[tokio::test]
+async fn a_release_that_was_given_up_is_made_good_while_others_are_kept() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.addr());
+    let env = Env::host(Lane::thread());
+    let backend = clinch::backends::etcd::open(&format!("etcd://{}", proxy.addr()), env).await.unwrap();
+    let [left, kept, next] =
+        [(1, "job"), (2, "other"), (3, "job")].map(|(id, name)| claim(id, name, SHORT_TTL));
+    granted(&*backend, &left).await;
+    granted(&*backend, &kept).await;
+    proxy.refuse(true);
+    proxy.cut_all();
+    backend.release(&left, Duration::ZERO).await.unwrap_err();
+    proxy.refuse(false);
+    eventually("nothing is left of it", async || {
+        let renewals = backend.renew(std::slice::from_ref(&kept)).await;
+        assert!(!matches!(renewals[..], [Renewal::Lost(_)]), "{renewals:?}");
+        keys(&etcd, "job").is_empty().then_some(())
+    })
+    .await;
+    granted(&*backend, &next).await;
+    for claim in [&next, &kept] {
+        assert_eq!(backend.release(claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+    }
+}
+
+/// A restored backup has claims that were released since. Nobody may keep them alive, nor believe in what was there later.
+#[tokio::test]
+async fn claims_of_a_restored_backup_end_with_their_lease() {
+    let etcd = Etcd::start();
+    let near = clinch::connect(&etcd.url()).await.unwrap().ttl(Duration::from_secs(6)).unwrap();
+    let far = connect(&etcd.url()).await;
+    let (job, other) = (lock(&near, "job").await, lock(&near, "other").await);
+    let copy = |from: &str, to: &str| {
+        let (from, to) = (etcd.dir().join(from), etcd.dir().join(to));
+        let _ = std::fs::remove_dir_all(&to);
+        let copied = Command::new("cp").arg("-r").args([from, to]).status().unwrap();
+        assert!(copied.success());
+    };
+    // As complete as after a power failure.
+    etcd.pause();
+    copy("data", "backup");
+    etcd.resume();
+    release(job).await;
+    release(lock(&near, "later").await).await;
+    etcd.kill();
+    copy("backup", "data");
+    etcd.restart();
+    within("whoever holds is told", other.lost()).await;
+    // The client goes on to use its lease, as far as it knows of one.
+    let busy = tokio::spawn(async move {
+        loop {
+            release(lock(&near, "later").await).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    release(join("a ghost stands in the queue", queue(&far, "job")).await).await;
+    busy.abort();
+}
+
+/// One URL, one cluster: a member of another would grant what is held.
+#[tokio::test]
+async fn a_member_of_another_cluster_is_refused_in_words() {
+    let [own, foreign] = [Etcd::start(), Etcd::start()];
+    let network = Arc::new(partition::Narrow::only(&own));
+    let env = Env::new(Clock::host(), Random::system(), Lane::thread(), network.clone());
+    let url = format!("etcd://{},{}", own.addr(), foreign.addr());
+    let locks = Locks::connect(&url, env).await.unwrap().ttl(LONG_TTL).unwrap();
+    let guard = lock(&locks, "job").await;
+    network.open();
+    own.kill();
+    let refused = async || {
+        let error = locks.mutex("job").unwrap().try_lock().await.err()?.to_string();
+        error.contains("another cluster").then_some(())
+    };
+    eventually("it is refused", refused).await;
+    assert_eq!(foreign.keys("/clinch/job"), [""; 0]);
+    own.start_again();
+    own.becomes_ready();
+    drop(guard);
+    let freed = async || keys(&own, "job").is_empty().then_some(());
+    eventually("the right one is used again", freed).await;
+}
