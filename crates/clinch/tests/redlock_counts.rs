@@ -100,7 +100,7 @@ impl Servers {
     async fn until_quiet(&self) {
         let end = tokio::time::Instant::now() + PATIENCE;
         let held = "local held = redis.call('KEYS', '*')
-            return #held - (redis.call('EXISTS', 'clinch:~{fence}'))";
+            return #held - redis.call('EXISTS', 'clinch:~{fence}', 'clinch:~{voucher}')";
         while self.0.iter().any(|server| server.call(&["EVAL", held, "0"]).int() > 0) {
             assert!(tokio::time::Instant::now() < end, "not within {PATIENCE:?}: all is released");
             tokio::time::sleep(Duration::from_millis(2)).await;

@@ -22,6 +22,75 @@ async fn a_clock_that_was_set_ahead_does_not_help_a_second_holder() {
     holder_is_told_first(&name, guard, &rival).await;
 }
 
+/// Two of three have the lock for a client that cannot reach the third; something happens to the second. Whoever comes then
+/// knows nothing of that, and must not become a second holder with the third.
+async fn a_newcomer_does_not_become_a_second_holder(hazard: &str, befall: impl FnOnce(&Redis)) {
+    let servers = with_clocks();
+    let gone = "127.0.0.1:1".to_owned();
+    let two = [servers.0[0].addr().to_string(), servers.0[1].addr().to_string(), gone];
+    // The third is known for as long, so that it could vote.
+    let (holder, others) =
+        tokio::join!(connect_forgetful(two.into_iter()), connect_forgetful(hosts(&servers)));
+    drop(others);
+    let name = unique(hazard);
+    let guard = lock(&holder, &name).await;
+    eventually("both have given their vote", async || (servers.with_key(&name).len() == 2).then_some(()))
+        .await;
+    befall(&servers.0[1]);
+    let newcomer = clinch::connect(&servers.url("max_ttl=4s")).await.unwrap();
+    let second = newcomer.mutex(&name).unwrap().try_lock().await;
+    assert!(!matches!(second, Ok(Some(_))) || !guard.is_held(), "two hold one lock");
+}
+
+#[tokio::test]
+async fn a_newcomer_sees_that_a_clock_was_set_ahead() {
+    a_newcomer_does_not_become_a_second_holder("newcomer-set", |server| server.step_clock(3600)).await;
+}
+
+#[tokio::test]
+async fn a_newcomer_does_not_believe_for_how_long_a_server_has_run() {
+    a_newcomer_does_not_become_a_second_holder("newcomer-boot", |server| {
+        server.restart();
+        server.step_clock(3600);
+    })
+    .await;
+}
+
+/// A job that is started once in a while, and tries once: none of these clients lives for as long as a server must be watched.
+#[tokio::test]
+async fn clients_that_only_try_once_vouch_for_the_servers_to_those_that_come_after() {
+    let servers = Servers::forgetful(3);
+    let begun = std::time::Instant::now();
+    let once = async || {
+        let locks = clinch::connect(&servers.url("max_ttl=2s")).await.unwrap();
+        locks.mutex("once").unwrap().try_lock().await
+    };
+    let error = once().await.expect_err("nobody has watched the servers");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let guard = eventually("somebody need not wait", async || {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        once().await.ok().flatten()
+    })
+    .await;
+    drop(guard);
+    assert!(begun.elapsed() >= Duration::from_secs(2), "a server voted too early");
+}
+
+#[tokio::test]
+async fn a_clock_that_is_ahead_does_not_pull_the_tokens_along() {
+    let servers = with_clocks();
+    let locks = connect_forgetful(hosts(&servers)).await;
+    servers.0[2].step_clock(3600);
+    // Once it has answered, its clock is known.
+    for _ in 0..50 {
+        let guard = lock(&locks, &unique("pulled")).await;
+        let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let ahead = Duration::from_micros(guard.token().get()).saturating_sub(wall);
+        assert!(ahead < MAX_TTL, "a token is {ahead:?} ahead of the clocks that count");
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+    }
+}
+
 #[tokio::test]
 async fn tokens_rise_although_a_clock_was_set_back() {
     let servers = with_clocks();

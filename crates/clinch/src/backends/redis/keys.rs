@@ -17,6 +17,9 @@ const RESERVED: &str = "clinch:~{";
 /// The one fence of a server that has no slots, in Redlock.
 pub(super) const FENCE: &str = "clinch:~{fence}";
 
+/// Where clients of Redlock leave what they know of a server.
+pub(super) const VOUCHER: &str = "clinch:~{voucher}";
+
 /// What the channels of clients begin with where channels belong to no slot.
 pub(super) const INBOXES: &str = "clinch:~{inbox}:";
 

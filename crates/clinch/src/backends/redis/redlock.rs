@@ -76,9 +76,11 @@ mod round;
 mod settings;
 mod store;
 mod timing;
+mod trust;
 mod turns;
 mod vote;
 mod votes;
+mod voucher;
 mod waiting;
 
 use std::sync::Arc;
@@ -161,5 +163,9 @@ pub(crate) async fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Ba
             format!("only {met} of {all} servers can be reached, {needed} are needed: {why}"),
         ));
     }
-    Ok(Arc::new(Quorum::new(env.clone(), nodes, rules)))
+    let quorum = Quorum::new(env.clone(), nodes, rules);
+    if let Some(rest) = quorum.trust.begin().await {
+        quorum.background.take_over(rest);
+    }
+    Ok(Arc::new(quorum))
 }

@@ -36,6 +36,8 @@ scripts! {
     REDLOCK_CLAIM = "redlock_claim";
     /// Write back the token that the servers agree on.
     REDLOCK_AGREE = "redlock_agree";
+    /// Leave what is known of a server with it.
+    REDLOCK_VOUCH = "redlock_vouch";
     /// Release a lock or leave its queue.
     RELEASE = "release_fast" "token" "hand_over" "queue" "release";
     /// Release a lock that has no queue.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::super::check::Server;
 use super::super::dial::{Dialer, Endpoint};
 use super::super::failure::Failure;
+use super::super::keys::VOUCHER;
 use super::super::inbox::{Inbox, Watched};
 use super::super::link::Link;
 use super::super::reply;
@@ -15,8 +16,9 @@ use super::super::route::exchange;
 use super::super::script::{self, Script};
 use super::super::settings::Address;
 use super::settings::Rules;
-use super::timing::{self, Offset, Patience};
+use super::timing::{self, Evenness, Offset, Patience};
 use super::turns::Ear;
+use super::voucher::Voucher;
 use crate::backends::pool::{Connection, Pool};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
@@ -73,8 +75,48 @@ struct Known {
     run: Option<(String, Arc<OnceLock<Instant>>)>,
     /// Until when its vote does not count, and why.
     abstains: Option<Abstention>,
+    /// Since when this client has looked after a run that it did not know, unless somebody vouches for it.
+    watch: Option<Watch>,
+    /// What was left on the server.
+    voucher: Left,
     /// Why no connection could be opened, and until when nobody tries again.
     rests: Option<(Instant, Error)>,
+}
+
+/// A run that this client has met, and looks after until everything is over that the server may have forgotten.
+#[derive(Clone, Copy)]
+struct Watch {
+    since: Instant,
+    /// It is another server than before. What is left on it tells nothing of the one that it stands in for.
+    stands_in: bool,
+}
+
+/// What clients have left on a server, as far as is known.
+#[derive(Clone, Default)]
+pub(super) struct Left {
+    pub(super) text: String,
+    pub(super) voucher: Option<Voucher>,
+}
+
+impl Left {
+    pub(super) fn read(text: String) -> Left {
+        Left { voucher: Voucher::parse(&text), text }
+    }
+}
+
+/// What is known of a server that has been met.
+pub(super) struct Acquaintance {
+    pub(super) run: String,
+    pub(super) clock: Offset,
+    pub(super) left: Left,
+}
+
+/// Whether a server's vote counts.
+pub(super) enum Standing {
+    Votes,
+    Abstains(Abstention),
+    /// Only if what was left on it vouches for it.
+    Unless(Abstention),
 }
 
 /// Why a server's vote does not count for a time.
@@ -104,6 +146,8 @@ impl Node {
             clock: None,
             run: None,
             abstains: None,
+            watch: None,
+            voucher: Left::default(),
             rests: None,
         };
         Arc::new(Node {
@@ -140,28 +184,72 @@ impl Node {
         }
     }
 
-    /// Why the vote of this server does not count at this moment, if it does not.
-    pub(super) fn abstains(&self, now: Instant) -> Option<Abstention> {
-        let mut known = lock(&self.known);
-        known.abstains.take_if(|abstention| abstention.until <= now);
-        known.abstains.clone()
+    /// How evenly its clock is taken to run.
+    pub(super) fn evenness(&self) -> Evenness {
+        Evenness { drift: self.dialer.env.drift(), max_ttl: self.rules.max_ttl }
     }
 
-    /// What the server's clock will at most read at `at`, in microseconds, as far as it is known.
-    pub(super) fn latest_us(&self, at: Instant) -> Option<u64> {
-        Some(lock(&self.known).clock?.latest_us(at))
+    /// Whether the vote of this server counts at this moment, as far as this client knows by itself.
+    pub(super) fn standing(&self, now: Instant) -> Standing {
+        let max_ttl = self.rules.max_ttl;
+        let mut known = lock(&self.known);
+        known.abstains.take_if(|abstention| abstention.until <= now);
+        known.watch.take_if(|watch| watch.since + max_ttl <= now);
+        match (known.watch, &known.abstains) {
+            (None, None) => Standing::Votes,
+            (_, Some(abstention)) => Standing::Abstains(abstention.clone()),
+            (Some(Watch { since, stands_in }), None) => {
+                let why = match stands_in {
+                    true => "it is another server than before".to_owned(),
+                    false => format!(
+                        "it was met first {}s ago and may have forgotten locks",
+                        now.since(since).as_secs()
+                    ),
+                };
+                let abstention = Abstention { until: since + max_ttl, why };
+                if stands_in { Standing::Abstains(abstention) } else { Standing::Unless(abstention) }
+            }
+        }
+    }
+
+    /// What is known of it, if it has been met.
+    pub(super) fn acquaintance(&self) -> Option<Acquaintance> {
+        let known = lock(&self.known);
+        let (run, _) = known.run.as_ref()?;
+        Some(Acquaintance { run: run.clone(), clock: known.clock?, left: known.voucher.clone() })
+    }
+
+    /// Notes that its vote counts, since it was vouched for.
+    pub(super) fn trust(&self) {
+        lock(&self.known).watch = None;
+    }
+
+    /// Notes what stands on a run of the server now.
+    pub(super) fn left(&self, run: &str, left: Left) {
+        let mut known = lock(&self.known);
+        if known.run.as_ref().is_some_and(|(known, _)| known == run) {
+            known.voucher = left;
+        }
+    }
+
+    /// What was read of the server's clock, if its vote counts.
+    pub(super) fn clock(&self, now: Instant) -> Option<Offset> {
+        let known = lock(&self.known);
+        let jumped = known.abstains.as_ref().is_some_and(|abstention| abstention.until > now);
+        known.clock.filter(|_| !jumped && known.watch.is_none())
     }
 
     /// Takes in what the server's clock read between two moments. A clock that has jumped may have ended leases early, so
     /// the server does not vote until all those would have ended anyway.
     pub(super) fn clock_read(&self, us: u64, sent: Instant, received: Instant) {
+        let evenness = self.evenness();
         let mut known = lock(&self.known);
-        let read = Offset::read(us, sent, received);
-        let (clock, jumped) = known.clock.map_or((read, None), |clock| clock.then(read));
+        let read = Offset::read(us, sent, received, evenness);
+        let (clock, jumped) = known.clock.map_or((read, None), |clock| clock.then(read, evenness));
         known.clock = Some(clock);
         if let Some(by) = jumped {
             let why = format!("its clock has jumped by {}", humantime::format_duration(in_millis(by)));
-            known.abstain(Abstention { until: received + self.rules.max_ttl, why });
+            known.abstains = Some(Abstention { until: received + self.rules.max_ttl, why });
         }
     }
 
@@ -197,12 +285,19 @@ impl Node {
     async fn meet(&self, link: Link, begun: Instant) -> Result<Line> {
         let (mut id, info, time) = (Command::new("CLIENT"), Command::new("INFO"), Command::new("TIME"));
         id.arg("ID");
-        let scripts =
-            [&script::REDLOCK_CLAIM, &script::REDLOCK_AGREE, &script::RENEW_HELD, &script::RELEASE_LEAN];
-        let [claim, agree, renew, release] = scripts.map(|script| script.load());
+        let mut left = Command::new("GET");
+        left.arg(VOUCHER);
+        let scripts = [
+            &script::REDLOCK_CLAIM,
+            &script::REDLOCK_AGREE,
+            &script::REDLOCK_VOUCH,
+            &script::RENEW_HELD,
+            &script::RELEASE_LEAN,
+        ];
+        let [claim, agree, vouch, renew, release] = scripts.map(|script| script.load());
         let sent = self.now();
         let answers = link
-            .call_together([&id, &info, &time, &claim, &agree, &renew, &release])
+            .call_together([&id, &info, &time, &left, &claim, &agree, &vouch, &renew, &release])
             .await
             .map_err(|failure| self.failed(failure))?;
         let received = self.now();
@@ -211,6 +306,7 @@ impl Node {
         let id = next().ok().and_then(|id| reply::number(&id).ok()).and_then(|id| u64::try_from(id).ok());
         let info = next().map_err(|failure| self.failed(failure));
         let time = next();
+        let left = next().map(|left| Left::read(reply::lossy(&left))).unwrap_or_default();
         for _ in scripts {
             next().map_err(|failure| self.failed(failure))?;
         }
@@ -230,7 +326,7 @@ impl Node {
             ));
         }
         self.runs.join(&self.address, &server.run)?;
-        self.met(&server, link.ended(), received);
+        self.met(&server, left, link.ended(), received);
         if let Some(us) = time.ok().and_then(|time| micros(&time)) {
             self.clock_read(us, sent, received);
         }
@@ -238,26 +334,19 @@ impl Node {
         Ok(Line { link, id, run: server.run })
     }
 
-    /// Judges whether a server that was just met may vote.
-    fn met(&self, server: &Server, ended: Arc<OnceLock<Instant>>, now: Instant) {
-        let Rules { max_ttl, durable, .. } = self.rules;
+    /// Takes in what a server that was just met says of itself.
+    fn met(&self, server: &Server, left: Left, ended: Arc<OnceLock<Instant>>, now: Instant) {
         let mut known = lock(&self.known);
+        known.voucher = left;
         let before = known.run.replace((server.run.clone(), ended));
         if before.as_ref().is_some_and(|(run, _)| *run == server.run && !run.is_empty()) {
-            // Whole seconds tell no more of a run than when it was met first.
             return;
         }
-        let another = before.filter(|(_, ended)| {
+        let stands_in = before.is_some_and(|(_, ended)| {
             let seen = ended.get().copied().unwrap_or(now);
             timing::stands_in(now, server.uptime, seen)
         });
-        if another.is_some() {
-            let why = "it is another server than before".to_owned();
-            known.abstain(Abstention { until: now + max_ttl, why });
-        } else if let Some(until) = timing::votes_from(now, server.uptime, max_ttl).filter(|_| !durable) {
-            let why = format!("it started {}s ago and may have forgotten locks", server.uptime);
-            known.abstain(Abstention { until, why });
-        }
+        known.watch = Some(Watch { since: now, stands_in });
     }
 
     /// Runs a script's command on a connection.
@@ -321,15 +410,6 @@ impl Node {
 
     fn failed(&self, failure: Failure) -> Error {
         failure.into_error(&self.address.to_string())
-    }
-}
-
-impl Known {
-    /// Of two reasons the one that lasts longer counts.
-    fn abstain(&mut self, abstention: Abstention) {
-        if self.abstains.as_ref().is_none_or(|known| known.until < abstention.until) {
-            self.abstains = Some(abstention);
-        }
     }
 }
 

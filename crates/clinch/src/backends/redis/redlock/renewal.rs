@@ -14,6 +14,7 @@ use super::store::Quorum;
 use crate::backend::Renewal;
 use crate::claim::Claim;
 use crate::error::{Error, ErrorKind, Result};
+use crate::token::Token;
 
 /// For how long the answers to a renewal are waited for: a part of the TTL, between these. A quorum that has answered is
 /// not kept waiting by the others.
@@ -91,7 +92,9 @@ impl Quorum {
     fn set_anew(&self, claim: &Claim, missing: &[usize], lines: &[Option<Arc<Line>>]) {
         // A claim of another process, or one that was released meanwhile.
         let Some(entry) = self.claims.get(claim.id).filter(|_| !missing.is_empty()) else { return };
-        let Ok(command) = self.claim_command(claim, &self.key(&claim.name), 0) else { return };
+        // With no smaller a token: the server may have forgotten the last that it gave.
+        let least = entry.token().map_or(0, Token::get);
+        let Ok(command) = self.claim_command(claim, &self.key(&claim.name), least) else { return };
         for at in missing {
             if let Some(Some(line)) = lines.get(*at) {
                 entry.send_unless_released(*at, line, || line.link.post(&command));

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::super::keys::{FENCE, lock_key, refuse_reserved};
+use super::super::keys::{lock_key, refuse_reserved};
 use super::super::store::{OwnerText, deleted};
 use super::claims::{Claims, Entry};
 use super::node::Node;
 use super::round::Background;
 use super::settings::Rules;
 use super::timing;
+use super::trust::Trust;
 use super::turns::{Ear, Turns};
 use super::vote::Ballot;
 use super::votes::{Tally, Verdict, quorum};
@@ -33,6 +34,7 @@ pub(super) struct Quorum {
     pub(super) claims: Arc<Claims>,
     pub(super) turns: Arc<Turns>,
     pub(super) background: Arc<Background>,
+    pub(super) trust: Arc<Trust>,
     pub(super) owner: OwnerText,
 }
 
@@ -42,6 +44,7 @@ impl Quorum {
         let ears = (0..nodes.len()).map(|node| Arc::new(Ear { turns: turns.clone(), node })).collect();
         Quorum {
             background: Background::new(env.clone()),
+            trust: Arc::new(Trust::new(env.clone(), nodes.clone(), rules.clone())),
             env,
             nodes,
             ears,
@@ -58,11 +61,6 @@ impl Quorum {
 
     pub(super) fn key(&self, name: &LockName) -> String {
         lock_key(&self.rules.prefix, name)
-    }
-
-    /// The one key that keeps the last token of a server.
-    pub(super) fn fence(&self) -> &'static str {
-        FENCE
     }
 
     /// The grant of a claim that has won, if enough is left of its lease.

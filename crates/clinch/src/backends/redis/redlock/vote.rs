@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::dating::millis;
+use super::super::keys::FENCE;
 use super::super::reply;
 use super::super::resp::{Command, Value};
 use super::super::script;
@@ -18,10 +19,6 @@ use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::token::Token;
 
-/// How far ahead of the servers' clocks the least token lies that a claim asks for, in microseconds: if it reaches all of
-/// them before that, they give the same one, and none needs to be written back.
-const AHEAD_US: u64 = 5000;
-
 /// A vote whose end is known.
 pub(super) struct Ballot<'a> {
     pub(super) tally: Tally,
@@ -34,7 +31,7 @@ pub(super) struct Ballot<'a> {
 impl Quorum {
     /// The command that claims a server's vote, with a token of at least `least`.
     pub(super) fn claim_command(&self, claim: &Claim, key: &str, least: u64) -> Result<Arc<Command>> {
-        let keys = [key, self.fence()];
+        let keys = [key, FENCE];
         let keys = if self.rules.fencing { &keys[..] } else { &keys[..1] };
         let mut command = script::REDLOCK_CLAIM.on(keys.iter().copied());
         command
@@ -53,14 +50,15 @@ impl Quorum {
         entry: &Arc<Entry>,
         sent: Instant,
     ) -> Result<Ballot<'_>> {
-        let latest = self.nodes.iter().filter_map(|node| node.latest_us(sent)).max();
-        let command = self.claim_command(claim, key, latest.map_or(0, |us| us.saturating_add(AHEAD_US)))?;
+        let clocks = self.nodes.iter().filter_map(|node| node.clock(sent));
+        let least = timing::least_token(clocks, sent, self.quorum(), self.trust.terms.evenness);
+        let command = self.claim_command(claim, key, least)?;
         let mut tally = Tally::new(self.nodes.len(), entry.token());
         let ticket = entry.begin_vote();
         let silence = timing::silence(claim.ttl);
         let mut round = Round::new(&self.env, self.nodes.len()).lenient(silence, self.quorum());
         for (at, node) in self.nodes.iter().enumerate() {
-            if let Some(abstention) = node.abstains(sent) {
+            if let Some(abstention) = self.trust.abstention(at, sent) {
                 let left = abstention.until.since(sent);
                 tally.note(at, Vote::Abstains { left, why: abstention.why });
             } else if entry.mark(at).is_unsettled() {
@@ -74,8 +72,8 @@ impl Quorum {
             .answers(|at, answer| {
                 let node = self.nodes.get(at);
                 let vote = match answer {
-                    Ok(Vote::Ours(_)) if let Some(abstention) = node.and_then(|node| node.abstains(sent)) => {
-                        // Its clock has jumped, as this very answer shows.
+                    Ok(Vote::Ours(_)) if let Some(abstention) = self.trust.abstention(at, sent) => {
+                        // It was met only now, or its clock has jumped, as this very answer shows.
                         Vote::Abstains { left: abstention.until.since(sent), why: abstention.why }
                     }
                     Ok(vote) => vote,
@@ -91,6 +89,9 @@ impl Quorum {
             })
             .await;
         entry.end_vote();
+        if self.trust.is_due(sent) {
+            self.background.take_over(self.trust.clone().vouch());
+        }
         Ok(Ballot { tally, ticket, late: round })
     }
 
@@ -108,7 +109,7 @@ impl Quorum {
         if !self.rules.fencing || same >= self.quorum() {
             return Ok(token);
         }
-        let mut command = script::REDLOCK_AGREE.on([key, self.fence()]);
+        let mut command = script::REDLOCK_AGREE.on([key, FENCE]);
         command.arg(claim.id).arg(format!("{largest:016}"));
         let command = Arc::new(command);
         let silence = timing::silence(claim.ttl);

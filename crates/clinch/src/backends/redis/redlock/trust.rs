@@ -1,0 +1,191 @@
+//! Whose vote counts: what clients leave on the servers is compared with what this client sees, and brought up to date.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::super::keys::{FENCE, VOUCHER};
+use super::super::reply;
+use super::super::resp::Command;
+use super::super::script;
+use super::node::{Abstention, Acquaintance, Left, Node, Standing};
+use super::round::Round;
+use super::settings::Rules;
+use super::timing::{Evenness, Lead, Offset};
+use super::votes::quorum;
+use super::voucher::{Renewed, Terms, View, Voucher, Word};
+use crate::clock::Instant;
+use crate::env::Env;
+use crate::error::Result;
+use crate::token::Token;
+
+/// For how long a server is waited for.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How often, at most, it is looked whether there is something to leave on the servers.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// Whose vote counts.
+pub(super) struct Trust {
+    env: Env,
+    nodes: Vec<Arc<Node>>,
+    rules: Rules,
+    pub(super) terms: Terms,
+    /// When it is looked again whether there is something to leave on the servers; nanoseconds since boot.
+    due: AtomicU64,
+}
+
+/// Something to leave on a server.
+struct News {
+    at: usize,
+    run: String,
+    before: String,
+    word: Renewed,
+    /// Nothing was left on this run of it before, so it may have forgotten its fence.
+    newcomer: bool,
+}
+
+impl Trust {
+    pub(super) fn new(env: Env, nodes: Vec<Arc<Node>>, rules: Rules) -> Trust {
+        let evenness = Evenness { drift: env.drift(), max_ttl: rules.max_ttl };
+        // One more than a minority, less the server itself.
+        let witnesses = nodes.len() - quorum(nodes.len());
+        let terms = Terms { evenness, witnesses, durable: rules.durable };
+        Trust { env, nodes, rules, terms, due: AtomicU64::new(0) }
+    }
+
+    /// Why the vote of a server does not count at this moment, if it does not.
+    pub(super) fn abstention(&self, at: usize, now: Instant) -> Option<Abstention> {
+        let node = self.nodes.get(at)?;
+        let own = match node.standing(now) {
+            Standing::Votes => return None,
+            Standing::Abstains(own) => return Some(own),
+            Standing::Unless(own) => own,
+        };
+        self.due.store(0, Ordering::Relaxed);
+        let Some(met) = node.acquaintance() else { return Some(own) };
+        let leads = self.leads(at, met.clock, now);
+        match Voucher::judge(met.left.voucher.as_ref(), &self.view(&met, &leads, now), self.terms) {
+            Word::In(Duration::ZERO) => {
+                node.trust();
+                None
+            }
+            Word::In(left) => Some(Abstention { until: own.until.min(now + left), why: own.why }),
+            Word::Apart => {
+                Some(Abstention { why: "its clock and another server's have come apart".to_owned(), ..own })
+            }
+            Word::Unknown => Some(own),
+        }
+    }
+
+    /// How far the clocks of the others are ahead of a server's, as far as they were read lately.
+    fn leads(&self, of: usize, clock: Offset, now: Instant) -> Vec<(String, Lead)> {
+        let evenness = self.terms.evenness;
+        let others = self.nodes.iter().enumerate().filter(|(at, _)| *at != of);
+        let mut leads: Vec<(String, Lead)> = others
+            .filter_map(|(_, node)| node.acquaintance())
+            .filter(|met| !met.run.is_empty() && met.clock.is_fresh(now))
+            .map(|met| (met.run, met.clock.ahead_of(clock, now, evenness)))
+            .collect();
+        leads.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        leads.dedup_by(|(one, _), (other, _)| one == other);
+        leads
+    }
+
+    fn view<'a>(&self, met: &'a Acquaintance, leads: &'a [(String, Lead)], now: Instant) -> View<'a> {
+        let evenness = self.terms.evenness;
+        let (earliest, latest) = (met.clock.earliest_us(now, evenness), met.clock.latest_us(now, evenness));
+        View { run: &met.run, earliest, latest, leads }
+    }
+
+    /// Whether it is time to look if there is something to leave on the servers.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.due.load(Ordering::Relaxed) <= now.as_nanos()
+    }
+
+    /// Leaves word on the servers that are known by now, and answers what can be left later. What is new to them is waited
+    /// for: somebody who tries once and ends would otherwise leave nothing, and so would all that come after.
+    pub(super) async fn begin(self: &Arc<Trust>) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let news = self.news();
+        if news.iter().any(|news| news.word.is_new) {
+            self.tell(news).await;
+            return None;
+        }
+        let trust = self.clone();
+        (!news.is_empty()).then(|| async move { trust.tell(news).await })
+    }
+
+    /// Leaves word on the servers of which there is something to tell.
+    pub(super) async fn vouch(self: Arc<Trust>) {
+        self.tell(self.news()).await;
+    }
+
+    /// What there is to tell.
+    fn news(&self) -> Vec<News> {
+        let now = self.env.now();
+        let again = now + LOOK_EVERY.min(self.rules.max_ttl);
+        self.due.store(again.as_nanos(), Ordering::Relaxed);
+        let news = |(at, node): (usize, &Arc<Node>)| {
+            let met = node.acquaintance()?;
+            if met.run.is_empty() || !met.clock.is_fresh(now) {
+                return None;
+            }
+            let leads = self.leads(at, met.clock, now);
+            let known = met.left.voucher.as_ref();
+            let word = Voucher::renewed(known, &self.view(&met, &leads, now), self.terms)?;
+            let newcomer = known.is_none_or(|known| known.run != met.run);
+            Some(News { at, run: met.run, before: met.left.text, word, newcomer })
+        };
+        self.nodes.iter().enumerate().filter_map(news).collect()
+    }
+
+    async fn tell(&self, news: Vec<News>) {
+        let fence = match self.rules.fencing && news.iter().any(|news| news.newcomer) {
+            true => self.fence().await,
+            false => 0,
+        };
+        let mut round = Round::new(&self.env, self.nodes.len());
+        for News { at, run, before, word, newcomer } in news {
+            let Some(node) = self.nodes.get(at).cloned() else { continue };
+            let keys = [VOUCHER, FENCE];
+            let keys = if newcomer && fence > 0 { &keys[..] } else { &keys[..1] };
+            let mut command = script::REDLOCK_VOUCH.on(keys.iter().copied());
+            command.arg(before).arg(word.voucher.to_string()).arg(format!("{fence:016}"));
+            round.ask(at, PATIENCE, leave(node, run, command));
+        }
+        round.answers(|_, _| false).await;
+    }
+
+    /// The largest fence of all servers that answer.
+    async fn fence(&self) -> u64 {
+        let mut round = Round::new(&self.env, self.nodes.len());
+        for (at, node) in self.nodes.iter().enumerate() {
+            let node = node.clone();
+            round.ask(at, PATIENCE, async move {
+                let line = node.line().await?;
+                let mut get = Command::new("GET");
+                get.arg(FENCE);
+                let fence = node.call_on(&line, [&get]).await?;
+                Ok(fence.first().and_then(|fence| fence.text()?.parse::<u64>().ok()).unwrap_or(0))
+            });
+        }
+        let mut largest = 0;
+        round
+            .answers(|_, fence| {
+                largest = largest.max(fence.unwrap_or(0));
+                false
+            })
+            .await;
+        largest.min(Token::MAX.get() - 1)
+    }
+}
+
+/// Leaves something on a run of a server, and notes what stands there then.
+async fn leave(node: Arc<Node>, run: String, command: Command) -> Result<()> {
+    let line = node.line().await?;
+    if line.run() == run {
+        let stands = node.run_on(&line, &script::REDLOCK_VOUCH, &command).await?;
+        node.left(&run, Left::read(reply::lossy(&stands)));
+    }
+    Ok(())
+}
