@@ -15,7 +15,7 @@
 //!
 //! | key of the URL | means | default |
 //! | --- | --- | --- |
-//! | `max_ttl=` | 100 ms to 24 h: the longest TTL, and for how long a server that may have forgotten locks does not vote | 30 s |
+//! | `max_ttl=` | 100 ms to 24 h: the longest TTL, and for how long a server that may have forgotten locks does not vote; the same for all clients | 30 s |
 //! | `durable=on` | the servers keep what they acknowledged over a restart (`appendonly yes`, `appendfsync always`), so they vote at once | `off` |
 //! | `fencing=off` | no tokens; where servers disagree on one, that saves a round trip | `on` |
 //! | `min_validity=` | what must be left of a lease when it is granted | 0 |
@@ -29,15 +29,23 @@
 //! reached, also when its caller is gone or an answer was lost.
 //!
 //! What Redlock rests on, which a store with consensus does not (Kleppmann, "How to do distributed locking", 2016): clocks
-//! that run evenly, and servers that remember. Both are looked after. A server that started less than `max_ttl=` ago may have
-//! forgotten locks and does not vote, so **the first lock on freshly started servers is granted after `max_ttl=`**; until then
-//! requests wait, within their deadline, and say why. A server whose clock is seen to jump does not vote for that time
-//! either. What is left: clocks of a majority that jump together, and a client that cannot read `INFO` of servers that are
-//! called durable and are not.
+//! that run evenly, and servers that remember. Both are looked after. Clients leave on each server which run of it they met, and
+//! how its clock compared with the other servers' clocks. A server's vote counts where that is still so, and has been for
+//! `max_ttl=`: it has not restarted, and its clock has run evenly with so many others that one of them is right. So **the
+//! first lock on servers that nobody has used yet is granted after `max_ttl=`**; until then requests wait, within their
+//! deadline, and say why. A client that has just started need not wait, however long nobody has used the servers; nor do those
+//! that live for shorter than `max_ttl=`, since time counts from when the first of them came. A server that restarts, or whose
+//! clock is seen to jump, does not vote for `max_ttl=`.
+//!
+//! What is left: clocks of a majority that are set together; steps of a clock by less than `drift=` percent of `max_ttl=`, which
+//! a client that has just come does not see, and which end shorter leases early; `FLUSHALL` or a `DEL` by an operator; and a client that
+//! cannot read `INFO` of servers that are called durable and are not. Where a server is so far away that
+//! `drift=` percent of `max_ttl=` are no longer than two round trips, each client watches it for itself.
 //!
 //! Tokens are those of the servers, `max(last + 1, time in microseconds)`, and the largest of a quorum's counts. It is on a
 //! quorum, together with the vote, before it is given out, so a later holder meets it on at least one server and gets a larger one.
 //! Claims ask for a token slightly ahead of the servers' clocks; those mostly agree on it, so that the write-back is not needed.
+//! A server that restarts is given the others' last token.
 //!
 //! # Waiting
 //!
@@ -65,7 +73,8 @@
 //! | key | type | holds |
 //! | --- | --- | --- |
 //! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry |
-//! | `clinch:~{fence}` | string | the last token of the server: the only key without an expiry |
+//! | `clinch:~{fence}` | string | the last token of the server; without an expiry |
+//! | `clinch:~{voucher}` | string | what was seen of the server: `<run id>`, and for each other server `<its run id>=<since>,<compared>,<ahead at least>,<ahead at most>` in µs; without an expiry |
 
 mod claims;
 mod free;

@@ -112,7 +112,7 @@ impl Trust {
             return None;
         }
         let trust = self.clone();
-        (!news.is_empty()).then(|| async move { trust.tell(news).await })
+        (!news.is_empty()).then_some(async move { trust.tell(news).await })
     }
 
     /// Leaves word on the servers of which there is something to tell.
