@@ -34,6 +34,8 @@ mod late;
 mod pushes;
 #[path = "redis_faults/server.rs"]
 mod server;
+#[path = "redis_faults/taken.rs"]
+mod taken;
 #[path = "redis_faults/values.rs"]
 mod values;
 

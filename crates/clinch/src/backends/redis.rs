@@ -106,6 +106,7 @@ mod sentinel;
 mod settings;
 mod slots;
 mod store;
+mod watch;
 
 use std::sync::Arc;
 

@@ -7,14 +7,19 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::inbox::Listener;
+use super::watch::Held;
 use crate::claim::ClaimId;
 use crate::clock::Instant;
 use crate::sync::lock;
 use crate::token::Token;
 
-/// The claims of one client that are not plainly held or gone.
+/// The claims of one client.
 #[derive(Default)]
-pub(super) struct Claims(Mutex<HashMap<ClaimId, Pending>>);
+pub(super) struct Claims {
+    /// Those that are not plainly held or gone.
+    pending: Mutex<HashMap<ClaimId, Pending>>,
+    pub(super) held: Held,
+}
 
 #[derive(Default)]
 struct Pending {
@@ -55,34 +60,36 @@ pub(super) enum Note {
     Next { at: u64, time: Duration },
     /// Something changed; ask.
     Ask,
+    /// The database was emptied.
+    Emptied,
 }
 
 impl Claims {
     /// Notes that a step of this claim goes out that may queue it; says which inbox listens for it. `listening` knows
     /// for a claim that is new.
     pub(super) fn asking(&self, id: ClaimId, listening: impl FnOnce() -> u64) -> u64 {
-        let mut claims = lock(&self.0);
+        let mut claims = lock(&self.pending);
         claims.entry(id).or_insert_with(|| Pending { inbox: listening(), ..Pending::default() }).inbox
     }
 
     /// Notes that a step's answer did not come.
     pub(super) fn doubt(&self, id: ClaimId) {
-        lock(&self.0).entry(id).or_default().in_doubt = true;
+        lock(&self.pending).entry(id).or_default().in_doubt = true;
     }
 
     /// When the claim was first known to be queued: now, if it was not before.
     pub(super) fn place_since(&self, id: ClaimId, now: Instant) -> Instant {
-        *lock(&self.0).entry(id).or_default().since.get_or_insert(now)
+        *lock(&self.pending).entry(id).or_default().since.get_or_insert(now)
     }
 
     /// Notes that the claim is queued. Messages that came meanwhile stay.
     pub(super) fn queued(&self, id: ClaimId, asked: Asked) {
-        lock(&self.0).entry(id).or_default().asked = Some(asked);
+        lock(&self.pending).entry(id).or_default().asked = Some(asked);
     }
 
     /// Notes that the claim waits no more, for it is granted or was refused.
     pub(super) fn settled(&self, id: ClaimId) {
-        let mut claims = lock(&self.0);
+        let mut claims = lock(&self.pending);
         match claims.get_mut(&id) {
             Some(pending) if pending.in_doubt => (pending.asked, pending.note) = (None, None),
             Some(_) => drop(claims.remove(&id)),
@@ -93,7 +100,7 @@ impl Claims {
     /// Notes which inbox listens from now on. False: another one than when the last step was sent, so that a message
     /// may have been missed.
     pub(super) fn listening(&self, id: ClaimId, inbox: u64) -> bool {
-        let mut claims = lock(&self.0);
+        let mut claims = lock(&self.pending);
         let Some(pending) = claims.get_mut(&id) else { return false };
         pending.inbox = inbox;
         pending.asked.as_ref().is_some_and(|asked| asked.inbox == inbox)
@@ -101,28 +108,28 @@ impl Claims {
 
     /// What the last answer to a waiting claim said, and what wakes it.
     pub(super) fn waiting(&self, id: ClaimId) -> Option<(Asked, Arc<Notify>)> {
-        let claims = lock(&self.0);
+        let claims = lock(&self.pending);
         let pending = claims.get(&id)?;
         Some((pending.asked.clone()?, pending.woken.clone()))
     }
 
     /// Whether a step of the claim may still reach the server.
     pub(super) fn is_in_doubt(&self, id: ClaimId) -> bool {
-        lock(&self.0).get(&id).is_some_and(|pending| pending.in_doubt)
+        lock(&self.pending).get(&id).is_some_and(|pending| pending.in_doubt)
     }
 
     pub(super) fn take_note(&self, id: ClaimId) -> Option<Note> {
-        lock(&self.0).get_mut(&id)?.note.take()
+        lock(&self.pending).get_mut(&id)?.note.take()
     }
 
     /// Forgets a claim that was released.
     pub(super) fn forget(&self, id: ClaimId) {
-        lock(&self.0).remove(&id);
+        lock(&self.pending).remove(&id);
     }
 
     fn note(&self, id: &str, note: Note) {
         let Ok(id) = id.parse::<ClaimId>() else { return };
-        if let Some(pending) = lock(&self.0).get_mut(&id) {
+        if let Some(pending) = lock(&self.pending).get_mut(&id) {
             pending.tell(note);
         }
     }
@@ -150,9 +157,10 @@ impl Listener for Claims {
         }
     }
 
-    /// A key changed that a foreign client holds.
+    /// A key changed that a foreign client holds, or that is held here.
     fn changed(&self, key: &str) {
-        for pending in lock(&self.0).values_mut() {
+        self.held.changed(key);
+        for pending in lock(&self.pending).values_mut() {
             if pending.asked.as_ref().is_some_and(|asked| asked.foreign && asked.key == key) {
                 pending.tell(Note::Ask);
             }
@@ -161,14 +169,20 @@ impl Listener for Claims {
 
     /// The database was emptied, places included.
     fn all_changed(&self) {
-        lock(&self.0)
+        lock(&self.pending)
             .values_mut()
             .filter(|pending| pending.asked.is_some())
-            .for_each(|pending| pending.tell(Note::Ask));
+            .for_each(|pending| pending.tell(Note::Emptied));
+        self.held.all_changed();
     }
 
+    fn closed(&self, inbox: u64) {
+        self.held.closed(inbox);
+    }
+
+    /// What is in doubt waits for no message.
     fn is_idle(&self) -> bool {
-        lock(&self.0).is_empty()
+        self.held.is_idle() && lock(&self.pending).values().all(|pending| pending.asked.is_none())
     }
 }
 
@@ -220,7 +234,8 @@ mod tests {
         claims.doubt(id);
         claims.settled(id);
         assert!(claims.is_in_doubt(id) && claims.waiting(id).is_none());
+        assert!(claims.is_idle(), "nothing is told to what is in doubt");
         claims.forget(id);
-        assert!(claims.is_idle());
+        assert!(lock(&claims.pending).is_empty());
     }
 }

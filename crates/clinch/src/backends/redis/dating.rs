@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-
-/// Our clock and the server's may run apart by one part in so many.
-const DRIFT_DIVISOR: u32 = 100;
+use crate::lease::Drift;
 
 /// A duration in whole milliseconds, rounded up: the server must not count less than we do.
 pub(super) fn millis(duration: Duration) -> u64 {
@@ -17,9 +15,9 @@ pub(super) fn millis(duration: Duration) -> u64 {
 ///
 /// From `then` to `at` at least `at - then` passed, less a millisecond for rounding and the drift; and `then` was read
 /// after the request was sent.
-pub(super) fn not_after(sent: Instant, then: u64, at: u64, now: Instant) -> Instant {
+pub(super) fn not_after(sent: Instant, then: u64, at: u64, now: Instant, drift: Drift) -> Instant {
     let passed = Duration::from_millis(at.saturating_sub(then).saturating_sub(1));
-    (sent + passed.saturating_sub(passed / DRIFT_DIVISOR)).min(now)
+    (sent + passed.saturating_sub(drift.over(passed))).min(now)
 }
 
 #[cfg(test)]
@@ -37,15 +35,18 @@ mod tests {
             later in 0u64..100_000_000_000,
             back in 0u64..5_000_000_000,
             offset in 0u64..1 << 40,
-            drift in -0.0099f64..0.0099,
+            bound in 1u32..=25,
+            part in -0.99f64..0.99,
         ) {
-            // Server time runs by 1 + drift; all in nanoseconds of our clock.
-            let server = |ours: u64| offset + (ours as f64 * (1.0 + drift)) as u64;
+            // Server time runs faster or slower than ours, by less than the bound; all in nanoseconds of our clock.
+            let rate = 1.0 + part * f64::from(bound) / 100.0;
+            let server = |ours: u64| offset + (ours as f64 * rate) as u64;
             let (answered, granted) = (sent + there, sent + there + later);
             let origin = sent;
             let then = server(answered - origin) / 1_000_000;
             let at = server(granted - origin) / 1_000_000;
-            let from = not_after(Instant::from_nanos(sent), then, at, Instant::from_nanos(granted + back));
+            let (sent, now) = (Instant::from_nanos(sent), Instant::from_nanos(granted + back));
+            let from = not_after(sent, then, at, now, Drift::percent(bound).unwrap());
             prop_assert!(from <= Instant::from_nanos(granted));
         }
     }

@@ -1,18 +1,23 @@
 //! The inbox: the connection on which the server pushes grants, hints, and changes of keys that foreign clients hold.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use tokio::sync::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
 
 use super::dial::{Dialer, Endpoint, Protocol};
 use super::failure::Failure;
 use super::link::Link;
+use super::reply;
 use super::resp::{Command, Value};
+use super::script;
+use super::watch::Watch;
 use crate::backends::pool::Connection;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::lock;
 
 /// How often an inbox is pinged: a connection that died without a word is otherwise noticed by nobody.
 const PING_EVERY: Duration = Duration::from_secs(5);
@@ -30,6 +35,9 @@ pub(super) trait Listener: Send + Sync + 'static {
 
     /// The database was emptied.
     fn all_changed(&self);
+
+    /// An inbox has ended, and tells nothing any more.
+    fn closed(&self, _inbox: u64) {}
 
     /// Whether nobody waits for anything.
     fn is_idle(&self) -> bool;
@@ -54,8 +62,13 @@ pub(super) struct Inbox {
     pub(super) link: Arc<Link>,
     /// Whether the server tells of changed keys.
     tracking: bool,
-    channels: Mutex<HashSet<String>>,
+    /// What drives it.
+    runtime: Handle,
+    channels: Mutex<HashMap<String, Listening>>,
 }
+
+/// What came of listening to a channel, once it is known.
+type Listening = watch::Receiver<Option<Result<()>>>;
 
 impl Inbox {
     /// Opens an inbox whose messages go to `listener`, and keeps an eye on it for as long as it is used: on the runtime
@@ -77,27 +90,45 @@ impl Inbox {
                 Err(Failure::Server { .. }) => false,
                 Err(cut) => return Err(cut.into_error(link.server())),
             };
-        let link = Arc::new(link);
-        tokio::spawn(attend(Arc::downgrade(&link), dialer.clone(), listener));
-        Ok(Inbox { id: NEXT.fetch_add(1, Ordering::Relaxed), link, tracking, channels: Mutex::default() })
+        let (id, link, runtime) = (NEXT.fetch_add(1, Ordering::Relaxed), Arc::new(link), Handle::current());
+        runtime.spawn(attend(id, Arc::downgrade(&link), dialer, listener));
+        Ok(Inbox { id, link, tracking, runtime, channels: Mutex::default() })
     }
 
     /// Whether this inbox already listens to a channel.
     pub(super) fn listens(&self, channel: &str) -> bool {
-        self.is_open() && self.channels.try_lock().is_ok_and(|channels| channels.contains(channel))
+        let listens = |listening: &Listening| matches!(*listening.borrow(), Some(Ok(())));
+        self.is_open() && lock(&self.channels).get(channel).is_some_and(listens)
     }
 
-    /// Listens to a channel, once; returns when the server has confirmed it.
+    /// Listens to a channel, once for all who wait for it; returns when the server has confirmed it. It depends on none of
+    /// them: one that is not polled keeps nobody waiting.
     pub(super) async fn listen(&self, channel: &str, sharded: bool) -> Result<()> {
-        let mut channels = self.channels.lock().await;
-        if channels.contains(channel) {
-            return Ok(());
+        let ended =
+            self.listening(channel, sharded).wait_for(Option::is_some).await.map(|ended| match &*ended {
+                Some(Err(error)) => Err(error.again()),
+                _ => Ok(()),
+            });
+        ended
+            .unwrap_or_else(|_| Err(Error::new(ErrorKind::Unavailable, "the runtime of the inbox has ended")))
+    }
+
+    fn listening(&self, channel: &str, sharded: bool) -> Listening {
+        let mut channels = lock(&self.channels);
+        let failed = |listening: &Listening| matches!(*listening.borrow(), Some(Err(_)));
+        if let Some(listening) = channels.get(channel).filter(|listening| !failed(listening)) {
+            return listening.clone();
         }
+        let (tell, listening) = watch::channel(None);
+        channels.insert(channel.to_owned(), listening.clone());
         let mut command = Command::new(if sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" });
         command.arg(channel);
-        self.link.call(&command).await.map_err(|failure| failure.into_error(self.link.server()))?;
-        channels.insert(channel.to_owned());
-        Ok(())
+        let link = self.link.clone();
+        self.runtime.spawn(async move {
+            let answer = link.call(&command).await.map(drop);
+            tell.send_replace(Some(answer.map_err(|failure| failure.into_error(link.server()))));
+        });
+        listening
     }
 
     /// Has the server tell when a key changes.
@@ -119,21 +150,52 @@ impl Inbox {
             Err(failure) => Err(failure.into_error(self.link.server())),
         }
     }
+
+    /// Reads which of these locks are their claims', and has the server tell when one of them changes. `None`: it cannot.
+    pub(super) async fn read(&self, watches: &[Watch]) -> Result<Option<Vec<bool>>> {
+        if !self.tracking {
+            return Ok(None);
+        }
+        let mut opt_in = Command::new("CLIENT");
+        opt_in.arg("CACHING").arg("YES");
+        let mut read = script::WATCH.on(watches.iter().map(|(_, key)| &**key));
+        for (id, _) in watches {
+            read.arg(*id);
+        }
+        let failed = |failure: Failure| failure.into_error(self.link.server());
+        let mut answers = self.link.call_together([&opt_in, &read]).await.map_err(failed)?;
+        if matches!(&answers[..], [_, Value::Error(error)] if error.starts_with("NOSCRIPT")) {
+            let load = script::WATCH.load();
+            answers = self.link.call_together([&load, &opt_in, &read]).await.map_err(failed)?.split_off(1);
+        }
+        match (answers.pop(), answers.pop()) {
+            // Who may not opt in is not told.
+            (_, Some(Value::Error(_))) => Ok(None),
+            (Some(answer), _) => {
+                let answer = Failure::check(answer).map_err(failed)?;
+                let held = reply::list(&answer)?.iter().map(|held| Ok(reply::number(held)? == 1));
+                held.collect::<Result<_>>().map(Some)
+            }
+            (None, _) => Ok(None),
+        }
+    }
 }
 
-async fn attend(link: Weak<Link>, dialer: Arc<Dialer>, listener: Arc<impl Listener>) {
+/// Pings the inbox for as long as it is used, and says when it has ended.
+async fn attend(inbox: u64, link: Weak<Link>, dialer: Arc<Dialer>, listener: Arc<impl Listener>) {
     let mut idle = 0;
     loop {
         dialer.env.sleep_until(dialer.env.now() + PING_EVERY).await;
-        let Some(link) = link.upgrade().filter(|link| link.is_open()) else { return };
+        let Some(link) = link.upgrade().filter(|link| link.is_open()) else { break };
         idle = if listener.is_idle() { idle + 1 } else { 0 };
         // A refusal is an answer too.
         let cut = matches!(link.call(&Command::new("PING")).await, Err(Failure::Cut { .. }));
         if cut || idle > IDLE_PINGS {
             link.close();
-            return;
+            break;
         }
     }
+    listener.closed(inbox);
 }
 
 impl Connection for Inbox {

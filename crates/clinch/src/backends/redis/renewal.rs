@@ -13,7 +13,7 @@ use super::resp::Value;
 use super::script;
 use super::store::{NO_STEP, Store, deleted};
 use crate::backend::Renewal;
-use crate::claim::{Claim, Mode};
+use crate::claim::{Claim, ClaimId, Mode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 
@@ -61,16 +61,8 @@ impl Store {
     /// Renews claims of one lock, all held ones or all places, or only reads them.
     pub(super) async fn renew_lock(&self, claims: &[&Claim], write: bool) -> Result<Vec<Renewal>> {
         let Some(first) = claims.first() else { return Ok(Vec::new()) };
-        let keys = self.keys(&first.name);
-        let step = if first.place { ["place", "-", "-"] } else { NO_STEP };
-        let mut command = self.command(&script::RENEW, &keys, step);
-        for claim in claims {
-            command.arg(claim.id).arg(if write { millis(claim.ttl) } else { 0 });
-        }
-        let answer = match write {
-            true => self.route.run_durably(keys.slot, &script::RENEW, &command).await?,
-            false => self.route.run(keys.slot, &script::RENEW, &command).await?,
-        };
+        let asks = claims.iter().map(|claim| (claim.id, if write { millis(claim.ttl) } else { 0 }));
+        let answer = self.ask_to_renew(&first.name, first.place, write, asks).await?;
         let renewal = |(claim, left): (&&Claim, &Value)| {
             Ok(match u64::try_from(reply::number(left)?) {
                 Ok(_) if write => Renewal::Renewed(Some(claim.ttl)),
@@ -81,6 +73,31 @@ impl Store {
             })
         };
         claims.iter().zip(reply::list(&answer)?).map(renewal).collect()
+    }
+
+    /// Reads whether a claim is there.
+    pub(super) async fn is_there(&self, name: &LockName, id: ClaimId) -> Result<bool> {
+        let answer = self.ask_to_renew(name, false, false, [(id, 0)]).await?;
+        Ok(reply::list(&answer)?.iter().map(reply::number).all(|left| left.is_ok_and(|left| left >= 0)))
+    }
+
+    async fn ask_to_renew(
+        &self,
+        name: &LockName,
+        place: bool,
+        write: bool,
+        claims: impl IntoIterator<Item = (ClaimId, u64)>,
+    ) -> Result<Value> {
+        let keys = self.keys(name);
+        let step = if place { ["place", "-", "-"] } else { NO_STEP };
+        let mut command = self.command(&script::RENEW, &keys, step);
+        for (id, ttl) in claims {
+            command.arg(id).arg(ttl);
+        }
+        match write {
+            true => self.route.run_durably(keys.slot, &script::RENEW, &command).await,
+            false => self.route.run(keys.slot, &script::RENEW, &command).await,
+        }
     }
 
     /// Renews exclusive locks that are held, of one slot or, where there are no slots, of any. `None`: not held.

@@ -254,16 +254,7 @@ impl Route {
     /// The inbox of the server that has the slot, listening to this channel.
     pub(super) async fn inbox(&self, slot: u16, channel: &str, sharded: bool) -> Result<Arc<Inbox>> {
         let node = self.node(slot).await?;
-        let opened = node.inboxes.get(&self.dialer.env, || {
-            Inbox::open(self.dialer.clone(), node.endpoint.clone(), self.claims.clone())
-        });
-        let inbox = match opened.await {
-            Ok(inbox) => inbox,
-            Err(error) => {
-                self.mistrust(&node).await;
-                return Err(error);
-            }
-        };
+        let inbox = self.inbox_of(&node).await?;
         if let Err(error) = inbox.listen(channel, sharded).await {
             if error.kind() == ErrorKind::Unavailable {
                 // A slot that moved away, perhaps.
@@ -279,6 +270,24 @@ impl Route {
     pub(super) async fn about(&self, slot: u16) -> Result<Server> {
         let node = self.node(slot).await?;
         Ok(self.link(&node).await?.about.clone())
+    }
+
+    /// The inbox of the server that has the slot, whatever it listens to.
+    pub(super) async fn watcher(&self, slot: u16) -> Result<Arc<Inbox>> {
+        self.inbox_of(&self.node(slot).await?).await
+    }
+
+    async fn inbox_of(&self, node: &Arc<Node>) -> Result<Arc<Inbox>> {
+        let opened = node.inboxes.get(&self.dialer.env, || {
+            Inbox::open(self.dialer.clone(), node.endpoint.clone(), self.claims.clone())
+        });
+        match opened.await {
+            Ok(inbox) => Ok(inbox),
+            Err(error) => {
+                self.mistrust(node).await;
+                Err(error)
+            }
+        }
     }
 
     /// One connection to each server that has locks.

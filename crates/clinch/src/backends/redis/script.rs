@@ -48,6 +48,8 @@ scripts! {
     RENEW_HELD = "renew_held";
     /// Read one lock.
     STATE = "token" "queue" "state";
+    /// Read who holds exclusive locks.
+    WATCH = "watch";
 }
 
 impl Script {

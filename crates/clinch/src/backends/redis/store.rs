@@ -37,6 +37,9 @@ const GUARD: Duration = Duration::from_secs(30);
 /// that cannot tell either. Also how often anybody looks where messages are not allowed.
 const POLL: Duration = Duration::from_millis(100);
 
+/// How long a waiter leaves a database alone that was emptied: those who held locks there are told first.
+const EMPTIED: Duration = Duration::from_millis(500);
+
 /// Added to the end of a lease: the server counts whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(2);
 
@@ -46,7 +49,7 @@ pub(super) const NO_STEP: [&str; 3] = ["-"; 3];
 /// A store on Redis or Valkey, with a queue and tokens.
 pub(super) struct Store {
     pub(super) dialer: Arc<Dialer>,
-    pub(super) route: Route,
+    pub(super) route: Arc<Route>,
     pub(super) claims: Arc<Claims>,
     /// Names this client's inbox.
     inbox: String,
@@ -62,7 +65,7 @@ impl Store {
         let claims = Arc::new(Claims::default());
         let inbox = format!("{:016x}", env.random().claim_id()?.bits() as u64);
         let dialer = Arc::new(Dialer { env, settings });
-        let route = Route::new(dialer.clone(), claims.clone());
+        let route = Arc::new(Route::new(dialer.clone(), claims.clone()));
         Ok(Store {
             dialer,
             route,
@@ -225,7 +228,10 @@ impl Backend for Store {
                 self.claims.queued(claim.id, asked);
                 return Ok(Progress::Queued(place.busy));
             }
-            Claimed::Granted(token) => Ok(Progress::Granted(reply::answered(token, claim.ttl))),
+            Claimed::Granted(token) => {
+                self.claims.held.hold(claim, sent);
+                Ok(Progress::Granted(reply::answered(token, claim.ttl)))
+            }
             Claimed::Busy(busy) => Ok(Progress::Busy(busy)),
             // Evicted, though nobody knew yet that it was granted: it may ask again when that is over.
             Claimed::Buried if claim.enqueue => {
@@ -277,7 +283,7 @@ impl Backend for Store {
             match self.claims.take_note(claim.id) {
                 Some(Note::Granted { token, at, lease }) => {
                     let now = self.env().now();
-                    let from = not_after(asked.sent, asked.server, at, now);
+                    let from = not_after(asked.sent, asked.server, at, now, self.env().drift());
                     // A grant from before the answer that told of the place was over by then, and its message is late.
                     let over = at < asked.server;
                     // What may be old already is asked for, which is as good as new.
@@ -285,6 +291,7 @@ impl Backend for Store {
                         _ if over || self.settings().durability.asks_for_more() => Wake::Step,
                         true => {
                             self.claims.settled(claim.id);
+                            self.claims.held.hold(claim, now);
                             Wake::Granted(Grant { token, ttl: Some(lease), from: Some(from) })
                         }
                         false => Wake::Step,
@@ -292,8 +299,10 @@ impl Backend for Store {
                 }
                 Some(Note::Next { at, time }) => {
                     let now = self.env().now();
-                    look = (not_after(asked.sent, asked.server, at, now) + time + ROUNDING).max(now);
+                    let began = not_after(asked.sent, asked.server, at, now, self.env().drift());
+                    look = (began + time + ROUNDING).max(now);
                 }
+                Some(Note::Emptied) => look = look.min(self.env().now() + EMPTIED),
                 Some(Note::Ask) => return Ok(Wake::Step),
                 None => {}
             }
@@ -320,12 +329,17 @@ impl Backend for Store {
         self.renew_all(claims).await
     }
 
+    async fn lost(&self) -> Vec<(ClaimId, Loss)> {
+        self.lost_leases().await
+    }
+
     async fn verify(&self, claim: &Claim) -> Result<Renewal> {
         let renewal = self.renew_lock(&[claim], false).await?.pop();
         renewal.ok_or_else(|| Error::new(ErrorKind::Unknown, "the server left the claim out"))
     }
 
     async fn downgrade(&self, claim: &Claim) -> Result<()> {
+        self.claims.held.let_go(claim.id);
         let keys = self.keys(&claim.name);
         let mut command = self.command(&script::DOWNGRADE, &keys, NO_STEP);
         command.arg(claim.id).arg(millis(claim.ttl));
@@ -337,9 +351,15 @@ impl Backend for Store {
     }
 
     async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
+        self.claims.held.let_go(claim.id);
         let freed = self.free(&claim.name, claim.id, linger).await?;
         self.claims.forget(claim.id);
         Ok(freed)
+    }
+
+    fn forget(&self, claim: &Claim) {
+        self.claims.held.let_go(claim.id);
+        self.claims.forget(claim.id);
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {

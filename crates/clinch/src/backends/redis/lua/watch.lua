@@ -1,0 +1,12 @@
+-- Read whether exclusive locks are held: KEYS[i] by claim ARGV[i]. Answers 1 or 0 for each. Writes nothing, so that who runs it
+-- with client tracking is told of the next change of each key.
+local answers = {}
+for i = 1, #KEYS do
+  -- A key that holds no text is not the claim's.
+  local holder, id = redis.pcall('GETRANGE', KEYS[i], '0', '32'), ARGV[i]
+  if type(holder) == 'table' and not string.find(holder.err, 'WRONGTYPE', 1, true) then
+    return holder
+  end
+  answers[i] = (holder == id .. ' ' or holder == id .. '*') and 1 or 0
+end
+return answers

@@ -1,0 +1,379 @@
+//! Watching what is held: a lock that is taken away by force is told at once, not at its next renewal.
+//!
+//! The server tells of the next change of a key that was read (client tracking). A renewal is such a change, too, so what was
+//! told of is read again, many keys at a time: two commands for each batch of renewals. What such a read misses is asked for
+//! with the strongest read before its holder is told. Locks that are held shortly are never watched and cost nothing.
+//!
+//! Exclusive locks only: the key of a lock that has readers or permits changes with each of them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::sync::Notify;
+
+use super::claims::Claims;
+use super::dial::Dialer;
+use super::keys::{lock_key, slot_of};
+use super::route::Route;
+use super::store::{Store, deleted};
+use crate::claim::{Claim, ClaimId, Loss, Mode};
+use crate::clock::Instant;
+use crate::error::Result;
+use crate::name::LockName;
+use crate::sync::lock;
+
+/// How long a lock is held before it is watched.
+const YOUNG: Duration = Duration::from_millis(500);
+
+/// How long a server that could not tell is left alone.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// Keys per command; as many as a batch of renewals has at most.
+const BATCH: usize = 256;
+
+/// A claim and its lock's key.
+pub(super) type Watch = (ClaimId, Arc<str>);
+
+/// The exclusive locks that this client holds.
+#[derive(Default)]
+pub(super) struct Held {
+    state: Mutex<State>,
+    /// Something is to be looked at earlier than was known, or was missed.
+    news: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    leases: HashMap<ClaimId, Lease>,
+    /// The claims whose keys the server tells of.
+    told: HashMap<Arc<str>, ClaimId>,
+    /// When to look for leases that are not watched; `None`: when there is one again.
+    next: Option<Instant>,
+    looking: bool,
+    /// The server tells nothing.
+    deaf: bool,
+}
+
+struct Lease {
+    name: LockName,
+    sight: Sight,
+}
+
+enum Sight {
+    /// To be read from then on.
+    Due(Instant),
+    /// Not found when it was read.
+    Missed,
+    /// Read on this inbox, or about to be, and not changed since.
+    Watched { inbox: u64, key: Arc<str> },
+}
+
+impl Held {
+    /// Notes that a claim was granted.
+    pub(super) fn hold(&self, claim: &Claim, now: Instant) {
+        let mut state = lock(&self.state);
+        if claim.mode != Mode::Exclusive || state.deaf {
+            return;
+        }
+        state.remove(claim.id);
+        let lease = Lease { name: claim.name.clone(), sight: Sight::Due(now + YOUNG) };
+        state.leases.insert(claim.id, lease);
+        if state.next.is_none() {
+            state.next = Some(now + YOUNG);
+            self.news.notify_one();
+        }
+    }
+
+    /// Notes that a claim is released, or no longer the sole holder's.
+    pub(super) fn let_go(&self, id: ClaimId) {
+        lock(&self.state).remove(id);
+    }
+
+    /// Whether nothing is watched.
+    pub(super) fn is_idle(&self) -> bool {
+        lock(&self.state).told.is_empty()
+    }
+
+    /// The server told of this key.
+    pub(super) fn changed(&self, key: &str) {
+        let mut state = lock(&self.state);
+        if let Some(id) = state.told.remove(key) {
+            state.look_again(|other, _| other == id);
+            self.news.notify_one();
+        }
+    }
+
+    /// The database was emptied.
+    pub(super) fn all_changed(&self) {
+        lock(&self.state).look_again(|_, _| true);
+        self.news.notify_one();
+    }
+
+    /// This inbox tells nothing any more.
+    pub(super) fn closed(&self, gone: u64) {
+        lock(&self.state)
+            .look_again(|_, sight| matches!(sight, Sight::Watched { inbox, .. } if *inbox == gone));
+        self.news.notify_one();
+    }
+
+    /// What is to be read at this moment, by whoever gets it; nothing while somebody is at it.
+    fn begin(&self, now: Instant) -> Option<Vec<(ClaimId, LockName)>> {
+        let mut state = lock(&self.state);
+        if state.looking || state.deaf || state.next.is_none_or(|next| next > now) {
+            return None;
+        }
+        let due = |lease: &Lease| matches!(lease.sight, Sight::Due(at) if at <= now);
+        let due: Vec<_> = state.leases.iter().filter(|(_, lease)| due(lease)).collect();
+        let due: Vec<_> = due.into_iter().map(|(id, lease)| (*id, lease.name.clone())).collect();
+        state.looking = !due.is_empty();
+        // One look for all that grow up meanwhile.
+        state.next = state.earliest(|at| at > now).map(|at| at.max(now + YOUNG));
+        state.looking.then_some(due)
+    }
+
+    /// Notes that these are read on an inbox from now on: what it tells from here on counts.
+    fn reading(&self, watches: &[Watch], inbox: u64) {
+        let mut state = lock(&self.state);
+        let State { leases, told, .. } = &mut *state;
+        for (id, key) in watches {
+            if let Some(lease) = leases.get_mut(id) {
+                lease.sight = Sight::Watched { inbox, key: key.clone() };
+                told.insert(key.clone(), *id);
+            }
+        }
+    }
+
+    /// Notes which of them were still held.
+    fn read(&self, watches: &[Watch], held: &[bool]) {
+        let mut state = lock(&self.state);
+        for ((id, _), _) in watches.iter().zip(held).filter(|(_, held)| !**held) {
+            state.set(*id, Sight::Missed);
+        }
+    }
+
+    /// Notes that these could not be read.
+    fn unread(&self, watches: &[Watch], again: Instant) {
+        let mut state = lock(&self.state);
+        for (id, _) in watches {
+            state.set(*id, Sight::Due(again));
+        }
+    }
+
+    fn done(&self) {
+        let mut state = lock(&self.state);
+        state.looking = false;
+        state.next = state.earliest(|_| true);
+        self.news.notify_one();
+    }
+
+    /// The server cannot tell of changes.
+    fn is_deaf(&self) {
+        *lock(&self.state) = State { deaf: true, ..State::default() };
+    }
+
+    fn missed(&self) -> Vec<(ClaimId, LockName)> {
+        let state = lock(&self.state);
+        let missed = state.leases.iter().filter(|(_, lease)| matches!(lease.sight, Sight::Missed));
+        missed.map(|(id, lease)| (*id, lease.name.clone())).collect()
+    }
+
+    fn next(&self) -> Option<Instant> {
+        let state = lock(&self.state);
+        state.next.filter(|_| !state.looking)
+    }
+}
+
+impl State {
+    fn remove(&mut self, id: ClaimId) {
+        self.set(id, Sight::Missed);
+        self.leases.remove(&id);
+    }
+
+    fn set(&mut self, id: ClaimId, sight: Sight) {
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        if let Sight::Watched { key, .. } = std::mem::replace(&mut lease.sight, sight)
+            && self.told.get(&key) == Some(&id)
+        {
+            self.told.remove(&key);
+        }
+    }
+
+    /// Has leases be read at once.
+    fn look_again(&mut self, which: impl Fn(ClaimId, &Sight) -> bool) {
+        let at = Instant::from_nanos(0);
+        let ids: Vec<_> =
+            self.leases.iter().filter(|(id, lease)| which(**id, &lease.sight)).map(|(id, _)| *id).collect();
+        for id in ids {
+            self.set(id, Sight::Due(at));
+            self.next = Some(at);
+        }
+    }
+
+    fn earliest(&self, which: impl Fn(Instant) -> bool) -> Option<Instant> {
+        let due = self.leases.values().filter_map(|lease| match lease.sight {
+            Sight::Due(at) => Some(at),
+            _ => None,
+        });
+        due.filter(|at| which(*at)).min()
+    }
+}
+
+impl Store {
+    /// Waits until the server tells that locks were taken away, and keeps those watched that are held.
+    pub(super) async fn lost_leases(&self) -> Vec<(ClaimId, Loss)> {
+        let held = &self.claims.held;
+        let env = &self.dialer.env;
+        loop {
+            if let Some(due) = held.begin(env.now()) {
+                let look = look(self.route.clone(), self.claims.clone(), self.dialer.clone(), due);
+                if env.lane().spawn(look).is_err() {
+                    held.is_deaf();
+                }
+            }
+            let lost = self.confirm(held.missed()).await;
+            if !lost.is_empty() {
+                return lost;
+            }
+            let next = async {
+                match held.next() {
+                    Some(next) => env.sleep_until(next).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = held.news.notified() => {}
+                () = next => {}
+            }
+        }
+    }
+
+    /// Which of the claims that a look has missed are really gone.
+    async fn confirm(&self, missed: Vec<(ClaimId, LockName)>) -> Vec<(ClaimId, Loss)> {
+        let reads = missed.iter().map(|(id, name)| self.is_there(name, *id));
+        let reads = join_all(reads).await;
+        let again = self.dialer.env.now() + PAUSE;
+        let mut lost = Vec::new();
+        for ((id, _), there) in missed.iter().zip(reads) {
+            match there {
+                Ok(false) => {
+                    self.claims.held.let_go(*id);
+                    lost.push((*id, deleted()));
+                }
+                // The next renewal will tell.
+                Ok(true) | Err(_) => self.claims.held.unread(&[(*id, Arc::from(""))], again),
+            }
+        }
+        lost
+    }
+}
+
+/// Reads these, and sees to it that the server tells of their next change.
+async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: Vec<(ClaimId, LockName)>) {
+    let held = &claims.held;
+    let mut slots: BTreeMap<u16, Vec<Watch>> = BTreeMap::new();
+    for (id, name) in due {
+        let key = lock_key(&dialer.settings.prefix, &name);
+        // Keys of several slots go into one command only where there are no slots.
+        let slot = if route.is_cluster() { slot_of(&key) } else { 0 };
+        slots.entry(slot).or_default().push((id, key.into()));
+    }
+    let batches = slots.iter().flat_map(|(slot, watches)| watches.chunks(BATCH).map(|batch| (*slot, batch)));
+    join_all(batches.map(|(slot, batch)| {
+        let route = &route;
+        let dialer = &dialer;
+        async move {
+            match read(route, held, slot, batch).await {
+                Ok(Some(answers)) => held.read(batch, &answers),
+                Ok(None) => held.is_deaf(),
+                Err(_) => held.unread(batch, dialer.env.now() + PAUSE),
+            }
+        }
+    }))
+    .await;
+    held.done();
+}
+
+async fn read(route: &Route, held: &Held, slot: u16, batch: &[Watch]) -> Result<Option<Vec<bool>>> {
+    let inbox = route.watcher(slot).await?;
+    held.reading(batch, inbox.id);
+    inbox.read(batch).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim::Owner;
+
+    fn claim(bits: u128) -> Claim {
+        Claim {
+            id: ClaimId::from_bits(bits),
+            name: LockName::new(format!("job/{bits}")).unwrap(),
+            mode: Mode::Exclusive,
+            ttl: PAUSE,
+            enqueue: true,
+            place: false,
+            isolated: false,
+            owner: Arc::new(Owner { host: "h".into(), pid: 1, user: "u".into(), label: String::new() }),
+        }
+    }
+
+    const START: Instant = Instant::from_nanos(1 << 40);
+
+    fn watched(held: &Held, claims: &[Claim]) -> Vec<Watch> {
+        for claim in claims {
+            held.hold(claim, START);
+        }
+        let due = held.begin(START + YOUNG).unwrap();
+        assert_eq!(due.len(), claims.len());
+        let watches: Vec<Watch> = due.into_iter().map(|(id, name)| (id, Arc::from(name.as_str()))).collect();
+        held.reading(&watches, 1);
+        watches
+    }
+
+    #[test]
+    fn what_is_held_shortly_is_never_looked_at() {
+        let held = Held::default();
+        held.hold(&claim(1), START);
+        assert!(held.begin(START).is_none() && held.next() == Some(START + YOUNG));
+        held.let_go(claim(1).id);
+        assert!(held.begin(START + YOUNG).is_none());
+        assert_eq!(held.next(), None, "nothing is held, and still it looks");
+        assert!(lock(&held.state).leases.is_empty());
+    }
+
+    #[test]
+    fn a_change_between_the_read_and_its_answer_is_not_missed() {
+        let held = Held::default();
+        let watches = watched(&held, &[claim(1), claim(2)]);
+        held.changed("job/1");
+        held.read(&watches, &[true, true]);
+        held.done();
+        let due = held.begin(START + YOUNG).unwrap();
+        assert_eq!(due, [(claim(1).id, claim(1).name)], "what was told while it was read is read again");
+        assert_eq!(held.missed(), []);
+    }
+
+    #[test]
+    fn what_is_missed_closed_or_emptied_is_looked_at() {
+        let held = Held::default();
+        let watches = watched(&held, &[claim(1)]);
+        held.read(&watches, &[false]);
+        held.done();
+        assert_eq!(held.missed(), [(claim(1).id, claim(1).name)]);
+        held.let_go(claim(1).id);
+        assert!(held.is_idle());
+        watched(&held, &[claim(2)]);
+        held.done();
+        assert!(held.begin(START + YOUNG).is_none() && !held.is_idle());
+        held.closed(2);
+        assert!(held.begin(START + YOUNG).is_none(), "another inbox");
+        for tell in [|held: &Held| held.closed(1), Held::all_changed] {
+            tell(&held);
+            let due = held.begin(START + YOUNG).unwrap();
+            held.reading(&[(due[0].0, Arc::from("job/2"))], 1);
+            held.done();
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Locks that somebody takes away by force from holders who do not renew for long: they are told at once.
+
+use super::*;
+
+/// A TTL whose first renewal nobody lives to see: whoever hears of a loss was told.
+const NO_RENEWAL: Duration = Duration::from_secs(3600);
+
+async fn connect(redis: &Redis) -> Locks {
+    super::connect(&redis.url()).await.ttl(NO_RENEWAL).unwrap()
+}
+
+/// Waits until the server would tell of so many keys.
+async fn sees_watched(redis: &Redis, count: usize) {
+    let mut client = redis.client();
+    let count = count.to_string();
+    eventually("the locks are watched", async || {
+        (client.info("stats")["tracking_total_keys"] == count).then_some(())
+    })
+    .await;
+}
+
+fn looks(redis: &Redis) -> u64 {
+    redis.client().commandstats().get("client|caching").copied().unwrap_or(0)
+}
+
+async fn is_told(guard: &Guard) {
+    let loss = tokio::time::timeout(PATIENCE, guard.lost()).await.expect("nobody told the holder");
+    assert_eq!(loss.kind, LossKind::Deleted);
+}
+
+#[tokio::test]
+async fn a_lock_that_is_deleted_is_told_at_once_also_after_a_renewal() {
+    let redis = Redis::start();
+    let near = connect(&redis).await;
+    for renewed in [false, true] {
+        let guard = lock(&near, "job").await;
+        sees_watched(&redis, 1).await;
+        if renewed {
+            // The change that this is ends the watch.
+            guard.extend(NO_RENEWAL).await.unwrap();
+            sees_watched(&redis, 1).await;
+        }
+        assert!(guard.is_held());
+        redis.call(&["DEL", "clinch:job"]);
+        is_told(&guard).await;
+        drop(guard);
+        expect_unused(&redis, &near, "job").await;
+    }
+}
+
+#[tokio::test]
+async fn an_eviction_is_told_at_once() {
+    let redis = Redis::start();
+    let (near, far) = (connect(&redis).await, connect(&redis).await);
+    let guard = lock(&near, "job").await;
+    let waiter = queue(&far, "job");
+    sees_waiters(&redis, "job", 1).await;
+    sees_watched(&redis, 1).await;
+    assert_eq!(far.evict("job", guard.claim_id()).await.unwrap(), Freed::Removed);
+    is_told(&guard).await;
+    assert!(!waiter.is_finished(), "granted before the holder let go");
+    drop(guard);
+    let guard = waiter.await.unwrap();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
+
+/// P2, as far as it goes where nothing is left of the lock: who waited comes after the holder was told.
+#[tokio::test]
+async fn a_holder_hears_of_an_emptied_database_before_a_waiter_is_granted() {
+    let redis = Redis::start();
+    let (near, far) = (connect(&redis).await, connect(&redis).await);
+    let guard = lock(&near, "job").await;
+    let waiter = queue(&far, "job");
+    sees_waiters(&redis, "job", 1).await;
+    sees_watched(&redis, 1).await;
+    redis.call(&["FLUSHALL"]);
+    let next = async {
+        let next = waiter.await.unwrap();
+        assert!(!guard.is_held(), "two guards hold at a time");
+        next
+    };
+    let (next, ()) = tokio::join!(next, is_told(&guard));
+    assert!(next.token() > guard.token());
+    drop(guard);
+    assert_eq!(next.release().await.unwrap(), Released::Released);
+}
+
+#[tokio::test]
+async fn a_watch_that_was_cut_begins_anew() {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.addr());
+    let far = connect_through(&proxy).await.ttl(NO_RENEWAL).unwrap();
+    let guard = lock(&far, "job").await;
+    sees_watched(&redis, 1).await;
+    let before = looks(&redis);
+    proxy.cut_all();
+    eventually("it is watched again", async || (looks(&redis) > before).then_some(())).await;
+    sees_watched(&redis, 1).await;
+    redis.call(&["DEL", "clinch:job"]);
+    is_told(&guard).await;
+}
+
+#[tokio::test]
+async fn many_locks_are_watched_together_and_none_is_lost_by_it() {
+    const LOCKS: usize = 300;
+    let redis = Redis::start();
+    let near = connect(&redis).await;
+    let mut taking = tokio::task::JoinSet::new();
+    for number in 0..LOCKS {
+        let near = near.clone();
+        taking.spawn(async move { lock(&near, &format!("job {number}")).await });
+    }
+    let guards = taking.join_all().await;
+    let writer = near.rwlock("index").unwrap().write().await.unwrap();
+    sees_watched(&redis, LOCKS + 1).await;
+    let looks = looks(&redis);
+    assert!(looks <= LOCKS as u64 / 10, "{looks} looks at {LOCKS} locks");
+    // What is no longer the sole holder's is not watched any more.
+    let reader = writer.downgrade().await.unwrap();
+    for guard in guards.iter().take(LOCKS / 2) {
+        guard.extend(NO_RENEWAL).await.unwrap();
+    }
+    sees_watched(&redis, LOCKS).await;
+    assert!(guards.iter().chain([&reader]).all(Guard::is_held));
+    reader.verify().await.unwrap();
+    redis.call(&["DEL", "clinch:job 7"]);
+    is_told(&guards[7]).await;
+    assert_eq!(guards.iter().filter(|guard| guard.is_held()).count(), LOCKS - 1);
+}
