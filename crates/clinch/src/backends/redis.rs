@@ -29,6 +29,12 @@
 //! connections. A waiter that dies while it is first in line delays the queue by at most 3 s. Time is the server's own; a
 //! client's wall clock plays no part.
 //!
+//! A lock that is taken away by force, by an operator's eviction, `DEL` or `FLUSHALL`, is told to its holder within milliseconds
+//! when it has held it for half a second, through client tracking (protocol 3). Otherwise, and for readers and permits, the next
+//! renewal tells. After a `DEL` nothing in the store says that somebody held the lock, so until its holder has heard of it a newcomer
+//! may hold it, too; who waited for a database that was emptied waits for half a second more. Evict claims instead: then the lock
+//! stays closed until its holder has let go, for 15 s at most.
+//!
 //! Tokens are `max(last + 1, server time in microseconds)`, with one fence per hash slot: they rise over `FLUSHALL` and over
 //! a failover that lost writes, unless the new master's clock is behind by more than the failover took.
 //!

@@ -78,7 +78,8 @@ impl Store {
     /// Reads whether a claim is there.
     pub(super) async fn is_there(&self, name: &LockName, id: ClaimId) -> Result<bool> {
         let answer = self.ask_to_renew(name, false, false, [(id, 0)]).await?;
-        Ok(reply::list(&answer)?.iter().map(reply::number).all(|left| left.is_ok_and(|left| left >= 0)))
+        // Less than nothing is also what is left of a lease without an end.
+        reply::list(&answer)?.iter().try_fold(true, |there, left| Ok(there && reply::number(left)? != -1))
     }
 
     async fn ask_to_renew(
