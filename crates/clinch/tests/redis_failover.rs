@@ -355,3 +355,29 @@ async fn a_hung_master_loses_only_its_own_locks_and_they_are_told_in_time() {
     hung.resume();
     replica.resume();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_master_starts_no_storm_of_questions() {
+    const WAITERS: usize = 200;
+    let servers = Cluster::start();
+    let locks = connect(&servers.url(), LONG).await;
+    let masters = servers.masters();
+    let (dies, stays) = (masters[0], masters[1]);
+    let names: Vec<String> = names_on(&servers, dies.port()).take(WAITERS).collect();
+    lock(&locks, &names[0]).await.release().await.unwrap();
+    // Through its socket alone: how the kit itself asks who has what would be counted too.
+    let mut watch = stays.client();
+    watch.call(&["CONFIG", "RESETSTAT"]);
+    let began = tokio::time::Instant::now();
+    dies.kill();
+    let mut tasks = tokio::task::JoinSet::new();
+    for name in names {
+        let locks = locks.clone();
+        tasks.spawn(async move { lock(&locks, &name).await.release().await.unwrap() });
+    }
+    tokio::time::timeout(PATIENCE, tasks.join_all()).await.expect("they get their locks from who took over");
+    let questions = watch.commandstats().get("cluster|slots").copied().unwrap_or(0);
+    // Whoever acquires and whoever renews ask four times a second each.
+    let seconds = began.elapsed().as_secs() + 1;
+    assert!(questions <= 2 * 4 * seconds, "{questions} questions in {seconds} s");
+}

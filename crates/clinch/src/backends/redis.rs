@@ -94,6 +94,7 @@
 
 mod check;
 mod claims;
+mod cluster;
 mod dating;
 mod dial;
 mod failure;

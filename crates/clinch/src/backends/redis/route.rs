@@ -7,6 +7,7 @@ use tokio::runtime::{Handle, Id};
 
 use super::check::Server;
 use super::claims::Claims;
+use super::cluster::Cluster;
 use super::dial::{Dialer, Endpoint};
 use super::failure::Failure;
 use super::inbox::Inbox;
@@ -15,7 +16,6 @@ use super::reply::number;
 use super::resp::{Command, Value};
 use super::script::Script;
 use super::settings::{Address, Durability, Topology};
-use super::slots::{Map, Range, ranges};
 use crate::backends::pool::{Connection, Pool, drive};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
@@ -35,7 +35,7 @@ pub(super) struct Route {
 
 enum Kind {
     One(Arc<Node>),
-    Cluster { seeds: Vec<Address>, map: Mutex<Map> },
+    Cluster(Cluster),
 }
 
 /// One server.
@@ -61,6 +61,36 @@ impl Node {
         })
     }
 
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Whether the server is at one of these addresses.
+    pub(super) fn is_one_of(&self, addresses: &[Address]) -> bool {
+        matches!(&self.endpoint, Endpoint::At(address) if addresses.contains(address))
+    }
+
+    /// The connection of the current runtime.
+    pub(super) async fn link(self: &Arc<Node>, dialer: &Arc<Dialer>) -> Result<Arc<Link>> {
+        if let Endpoint::Master(sentinel) = &self.endpoint
+            && !self.followed.swap(true, Ordering::AcqRel)
+        {
+            for address in &sentinel.sentinels {
+                let (dialer, node) = (dialer.clone(), Arc::downgrade(self));
+                let follow = sentinel.clone().follow(dialer.clone(), address.clone(), node);
+                dialer.env.lane().spawn(follow)?;
+            }
+        }
+        if let Some(link) = self.links.peek(dialer.env.lane()) {
+            return Ok(link);
+        }
+        let open = || {
+            let (dialer, endpoint) = (dialer.clone(), self.endpoint.clone());
+            async move { dialer.open_for_steps(&endpoint).await }
+        };
+        Box::pin(self.links.get(&dialer.env, open)).await
+    }
+
     /// Ends the connections to all servers but this one.
     pub(super) fn leave_all_but(&self, master: &Address) {
         let master = master.to_string();
@@ -77,21 +107,21 @@ impl Route {
         let kind = match &dialer.settings.topology {
             Topology::Single(address) => Kind::One(Node::new(Endpoint::At(address.clone()))),
             Topology::Sentinel(sentinel) => Kind::One(Node::new(Endpoint::Master(sentinel.clone()))),
-            Topology::Cluster(seeds) => Kind::Cluster { seeds: seeds.clone(), map: Mutex::default() },
+            Topology::Cluster(seeds) => Kind::Cluster(Cluster::new(seeds)),
         };
         Route { dialer, claims, kind }
     }
 
     pub(super) fn is_cluster(&self) -> bool {
-        matches!(self.kind, Kind::Cluster { .. })
+        matches!(self.kind, Kind::Cluster(_))
     }
 
     /// Tells servers apart, as far as is known which one has the slot.
     pub(super) fn shard(&self, slot: impl FnOnce() -> u16) -> u64 {
         match &self.kind {
             Kind::One(_) => 0,
-            Kind::Cluster { map, .. } => {
-                lock(map).owner(slot()).map_or(0, |node| Arc::as_ptr(&node).addr() as u64)
+            Kind::Cluster(cluster) => {
+                cluster.owner(slot()).map_or(0, |node| Arc::as_ptr(&node).addr() as u64)
             }
         }
     }
@@ -246,7 +276,7 @@ impl Route {
         let lane = self.dialer.env.lane();
         let inbox = match &self.kind {
             Kind::One(node) => node.inboxes.peek(lane),
-            Kind::Cluster { map, .. } => lock(map).owner(slot)?.inboxes.peek(lane),
+            Kind::Cluster(cluster) => cluster.owner(slot)?.inboxes.peek(lane),
         }?;
         inbox.listens(&channel()).then_some(inbox)
     }
@@ -294,9 +324,9 @@ impl Route {
     pub(super) async fn masters(&self) -> Result<Vec<Arc<Link>>> {
         let nodes = match &self.kind {
             Kind::One(node) => vec![node.clone()],
-            Kind::Cluster { map, .. } => {
-                self.learn().await?;
-                lock(map).owners()
+            Kind::Cluster(cluster) => {
+                cluster.learn(&self.dialer).await?;
+                cluster.owners()
             }
         };
         let mut links = Vec::new();
@@ -307,36 +337,20 @@ impl Route {
     }
 
     async fn link(&self, node: &Arc<Node>) -> Result<Arc<Link>> {
-        if let Endpoint::Master(sentinel) = &node.endpoint
-            && !node.followed.swap(true, Ordering::AcqRel)
-        {
-            for address in &sentinel.sentinels {
-                let (dialer, node) = (self.dialer.clone(), Arc::downgrade(node));
-                let follow = sentinel.clone().follow(dialer, address.clone(), node);
-                self.dialer.env.lane().spawn(follow)?;
-            }
-        }
-        if let Some(link) = node.links.peek(self.dialer.env.lane()) {
-            return Ok(link);
-        }
-        let open = || {
-            let (dialer, endpoint) = (self.dialer.clone(), node.endpoint.clone());
-            async move { dialer.open_for_steps(&endpoint).await }
-        };
-        Box::pin(node.links.get(&self.dialer.env, open)).await
+        node.link(&self.dialer).await
     }
 
     /// The server that has a slot, as far as is known.
     async fn node(&self, slot: u16) -> Result<Arc<Node>> {
-        let map = match &self.kind {
+        let cluster = match &self.kind {
             Kind::One(node) => return Ok(node.clone()),
-            Kind::Cluster { map, .. } => map,
+            Kind::Cluster(cluster) => cluster,
         };
-        if let Some(node) = lock(map).owner(slot) {
+        if let Some(node) = cluster.owner(slot) {
             return Ok(node);
         }
-        Box::pin(self.learn()).await?;
-        lock(map).owner(slot).ok_or_else(|| {
+        Box::pin(cluster.learn(&self.dialer)).await?;
+        cluster.owner(slot).ok_or_else(|| {
             Error::new(
                 ErrorKind::Unavailable,
                 format!("no server of the cluster has slot {slot} at this moment"),
@@ -353,49 +367,19 @@ impl Route {
         from: &Arc<Node>,
         moved: bool,
     ) -> Option<Arc<Node>> {
-        let Kind::Cluster { map, .. } = &self.kind else { return None };
+        let Kind::Cluster(cluster) = &self.kind else { return None };
         let host = match (&from.endpoint, host) {
             (Endpoint::At(Address::Tcp(same, _)), "" | "?") => same.as_str(),
             _ => host,
         };
-        let mut map = lock(map);
-        let node = map.node(Address::Tcp(host.to_owned(), port));
-        if moved {
-            map.assign(slot, node.clone());
-        }
-        Some(node)
+        Some(cluster.redirected(slot, Address::Tcp(host.to_owned(), port), moved))
     }
 
-    /// After a server did not answer: finds out who has its slots now. What others know is as good as it gets.
+    /// After a server did not answer: finds out who has its slots now.
     async fn mistrust(&self, node: &Arc<Node>) {
-        if let Kind::Cluster { map, .. } = &self.kind
-            && Box::pin(self.learn()).await.is_err()
-        {
-            lock(map).forget(node);
+        if let Kind::Cluster(cluster) = &self.kind {
+            Box::pin(cluster.mistrust(&self.dialer, node)).await;
         }
-    }
-
-    /// Asks the servers who has which slots; the first answer counts.
-    async fn learn(&self) -> Result<()> {
-        let Kind::Cluster { seeds, map } = &self.kind else { return Ok(()) };
-        let known = lock(map).known(seeds);
-        let asked = known.iter().map(|node| Box::pin(self.ask_for_slots(node)));
-        let (slots, _) = futures_util::future::select_ok(asked).await?;
-        lock(map).replace(slots);
-        Ok(())
-    }
-
-    async fn ask_for_slots(&self, node: &Arc<Node>) -> Result<Vec<Range>> {
-        let link = self.link(node).await?;
-        let mut command = Command::new("CLUSTER");
-        command.arg("SLOTS");
-        let answer = link.call(&command).await.map_err(|failure| failure.into_error(link.server()))?;
-        let slots = ranges(&answer, &node.endpoint)?;
-        if slots.is_empty() {
-            let message = format!("{} knows no slots; is the cluster complete?", link.server());
-            return Err(Error::new(ErrorKind::Unavailable, message));
-        }
-        Ok(slots)
     }
 }
 
