@@ -25,7 +25,8 @@ pub struct Env {
 impl Env {
     /// The host's clock, random numbers and network, with this background lane.
     pub fn host(lane: Lane) -> Env {
-        Env::new(Clock::host(), Random::system(), lane, Arc::new(Tcp))
+        let clock = Clock::host();
+        Env::new(clock, Random::system(), lane.clone(), Arc::new(Tcp::new(clock, lane)))
     }
 
     /// A world made of these parts.

@@ -448,7 +448,8 @@ mod tests {
     fn connected() -> (Link, DuplexStream) {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let clock = Clock::simulated(SystemTime::UNIX_EPOCH);
-        let env = Env::new(clock, Random::seeded(1), Lane::here().unwrap(), Arc::new(Tcp));
+        let tcp = Tcp::new(clock, Lane::here().unwrap());
+        let env = Env::new(clock, Random::seeded(1), Lane::here().unwrap(), Arc::new(tcp));
         (Link::new(Box::new(ours), None, &Address::Unix("test".into()), env), theirs)
     }
 
