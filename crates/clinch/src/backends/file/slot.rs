@@ -32,6 +32,8 @@ pub(super) struct Slot {
     granted_at: Instant,
     /// Whether the holder was told that an operator ends its claim.
     told: bool,
+    /// How many claims it had to read to know that it has to wait.
+    pub(super) behind: usize,
     /// When its waiter last looked.
     pub(super) looked: Instant,
     /// Since when its turn has come and nobody has taken it.
@@ -74,6 +76,7 @@ impl Slot {
             granted,
             granted_at: now,
             told: false,
+            behind: 0,
             looked: now,
             turn: None,
             left: false,
@@ -86,25 +89,20 @@ impl Slot {
         }
     }
 
-    /// The claims ahead that count.
-    pub(super) fn ahead(&self, now: Instant) -> Result<Vec<Live>> {
+    /// The claims ahead that it has to know of, in order; the last is the nearest. The first and the one right before mostly
+    /// tell that it has to wait; all would be a thousand, for each of a thousand waiters that look.
+    pub(super) fn before(&self, now: Instant) -> Result<Vec<Live>> {
+        let blocks = |live: &Live| !admits([live.mode()].into_iter(), self.mode);
+        if let Some(near) = self.file.live_at(self.ticket - 1)?.filter(|near| near.counts(now)) {
+            let first = self.file.first_live()?;
+            let first = first.filter(|first| first.ticket < near.ticket && first.counts(now));
+            if blocks(&near) || first.as_ref().is_some_and(blocks) {
+                return Ok(first.into_iter().chain([near]).collect());
+            }
+        }
         let mut ahead = self.file.live(self.ticket - 1)?;
         ahead.retain(|live| live.counts(now));
         Ok(ahead)
-    }
-
-    /// The claims ahead that it has to know of: where one is right before an exclusive claim, that one and the first.
-    fn before(&self, now: Instant) -> Result<Vec<Live>> {
-        if self.mode == Mode::Exclusive
-            && let Some(before) = self.file.live_at(self.ticket - 1)?
-            && before.counts(now)
-        {
-            // All of them would be a thousand, for each of a thousand waiters that look.
-            let first =
-                self.file.first_live()?.filter(|first| first.ticket < before.ticket && first.counts(now));
-            return Ok(first.into_iter().chain([before]).collect());
-        }
-        self.ahead(now)
     }
 
     /// Gives up the place of a claim that waits.
@@ -208,6 +206,7 @@ impl File {
         let before = slot.before(now)?;
         let closed = self.header(&slot)?.is_some_and(|header| header.closed_at(self.env.clock().wall()));
         if closed || !admits(before.iter().map(Live::mode), slot.mode) {
+            slot.behind = before.len();
             return Ok(Progress::Queued(self.busy(before.iter())));
         }
         if !self.leads_to(&slot.file_name, &slot.file)? {

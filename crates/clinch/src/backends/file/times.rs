@@ -5,6 +5,9 @@ use std::time::Duration;
 /// How often a waiter looks although nothing woke it: when an event was lost, or a wait ends by the wall clock.
 pub(super) const RECHECK: Duration = Duration::from_secs(1);
 
+/// A waiter that reads so many claims to know that it has to wait leaves out one look; twice as many, two; and so on.
+pub(super) const READ_PER_LOOK: usize = 16;
+
 /// How soon a waiter looks again after an event that did not let it in: the event comes just before the lock is free.
 pub(super) const RECHECK_AFTER_EVENT: Duration = Duration::from_millis(1);
 

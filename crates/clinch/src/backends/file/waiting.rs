@@ -5,10 +5,11 @@ use std::sync::Mutex;
 use std::time::SystemTime;
 
 use super::dir;
+use super::layout::Record;
 use super::lock_file::Live;
 use super::slot::Slot;
 use super::store::File;
-use super::times::{RECHECK, RECHECK_AFTER_EVENT, RECHECK_UNWATCHED};
+use super::times::{READ_PER_LOOK, RECHECK, RECHECK_AFTER_EVENT, RECHECK_UNWATCHED};
 use crate::claim::Mode;
 use crate::error::Result;
 use crate::queue::admits;
@@ -33,14 +34,14 @@ impl File {
         {
             return Ok(Some(self.close_of(slot, before.ticket, record.is_waiting())));
         }
-        let ahead = slot.ahead(self.env.now())?;
-        let mut modes: Vec<Mode> = ahead.iter().map(Live::mode).collect();
-        if admits(modes.iter().copied(), slot.mode) {
-            let header = self.header(slot)?.filter(|header| header.closed_at(self.env.clock().wall()));
-            return Ok(header.map(|header| Await::Opening(header.closed_until())));
+        let ahead = slot.before(self.env.now())?;
+        let blocked = !admits(ahead.iter().map(Live::mode), slot.mode);
+        if let (true, Some(before)) = (blocked, ahead.last()) {
+            let is_waiting = before.record.as_ref().is_some_and(Record::is_waiting);
+            return Ok(Some(self.close_of(slot, before.ticket, is_waiting)));
         }
-        let (Some(before), Some(mode)) = (ahead.last(), modes.pop()) else { return Ok(None) };
-        Ok(Some(self.close_of(slot, before.ticket, !admits(modes, mode))))
+        let header = self.header(slot)?.filter(|header| header.closed_at(self.env.clock().wall()));
+        Ok(header.map(|header| Await::Opening(header.closed_until())))
     }
 
     /// The file whose close tells of the end of the claim before this one. A holder's release closes the lock file; a
@@ -79,10 +80,21 @@ impl File {
         if self.awaited(&lock(slot))? != Some(awaited) {
             return Ok(());
         }
-        let recheck = lock(slot).recheck;
-        let recheck = tokio::select! {
-            () = watch.closed() => RECHECK_AFTER_EVENT,
-            () = self.env.sleep_until(now + recheck) => (recheck * 2).min(RECHECK),
+        let (recheck, mut looks) = {
+            let slot = lock(slot);
+            (slot.recheck, slot.behind / READ_PER_LOOK)
+        };
+        let recheck = loop {
+            tokio::select! {
+                () = watch.closed() => break RECHECK_AFTER_EVENT,
+                () = self.env.sleep_until(self.env.now() + recheck) => {}
+            }
+            if looks == 0 {
+                break (recheck * 2).min(RECHECK);
+            }
+            // Far back in the queue a look costs much and finds nothing: that somebody polls is enough to show.
+            looks -= 1;
+            lock(slot).looked = self.env.now();
         };
         let mut slot = lock(slot);
         slot.recheck = recheck;
