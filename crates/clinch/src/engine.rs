@@ -26,6 +26,8 @@ pub(crate) struct Engine {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) env: Env,
     pub(crate) keeper: Keeper,
+    /// The process that made this. A forked child has its connections and descriptors, but no threads to keep anything.
+    process: u32,
     closed: AtomicBool,
     releasing: AtomicUsize,
     released: Notify,
@@ -38,14 +40,27 @@ impl Engine {
             backend,
             env,
             keeper,
+            process: std::process::id(),
             closed: AtomicBool::new(false),
             releasing: AtomicUsize::new(0),
             released: Notify::new(),
         })
     }
 
+    /// Refuses everything in a forked child.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Closed,
+            "this client belongs to the process that this one was forked from; connect again",
+        ))
+    }
+
     /// Refuses new claims after [`Engine::close`].
     pub(crate) fn check_open(&self) -> Result<()> {
+        self.check_process()?;
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Closed, "this client is closed; connect again"));
         }

@@ -39,7 +39,8 @@ impl Claimed {
 
 impl Drop for Claimed {
     fn drop(&mut self) {
-        if !self.settled {
+        // A forked child's copy is not its own to free.
+        if !self.settled && self.engine.check_process().is_ok() {
             self.engine.free_in_background(self.claim.clone());
         }
     }
@@ -54,6 +55,9 @@ impl Drop for Claimed {
 /// from before the request was sent, on a clock that goes on in suspend, so it passes before the store can grant to
 /// another, and [`Guard::lost`] fires by then even if the store never answers. What no lock service can prevent is a
 /// pause between your last check and your write: give [`Guard::token`] to the store that you guard.
+///
+/// A child that was forked and runs on without `exec` has neither the lock nor its client: what it asks of them fails as
+/// [`ErrorKind::Closed`], and dropping its copy of a guard frees nothing.
 ///
 /// # Examples
 ///
@@ -173,6 +177,7 @@ impl Guard {
     /// [`ErrorKind::Lost`] when it is not; [`ErrorKind::Unavailable`] or [`ErrorKind::Unknown`] when the store did not
     /// say, in which case the guard stands as it did.
     pub async fn verify(&self) -> Result<()> {
+        self.engine().check_process()?;
         self.engine().keeper.confirm(self.tenure(), None).await
     }
 
@@ -191,6 +196,7 @@ impl Guard {
     /// earlier deadline still stands.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         lease::check_ttl(ttl, self.engine().backend.longest_ttl())?;
+        self.engine().check_process()?;
         self.engine().keeper.confirm(self.tenure(), Some(ttl)).await
     }
 
@@ -222,6 +228,7 @@ impl Guard {
     pub async fn release_closed(self, linger: Duration) -> Result<Released> {
         let Guard { kept, claimed, .. } = self;
         let engine = claimed.engine.clone();
+        engine.check_process()?;
         if let Standing::Lost(loss) = kept.tenure.standing(engine.env.now()) {
             return Ok(Released::AlreadyLost(loss));
         }
@@ -319,6 +326,7 @@ impl WriteGuard {
     pub async fn downgrade(self) -> Result<Guard> {
         let Guard { kept, claimed, token } = self.0;
         let engine = claimed.engine.clone();
+        engine.check_process()?;
         if let Standing::Lost(loss) = kept.tenure.standing(engine.env.now()) {
             return Err(Error::lost(&claimed.claim.name, loss));
         }

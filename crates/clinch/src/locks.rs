@@ -208,6 +208,7 @@ impl Locks {
     ///
     /// [`ErrorKind::Unavailable`] when the store did not answer.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
+        self.engine.check_process()?;
         self.engine.backend.list(prefix).await
     }
 
@@ -217,6 +218,7 @@ impl Locks {
     ///
     /// As [`Locks::list`], and [`ErrorKind::Invalid`] for a name that is none.
     pub async fn state(&self, name: &str) -> Result<Option<LockState>> {
+        self.engine.check_process()?;
         self.engine.backend.state(&LockName::new(name)?).await
     }
 
@@ -227,6 +229,7 @@ impl Locks {
     ///
     /// [`ErrorKind::Unavailable`] when the store did not answer.
     pub async fn evict(&self, name: &str, claim: ClaimId) -> Result<Freed> {
+        self.engine.check_process()?;
         self.engine.backend.evict(&LockName::new(name)?, claim).await
     }
 
@@ -281,6 +284,7 @@ impl Locks {
     }
 
     fn detached(&self, name: &str, id: ClaimId) -> Result<Claim> {
+        self.engine.check_process()?;
         let LeaseOptions { ttl, owner, .. } = self.options.clone();
         Ok(Claim {
             id,

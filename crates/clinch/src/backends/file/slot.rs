@@ -317,10 +317,6 @@ impl File {
     /// Ends a claim of this process.
     pub(super) fn free(&self, slot: &Mutex<Slot>, linger: Duration) -> Result<Freed> {
         let slot = lock(slot);
-        // A forked child's copy of a guard must not unlock what it shares with its parent.
-        if std::process::id() != self.process {
-            return Ok(Freed::Absent);
-        }
         if !linger.is_zero() {
             let world = self.world(&slot.name);
             slot.file.hold_or_fail(&world)?.close_until(world.wall + linger)?;

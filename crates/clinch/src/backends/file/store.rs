@@ -27,8 +27,6 @@ pub(super) struct File {
     pub(super) dir: Dir,
     pub(super) env: Env,
     boot: u128,
-    /// The process that made this: a forked child must not unlock what it shares with its parent.
-    pub(super) process: u32,
     pub(super) slots: Mutex<HashMap<ClaimId, Arc<Mutex<Slot>>>>,
     pub(super) watcher: Watcher,
     /// Whether somebody looks after turns that nobody takes; changed only while `slots` is locked.
@@ -44,7 +42,6 @@ impl File {
             dir,
             env,
             boot,
-            process: std::process::id(),
             slots: Mutex::default(),
             watcher: Watcher::default(),
             minded: AtomicBool::new(false),
