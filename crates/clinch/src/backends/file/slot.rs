@@ -92,7 +92,7 @@ impl Slot {
     /// The claims ahead that it has to know of, in order; the last is the nearest. The first and the one right before mostly
     /// tell that it has to wait; all would be a thousand, for each of a thousand waiters that look.
     pub(super) fn before(&self, now: Instant) -> Result<Vec<Live>> {
-        let blocks = |live: &Live| !admits([live.mode()].into_iter(), self.mode);
+        let blocks = |live: &Live| !admits([live.mode()], self.mode);
         if let Some(near) = self.file.live_at(self.ticket - 1)?.filter(|near| near.counts(now)) {
             let first = self.file.first_live()?;
             let first = first.filter(|first| first.ticket < near.ticket && first.counts(now));
