@@ -1,6 +1,10 @@
 //! Members and callers that stand still in the midst of something.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+
+use clinch::backend::{Backend, Renewal};
+use clinch::{Claim, LockName};
 
 use super::*;
 
@@ -14,45 +18,84 @@ impl Drop for Kept {
     }
 }
 
-/// Polls once, and no more.
-async fn poll_once(mut future: std::pin::Pin<&mut impl Future>) {
-    let once = |context: &mut std::task::Context<'_>| {
-        std::task::Poll::Ready(future.as_mut().poll(context).is_pending())
-    };
-    assert!(std::future::poll_fn(once).await, "it waits for its answer");
+/// Polls once, and no more: it waits for an answer from then on.
+async fn poll_once(mut future: Pin<&mut impl Future>) {
+    let once = |context: &mut Context<'_>| Poll::Ready(future.as_mut().poll(context).is_pending());
+    assert!(std::future::poll_fn(once).await, "it was answered at once");
+}
+
+/// A client of one server by two ways, and those: the one that it uses, which leads nowhere from now on, and the other.
+async fn stuck(etcd: &Etcd, claim: Option<&Claim>) -> (Arc<dyn Backend>, Proxy, Proxy) {
+    let (one, other, url) = network::two_ways(etcd);
+    let backend = clinch::backends::etcd::open(&url, Env::host(Lane::thread())).await.unwrap();
+    if let Some(claim) = claim {
+        ghosts::granted(&*backend, claim).await;
+    }
+    let (used, unused) = if one.connections() > 0 { (one, other) } else { (other, one) };
+    used.black_hole(true);
+    (backend, used, unused)
 }
 
 /// A way that leads nowhere is left for another although everybody who asks gives up sooner than it is known to lead
-/// nowhere: steps are asked again and again by callers, renewals by the keeper, for a sixth of a short TTL each.
+/// nowhere.
 #[tokio::test]
-async fn a_way_that_leads_nowhere_is_left_however_short_the_askers_patience() {
+async fn a_way_that_leads_nowhere_is_left_however_soon_its_askers_give_up() {
     let etcd = Etcd::start();
-    for (renews, ttl) in [(false, LONG_TTL), (true, Duration::from_secs(4))] {
-        let (one, other, url) = network::two_ways(&etcd);
-        let backend = clinch::backends::etcd::open(&url, Env::host(Lane::thread())).await.unwrap();
-        let claim = ghosts::claim(1, "job", ttl);
-        ghosts::granted(&*backend, &claim).await;
-        let (used, unused) = if one.connections() > 0 { (&one, &other) } else { (&other, &one) };
-        used.black_hole(true);
-        let before = unused.accepted();
-        let left = async || {
-            let mut step = match renews {
-                true => {
-                    let claims = std::slice::from_ref(&claim);
-                    Box::pin(async { drop(backend.renew(claims).await) })
-                        as std::pin::Pin<Box<dyn Future<Output = ()>>>
-                }
-                false => Box::pin(async { drop(backend.state(&claim.name).await) }),
-            };
-            let once = |context: &mut std::task::Context<'_>| {
-                std::task::Poll::Ready(step.as_mut().poll(context).is_ready())
-            };
-            let _ = std::future::poll_fn(once).await;
-            (unused.accepted() > before).then_some(())
-        };
-        eventually("it is left for the other way", left).await;
-        let released = async || backend.release(&claim, Duration::ZERO).await.ok();
-        eventually("it is released the other way", released).await;
+    let (backend, _used, unused) = stuck(&etcd, None).await;
+    let name = LockName::new("job").unwrap();
+    let left = async || {
+        poll_once(pin!(backend.state(&name))).await;
+        (unused.accepted() > 0).then_some(())
+    };
+    eventually("it is left for the other way", left).await;
+}
+
+/// Renewals are tried for a sixth of the TTL: within that the way is left, in time for the lease.
+#[tokio::test]
+async fn a_way_that_leads_nowhere_is_left_while_the_lease_lives() {
+    let etcd = Etcd::start();
+    let claim = ghosts::claim(1, "job", Duration::from_secs(6));
+    let (backend, _used, _unused) = stuck(&etcd, Some(&claim)).await;
+    let renewal = async || {
+        let renewing = backend.renew(std::slice::from_ref(&claim));
+        // As soon as the keeper gives up.
+        tokio::time::timeout(Duration::from_secs(1), renewing)
+            .await
+            .ok()?
+            .pop()
+            .filter(|renewal| !matches!(renewal, Renewal::Failed(_)))
+    };
+    let renewal = eventually("it is renewed", renewal).await;
+    assert!(matches!(renewal, Renewal::Renewed(_)), "{renewal:?}");
+    let released = async || backend.release(&claim, Duration::ZERO).await.ok();
+    eventually("it is released", released).await;
+}
+
+/// A server that stood still for longer than any lease finds, when it goes on, what was asked of it meanwhile: nothing of
+/// that may stand in anybody's way.
+#[tokio::test]
+async fn what_was_asked_of_a_server_that_stood_still_haunts_nobody() {
+    const TTL: Duration = Duration::from_secs(2);
+    let (etcd, clock) = (Etcd::start(), Clock::host());
+    let near = clinch::connect(&etcd.url()).await.unwrap().ttl(TTL).unwrap();
+    let far = connect(&etcd.url()).await;
+    let kept = lock(&near, "kept").await;
+    let held = lock(&near, "held").await;
+    release(lock(&far, "warm").await).await;
+    etcd.pause();
+    let mutex = near.mutex("late").unwrap();
+    for _ in 0..3 {
+        // A claim on its way, its release, and a release of what is held.
+        mutex.lock().timeout(Duration::from_millis(100)).await.unwrap_err();
+    }
+    drop(held);
+    within("the loss is told", kept.lost()).await;
+    let past = clock.now() + 2 * TTL;
+    eventually("every lease is over", async || (clock.now() > past).then_some(())).await;
+    etcd.resume();
+    for name in ["late", "held", "kept"] {
+        release(join("it is free", queue(&far, name)).await).await;
+        expect_unused(&etcd, &near, name).await;
     }
 }
 

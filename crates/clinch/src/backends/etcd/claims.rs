@@ -130,12 +130,10 @@ impl Claims {
         }
     }
 
-    /// Notes that a delete of this key goes out, whatever stands there when it arrives.
-    pub(super) fn deleting(self: &Arc<Claims>, key: &Arc<[u8]>) -> Deleting {
-        if let Some(slot) = lock(&self.table).keys.get_mut(key) {
-            slot.deletes += 1;
-        }
-        Deleting { claims: self.clone(), key: key.clone(), is_answered: false }
+    /// Notes that a delete of a claim's key goes out, whatever stands there when it arrives. `None`: the claim is gone, and
+    /// its key perhaps another's.
+    pub(super) fn deleting(self: &Arc<Claims>, id: ClaimId) -> Option<Deleting> {
+        lock(&self.table).deleting(self, id)
     }
 
     /// Notes that a release failed, and that the claim's key shall be gone from this moment on.
@@ -153,14 +151,21 @@ impl Claims {
         drop(gone);
     }
 
-    /// Claims on a lease whose release failed and that shall be gone by now, with their keys.
+    /// Claims on a lease whose release failed and that shall be gone by now.
     pub(super) fn leaving(&self, lease: i64, now: Instant, count: usize) -> Vec<(ClaimId, Known)> {
-        let table = lock(&self.table);
-        let due = |entry: &Entry| {
-            entry.known.session.lease == lease && entry.leaving.is_some_and(|from| from <= now)
-        };
-        let leaving = table.entries.iter().filter(|(_, entry)| due(entry));
-        leaving.map(|(id, entry)| (*id, entry.known.clone())).take(count).collect()
+        lock(&self.table).leaving(lease, now, count)
+    }
+
+    /// The same, of which deletes go out now.
+    pub(super) fn sweeping(
+        self: &Arc<Claims>,
+        lease: i64,
+        now: Instant,
+        count: usize,
+    ) -> Vec<(ClaimId, Deleting)> {
+        let mut table = lock(&self.table);
+        let leaving = table.leaving(lease, now, count);
+        leaving.into_iter().filter_map(|(id, _)| Some((id, table.deleting(self, id)?))).collect()
     }
 
     /// Forgets claims whose keys were deleted, unless a step of them may still come.
@@ -313,6 +318,20 @@ impl Table {
         Some(entry)
     }
 
+    fn leaving(&self, lease: i64, now: Instant, count: usize) -> Vec<(ClaimId, Known)> {
+        let due = |entry: &Entry| {
+            entry.known.session.lease == lease && entry.leaving.is_some_and(|from| from <= now)
+        };
+        let leaving = self.entries.iter().filter(|(_, entry)| due(entry));
+        leaving.map(|(id, entry)| (*id, entry.known.clone())).take(count).collect()
+    }
+
+    fn deleting(&mut self, claims: &Arc<Claims>, id: ClaimId) -> Option<Deleting> {
+        let key = self.entries.get(&id)?.known.key.clone();
+        self.keys.get_mut(&key)?.deletes += 1;
+        Some(Deleting { claims: claims.clone(), key, is_answered: false })
+    }
+
     fn use_key(&mut self, key: &Arc<[u8]>, session: &Arc<Session>) {
         let new = || Slot { session: session.clone(), is_used: true, deletes: 0, is_spent: false };
         self.keys.entry(key.clone()).or_insert_with(new).is_used = true;
@@ -353,6 +372,10 @@ pub(super) struct Deleting {
 }
 
 impl Deleting {
+    pub(super) fn key(&self) -> &[u8] {
+        &self.key
+    }
+
     /// The answer came, or it was surely not applied.
     pub(super) fn answered(mut self) {
         self.is_answered = true;
@@ -363,7 +386,7 @@ impl Drop for Deleting {
     fn drop(&mut self) {
         let mut table = lock(&self.claims.table);
         if let Some(slot) = table.keys.get_mut(&self.key) {
-            slot.deletes -= 1;
+            slot.deletes = slot.deletes.saturating_sub(1);
             slot.is_spent |= !self.is_answered;
         }
         table.forget_key(&self.key);

@@ -62,7 +62,7 @@ impl Store {
         };
         let mut doubted = known.in_doubt.then(|| known.session.clone());
         let freed = if known.created.is_some() && doubted.is_none() && linger.is_zero() {
-            self.delete_own(&known.key).await?
+            self.delete_own(claim.id).await?
         } else {
             let stand = known.created.map(|created| Stand { created, lease: known.session.lease });
             self.end_key(claim, &known.key, stand, &mut doubted, linger).await?
@@ -79,9 +79,9 @@ impl Store {
     }
 
     /// Deletes the key of a claim of this client.
-    async fn delete_own(&self, key: &Arc<[u8]>) -> Result<Freed> {
-        let deleting = self.claims.deleting(key);
-        let answer = self.client.delete(key).await;
+    async fn delete_own(&self, id: ClaimId) -> Result<Freed> {
+        let Some(deleting) = self.claims.deleting(id) else { return Ok(Freed::Absent) };
+        let answer = self.client.delete(deleting.key()).await;
         if !matches!(&answer, Err(error) if error.kind() == ErrorKind::Unknown) {
             deleting.answered();
         }

@@ -299,14 +299,16 @@ impl Sessions {
                 Err(_) => {}
             }
         }
-        let deleting: Vec<_> = leaving.iter().map(|(_, known)| self.claims.deleting(&known.key)).collect();
-        let deletes = leaving.iter().map(|(_, known)| wire::delete(&known.key)).collect();
+        // Those that were released meanwhile are left out: their keys may be others' by now.
+        let sweeping = self.claims.sweeping(session.lease, self.client.env.now(), SWEEP_BATCH);
+        let deletes = sweeping.iter().map(|(_, deleting)| wire::delete(deleting.key())).collect();
         let answer = self.client.txn(TxnRequest { success: deletes, ..TxnRequest::default() }).await;
+        let (swept, deleting): (Vec<_>, Vec<_>) = sweeping.into_iter().unzip();
         if !matches!(&answer, Err(error) if error.kind() == ErrorKind::Unknown) {
             deleting.into_iter().for_each(Deleting::answered);
         }
         if let Ok(Some(_)) = answer {
-            self.claims.swept(leaving.iter().map(|(id, _)| *id));
+            self.claims.swept(swept.into_iter());
         }
     }
 
