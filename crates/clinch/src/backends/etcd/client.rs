@@ -1,6 +1,5 @@
 //! Calls on whatever member answers: endpoints in turn, logged in.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use tonic::{Status, Streaming};
 use super::failure::Failure;
 use super::flight::Flights;
 use super::history::History;
-use super::link::{ANSWER_FOR, Link, Token};
+use super::link::{ANSWER_FOR, Link, Next, Token};
 use super::settings::Settings;
 use super::wire::{
     self, Answer, AuthenticateRequest, AuthenticateResponse, DeleteRangeRequest, DeleteRangeResponse,
@@ -27,8 +26,7 @@ pub(super) struct Client {
     pub(super) env: Env,
     pub(super) settings: Settings,
     pool: Pool<Link>,
-    /// The endpoint to dial next.
-    at: AtomicUsize,
+    next: Arc<Next>,
     token: Mutex<Option<Token>>,
     /// A password's hash is slow on purpose, and once is enough.
     logins: Flights<(), Option<Token>>,
@@ -59,12 +57,13 @@ const WRITE: How = How { shape: Shape::Unary, repeatable: false, patience: ANSWE
 impl Client {
     pub(super) fn new(env: Env, settings: Settings) -> Arc<Client> {
         // Clients spread over the members.
-        let first = (env.random().jitter() * settings.endpoints.len() as f64) as usize;
+        let count = settings.endpoints.len();
+        let first = (env.random().jitter() * count as f64) as usize;
         Arc::new(Client {
             env,
             settings,
             pool: Pool::default(),
-            at: AtomicUsize::new(first),
+            next: Arc::new(Next::new(first, count)),
             token: Mutex::default(),
             logins: Flights::default(),
             history: History::default(),
@@ -157,7 +156,7 @@ impl Client {
         let believed = self.history.take(answer.header(), R::IS_AGREED.then_some(known), link.server());
         if let Err(error) = believed {
             link.life().close();
-            self.leave(link);
+            self.next.leave(link.endpoint);
             return Err(error);
         }
         Ok(answer)
@@ -166,14 +165,11 @@ impl Client {
     /// Leaves a member that does not serve; says whether the call may be repeated.
     fn turn_away(&self, link: &Link, failure: &Failure, repeatable: bool) -> bool {
         if failure.is_late() {
-            if !link.life().is_open() {
-                self.leave(link);
-            }
             return repeatable;
         }
         if failure.is_cut() {
             link.life().close();
-            self.leave(link);
+            self.next.leave(link.endpoint);
             return repeatable;
         }
         if failure.is_leaderless() {
@@ -181,17 +177,10 @@ impl Client {
             if self.settings.endpoints.len() > 1 {
                 link.life().close();
             }
-            self.leave(link);
+            self.next.leave(link.endpoint);
             return self.settings.endpoints.len() > 1;
         }
         false
-    }
-
-    /// Dials another endpoint next time.
-    fn leave(&self, link: &Link) {
-        let count = self.settings.endpoints.len().max(1);
-        let next = (link.endpoint + 1) % count;
-        let _ = self.at.compare_exchange(link.endpoint, next, Ordering::AcqRel, Ordering::Acquire);
     }
 
     /// The connection of the current runtime.
@@ -208,13 +197,13 @@ impl Client {
     /// Connects to the first endpoint that lets us, from the current one on.
     async fn dial(&self) -> Result<Link> {
         let count = self.settings.endpoints.len();
-        let first = self.at.load(Ordering::Acquire) % count.max(1);
+        let first = self.next.get();
         let mut failure: Option<Error> = None;
         for step in 0..count {
             let endpoint = (first + step) % count;
-            match Link::open(&self.env, &self.settings, endpoint).await {
+            match Link::open(&self.env, &self.settings, endpoint, &self.next).await {
                 Ok(link) => {
-                    self.at.store(endpoint, Ordering::Release);
+                    self.next.stay(endpoint);
                     return Ok(link);
                 }
                 // That a server is not to be trusted says more than that another is away.

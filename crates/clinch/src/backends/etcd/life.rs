@@ -112,10 +112,11 @@ impl Drop for Waiting<'_> {
 }
 
 /// Drives a connection until it breaks, is closed, or stops answering. `probe` asks the server for something cheap: where
-/// nobody waits any more for what was asked, it may be that a healthy server was told so and will never answer that.
+/// nobody waits any more for what was asked, it may be that a healthy server was told so and will never answer that. `silent` is called when it answers nothing.
 pub(super) async fn drive<P: Future<Output = ()>>(
     driver: impl Future<Output = ()>,
     probe: impl Fn() -> P,
+    silent: impl Fn(),
     env: Env,
     traffic: Arc<Traffic>,
     gone: Gone,
@@ -136,6 +137,7 @@ pub(super) async fn drive<P: Future<Output = ()>>(
         }
         let (answered, asked) = (traffic.answered(), traffic.is_asked());
         if asked && unanswered == Some(answered) && traffic.is_waited_for() {
+            silent();
             return;
         }
         if asked && !traffic.is_waited_for() {

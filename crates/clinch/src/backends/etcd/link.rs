@@ -4,6 +4,7 @@
 //! every call two hops. What is left of it are framing, codec and status.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -51,6 +52,34 @@ const MAX_ANSWER: usize = 64 << 20;
 /// What a client proves itself with.
 pub(super) type Token = MetadataValue<Ascii>;
 
+/// The endpoint that is dialled next.
+pub(super) struct Next {
+    at: AtomicUsize,
+    count: usize,
+}
+
+impl Next {
+    /// Of so many endpoints, this one first.
+    pub(super) fn new(first: usize, count: usize) -> Next {
+        Next { at: AtomicUsize::new(first), count: count.max(1) }
+    }
+
+    pub(super) fn get(&self) -> usize {
+        self.at.load(Ordering::Acquire) % self.count
+    }
+
+    /// Stays with one that let us in.
+    pub(super) fn stay(&self, endpoint: usize) {
+        self.at.store(endpoint, Ordering::Release);
+    }
+
+    /// Goes on to the one after this, unless somebody has done so.
+    pub(super) fn leave(&self, endpoint: usize) {
+        let next = (endpoint + 1) % self.count;
+        let _ = self.at.compare_exchange(endpoint, next, Ordering::AcqRel, Ordering::Acquire);
+    }
+}
+
 /// A connection to one member, shared by everybody on one runtime.
 pub(super) struct Link {
     sender: SendRequest<Body>,
@@ -59,19 +88,26 @@ pub(super) struct Link {
     /// Which of the endpoints it leads to.
     pub(super) endpoint: usize,
     env: Env,
+    next: Arc<Next>,
     traffic: Arc<Traffic>,
     life: Arc<Life>,
 }
 
 impl Link {
-    /// Connects to a member. Must run inside a tokio runtime, which then drives the connection.
-    pub(super) async fn open(env: &Env, settings: &Settings, endpoint: usize) -> Result<Link> {
+    /// Connects to a member. Must run inside a tokio runtime, which then drives the connection. When the member turns out to
+    /// hang, `next` leaves it.
+    pub(super) async fn open(
+        env: &Env,
+        settings: &Settings,
+        endpoint: usize,
+        next: &Arc<Next>,
+    ) -> Result<Link> {
         let Some(address) = settings.endpoints.get(endpoint) else {
             return Err(Error::invalid("the URL names no server"));
         };
         tokio::select! {
             biased;
-            link = connect(env, settings, address, endpoint) => link,
+            link = connect(env, settings, address, endpoint, next) => link,
             () = env.sleep_until(env.now() + DIAL_FOR) => Err(Error::new(
                 ErrorKind::Unavailable,
                 format!("{address} did not answer within {DIAL_FOR:?}"),
@@ -166,6 +202,7 @@ impl Link {
             }
             () = self.env.sleep_until(self.env.now() + patience) => {
                 if self.traffic.answered() == answered {
+                    self.next.leave(self.endpoint);
                     self.life.close();
                 }
                 Err(Status::deadline_exceeded(format!("nothing within {patience:?}")))
@@ -201,7 +238,13 @@ fn prepared<T>(message: T, token: Option<&Token>) -> Request<T> {
     request
 }
 
-async fn connect(env: &Env, settings: &Settings, address: &Address, endpoint: usize) -> Result<Link> {
+async fn connect(
+    env: &Env,
+    settings: &Settings,
+    address: &Address,
+    endpoint: usize,
+    next: &Arc<Next>,
+) -> Result<Link> {
     let unreachable = |error: &dyn std::error::Error| {
         Error::new(ErrorKind::Unavailable, format!("no connection to {address}: {error}"))
     };
@@ -241,11 +284,14 @@ async fn connect(env: &Env, settings: &Settings, address: &Address, endpoint: us
         server: address.to_string(),
         endpoint,
         env: env.clone(),
+        next: next.clone(),
         traffic: traffic.clone(),
         life: life.clone(),
     };
     let probe = Probe { grpc: link.grpc(), traffic: traffic.clone() };
-    tokio::spawn(drive(driver, move || probe.clone().ask(), env.clone(), traffic, Gone(life)));
+    let (probe, next) = (move || probe.clone().ask(), next.clone());
+    let silent = move || next.leave(endpoint);
+    tokio::spawn(drive(driver, probe, silent, env.clone(), traffic, Gone(life)));
     Ok(link)
 }
 
