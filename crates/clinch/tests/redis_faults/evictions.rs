@@ -96,3 +96,27 @@ async fn a_claim_that_was_evicted_before_its_answer_came_asks_again() {
         expect_unused(&SERVER, &near, &name).await;
     }
 }
+
+/// Where there is no queue, with scripts and without.
+#[tokio::test]
+async fn an_evicted_lean_lock_stays_closed_until_its_holder_lets_go() {
+    const RULES: &str = "on >pw ~clinch:* -@all +set +delifeq +getrange +pttl +scan +info";
+    let valkey = Redis::builder().binary(tools::valkey()).acl_user("lean", RULES).start();
+    for url in [format!("{}?lean=on", SERVER.url()), valkey.url_as("lean", "pw")] {
+        let name = unique("evicted-lean");
+        let (near, far) = (connect(&url).await, connect(&url).await);
+        let guard = lock(&near, &name).await;
+        assert_eq!(far.evict(&name, guard.claim_id()).await.unwrap(), Freed::Removed);
+        assert_eq!(far.evict(&name, guard.claim_id()).await.unwrap(), Freed::Absent);
+        let mutex = far.mutex(&name).unwrap();
+        assert!(mutex.try_lock().await.unwrap().is_none(), "given on before its holder let go");
+        assert_eq!(guard.extend(LONG_TTL).await.unwrap_err().kind(), ErrorKind::Lost);
+        let state = far.state(&name).await.unwrap().unwrap();
+        let closed = state.closed_until.unwrap().duration_since(SystemTime::now()).unwrap();
+        assert!(state.claims.is_empty() && closed <= NOTICE, "{state:?}");
+        assert!(matches!(guard.release().await.unwrap(), Released::AlreadyLost(_)));
+        let guard = tokio::time::timeout(NOTICE / 2, mutex.lock()).await.expect("it stays closed").unwrap();
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+        assert!(far.state(&name).await.unwrap().is_none());
+    }
+}

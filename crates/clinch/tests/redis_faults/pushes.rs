@@ -277,3 +277,22 @@ async fn who_is_not_polled_while_it_begins_to_listen_blocks_nobody() {
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     assert_eq!(first.await.unwrap().release().await.unwrap(), Released::Released);
 }
+
+/// A holder in the lean mode tells nobody when it leaves, so who waits for it watches the key, as a foreign client's.
+#[tokio::test]
+async fn who_waits_for_a_lean_holder_sees_it_leave() {
+    let name = unique("lean-holder");
+    let lean = connect(&format!("{}?lean=on", SERVER.url())).await;
+    let near = connect(&SERVER.url()).await;
+    let holder = lock(&lean, &name).await;
+    let waiter = queue(&near, &name);
+    sees_waiters(&SERVER, &name, 1).await;
+    let state = near.state(&name).await.unwrap().unwrap();
+    assert_eq!(state.claims[0].id, holder.claim_id(), "{state:?}");
+    holder.release().await.unwrap();
+    // By itself it would look when its place is renewed, or after 30 s.
+    let soon = tokio::time::timeout(Duration::from_secs(20), waiter).await;
+    let guard = soon.expect("nobody saw that the lock is free").unwrap();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    expect_unused(&SERVER, &near, &name).await;
+}

@@ -127,6 +127,12 @@ impl Claims {
         lock(&self.pending).remove(&id);
     }
 
+    /// How many claims something is known of.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        lock(&self.pending).len()
+    }
+
     fn note(&self, id: &str, note: Note) {
         let Ok(id) = id.parse::<ClaimId>() else { return };
         if let Some(pending) = lock(&self.pending).get_mut(&id) {

@@ -19,7 +19,7 @@ use super::resp::{Command, Value};
 use super::script;
 use super::store::{Store, deleted};
 use crate::backend::{
-    Backend, Busy, Capabilities, ClaimState, Freed, Grant, LockState, Progress, Renewal, Wake,
+    Backend, Busy, Capabilities, ClaimState, Freed, Grant, LockState, NOTICE, Progress, Renewal, Wake,
 };
 use crate::claim::{Claim, ClaimId, Mode};
 use crate::error::{Error, ErrorKind, Result};
@@ -60,7 +60,8 @@ impl Lean {
         let owner = serde_json::to_string(&*claim.owner)
             .map_err(|error| Error::invalid("the owner cannot be written as text").with_source(error))?;
         let since = self.store.dialer.env.clock().wall().duration_since(SystemTime::UNIX_EPOCH);
-        Ok(format!("{} 0 {} {owner}", claim.id, since.unwrap_or_default().as_micros()))
+        let since = since.unwrap_or_default().as_micros();
+        Ok(format!("{} 0 {since} {}{owner}", claim.id, reply::TELLS_NOBODY))
     }
 
     fn key(&self, name: &LockName) -> (u16, String) {
@@ -81,11 +82,12 @@ impl Lean {
     }
 
     /// Changes a key without scripts, by a command that compares the value, if the key is this claim's. Without a command,
-    /// there is nothing to change. False: it is not the claim's.
+    /// there is nothing to change. False: it is not the claim's, or not in what `is_of` says.
     async fn change(
         &self,
         name: &LockName,
         id: ClaimId,
+        is_of: impl Fn(&str, ClaimId) -> bool,
         command: impl Fn(&str, &str, Option<Duration>) -> Option<Command>,
     ) -> Result<bool> {
         let (slot, key) = self.key(name);
@@ -106,7 +108,7 @@ impl Lean {
     async fn extend(&self, claim: &Claim) -> Result<bool> {
         if self.compare != Compare::Script {
             return self
-                .change(&claim.name, claim.id, |key, value, left| extend(key, value, left, claim.ttl))
+                .change(&claim.name, claim.id, is_of, |key, value, left| extend(key, value, left, claim.ttl))
                 .await;
         }
         let (slot, key) = self.key(&claim.name);
@@ -123,7 +125,13 @@ impl Lean {
             command.arg(id);
             reply::number(&self.store.route.run(slot, &script::RELEASE_LEAN, &command).await?)? == 1
         } else {
-            self.change(name, id, |key, value, _| Some(delete(self.compare, key, value))).await?
+            let delete = |key: &str, value: &str, _| Some(delete(self.compare, key, value));
+            let removed = self.change(name, id, is_of, delete).await?;
+            if !removed {
+                // What was evicted is kept closed until now, and the claim was gone before.
+                self.change(name, id, was_of, delete).await?;
+            }
+            removed
         };
         Ok(if removed { Freed::Removed } else { Freed::Absent })
     }
@@ -156,6 +164,18 @@ fn delete(compare: Compare, key: &str, value: &str) -> Command {
 
 fn is_of(value: &str, id: ClaimId) -> bool {
     value.strip_prefix(&id.to_string()).is_some_and(|rest| rest.starts_with(' '))
+}
+
+/// The command that takes a lock away from its holder, and keeps it closed until that one lets go or the notice is over.
+fn close(key: &str, value: &str, left: Option<Duration>) -> Command {
+    let left = left.map_or(NOTICE, |left| left.min(NOTICE));
+    let closed = value.replacen(' ', "!", 1);
+    Command::new("SET").arg(key).arg(closed).arg("IFEQ").arg(value).arg("PX").arg(millis(left).max(1)).clone()
+}
+
+/// Whether the claim had the lock until it was evicted.
+fn was_of(value: &str, id: ClaimId) -> bool {
+    value.strip_prefix(&id.to_string()).is_some_and(|rest| rest.starts_with('!'))
 }
 
 /// The holder that a value tells of, who has no token.
@@ -264,13 +284,21 @@ impl Backend for Lean {
         let (slot, key) = self.key(name);
         refuse_reserved(&key)?;
         let (left, value) = self.read(slot, &key).await?;
-        let claims: Vec<_> = holder(&value, left).into_iter().collect();
-        let state = LockState { name: name.clone(), claims, closed_until: None };
-        Ok((!state.claims.is_empty()).then_some(state))
+        let evicted = reply::is_evicted(&value);
+        let claims: Vec<_> = holder(&value, left).filter(|_| !evicted).into_iter().collect();
+        let wall = self.store.dialer.env.clock().wall();
+        let closed_until = left.filter(|_| evicted).map(|left| wall + left);
+        let state = LockState { name: name.clone(), claims, closed_until };
+        Ok((!state.claims.is_empty() || closed_until.is_some()).then_some(state))
     }
 
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
-        self.remove(name, claim).await
+        if self.compare == Compare::Script {
+            return self.store.evict(name, claim).await;
+        }
+        let close = |key: &str, value: &str, left| Some(close(key, value, left));
+        let evicted = self.change(name, claim, is_of, close).await?;
+        Ok(if evicted { Freed::Removed } else { Freed::Absent })
     }
 }
 

@@ -13,6 +13,10 @@ use crate::token::Token;
 /// What stands in the error's place of a holder who is no client of ours.
 const FOREIGN: &str = "another program";
 
+/// What stands before the owner in the record of a holder of ours whose release tells nobody, in the lean mode and of Redlock:
+/// who waits for it in a queue has to watch the key.
+pub(super) const TELLS_NOBODY: &str = " ";
+
 /// The answer to a claim.
 #[derive(Debug)]
 pub(super) enum Claimed {
@@ -33,7 +37,7 @@ pub(super) struct Place {
     pub(super) waiters: u32,
     /// After what time another step is worth taking, if no message comes; `None`: the holder's lease has no end.
     pub(super) look: Option<Duration>,
-    /// Whether the holder is a foreign client.
+    /// Whether the holder's release tells nobody: a foreign client's, or that of one of ours that knows no queue.
     pub(super) foreign: bool,
 }
 
@@ -86,7 +90,7 @@ pub(super) fn claimed(answer: &Value, place_ttl: Duration) -> Result<Claimed> {
             let record = &lossy(record);
             let left = millis(left)?;
             let holder = holder(record, left);
-            let foreign = holder.as_ref().is_some_and(|holder| holder.owner.pid == 0);
+            let foreign = holder.as_ref().is_some_and(|holder| holder.owner.pid == 0) || tells_nobody(record);
             let queued = *kind == 2;
             let place_ttl = queued.then_some(place_ttl);
             let busy = Busy { ahead: count(ahead)?, holder, place_ttl, detail: None };
@@ -128,6 +132,11 @@ fn sole(record: &str, left: Option<Duration>) -> Option<ClaimState> {
     state(id, Mode::Exclusive, Some(token), words.next()?, words.next()?, left)
 }
 
+fn tells_nobody(record: &str) -> bool {
+    let owner = record.split_at_checked(33).and_then(|(_, rest)| rest.splitn(3, ' ').nth(2));
+    owner.is_some_and(|owner| owner.starts_with(TELLS_NOBODY))
+}
+
 /// A record of the holder of a part: `h <mode> <token> <since µs> <owner>`, with a `!` before the token of one that was evicted.
 fn part(id: &str, record: &str, left: Option<Duration>) -> Option<ClaimState> {
     let mut words = record.strip_prefix("h ")?.splitn(4, ' ');
@@ -137,7 +146,7 @@ fn part(id: &str, record: &str, left: Option<Duration>) -> Option<ClaimState> {
 }
 
 /// Whether the record, of the lock or of the holder of a part, is that of a claim that was evicted.
-fn is_evicted(record: &str) -> bool {
+pub(super) fn is_evicted(record: &str) -> bool {
     let sole = record.as_bytes().get(32) == Some(&b'!');
     sole || record
         .strip_prefix("h ")
@@ -256,10 +265,12 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_holder() {
-        for (record, mode) in [
-            (format!("{ID} 1700000000000001 1700000000000000 {OWNER}"), Mode::Exclusive),
-            (format!("{ID}*1700000000000001 1700000000000000 {OWNER}"), Mode::Exclusive),
-            (format!("{ID} h s 1700000000000001 1700000000000000 {OWNER}"), Mode::Shared),
+        for (record, mode, foreign) in [
+            (format!("{ID} 1700000000000001 1700000000000000 {OWNER}"), Mode::Exclusive, false),
+            (format!("{ID}*1700000000000001 1700000000000000 {OWNER}"), Mode::Exclusive, false),
+            (format!("{ID}!1700000000000001 1700000000000000 {OWNER}"), Mode::Exclusive, false),
+            (format!("{ID} 0 1700000000000000 {TELLS_NOBODY}{OWNER}"), Mode::Exclusive, true),
+            (format!("{ID} h s 1700000000000001 1700000000000000 {OWNER}"), Mode::Shared, false),
         ] {
             let Claimed::Queued(place) = claimed(&busy(&record), Duration::ZERO).unwrap() else {
                 panic!("not queued")
@@ -269,7 +280,7 @@ mod tests {
                 (holder.mode, holder.owner.label.as_str(), holder.id.to_string().as_str()),
                 (mode, "a b", ID)
             );
-            assert!(!place.foreign && place.look == Some(Duration::from_millis(700)));
+            assert!(place.foreign == foreign && place.look == Some(Duration::from_millis(700)), "{record}");
         }
         for (record, foreign) in
             [("", false), ("clinch closed", false), ("token of redis-py", true), ("17", true)]

@@ -425,3 +425,36 @@ impl OwnerText {
 pub(super) fn deleted() -> Loss {
     Loss::new(LossKind::Deleted, "the store no longer has the claim")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim::Mode;
+    use crate::lane::Lane;
+    use crate::url::StoreUrl;
+
+    /// While a server is down, whoever gives up leaves nothing here for good.
+    #[tokio::test]
+    async fn nothing_is_kept_of_a_claim_that_was_given_up() {
+        let url = &mut StoreUrl::parse("redis://127.0.0.1:1").unwrap();
+        let store = Store::new(Settings::parse(url).unwrap(), Env::host(Lane::thread())).unwrap();
+        for bits in 0..20 {
+            let claim = Claim {
+                id: ClaimId::from_bits(bits),
+                name: LockName::new("job").unwrap(),
+                mode: Mode::Exclusive,
+                ttl: TAKE_WITHIN,
+                enqueue: true,
+                place: false,
+                isolated: false,
+                owner: Arc::new(Owner { host: "h".into(), pid: 1, user: "u".into(), label: String::new() }),
+            };
+            store.claim(&claim).await.unwrap_err();
+            store.claims.doubt(claim.id);
+            store.release(&claim, Duration::ZERO).await.unwrap_err();
+            assert!(store.claims.is_in_doubt(claim.id), "its release must still bury it");
+            store.forget(&claim);
+        }
+        assert_eq!(store.claims.count(), 0);
+    }
+}

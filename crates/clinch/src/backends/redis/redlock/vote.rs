@@ -38,7 +38,7 @@ impl Quorum {
             .arg(claim.id)
             .arg(millis(claim.ttl))
             .arg(format!("{:016}", least.min(Token::MAX.get() - 1)))
-            .arg(&*self.owner.of(&claim.owner)?);
+            .arg([reply::TELLS_NOBODY, &*self.owner.of(&claim.owner)?]);
         Ok(Arc::new(command))
     }
 
