@@ -306,8 +306,8 @@ mod users {
     use super::*;
 
     /// The commands that the scripts call.
-    const IN_SCRIPTS: &str = "time exists set getset getrange setrange pttl pexpire del hget hmget hvals hgetall hlen \
-        hdel hset hsetnx rpush lpush lrange llen lrem lpop zadd zcard zscore zrange zrevrange zrangebyscore zrem publish";
+    const IN_SCRIPTS: &str = "time exists set getset getrange setrange pttl pexpire del hget hmget hvals hgetall hlen hscan \
+        hdel hset hsetnx rpush lpush lrange llen lindex lrem lpop zadd zcard zscore zrange zrevrange zrangebyscore zrem publish";
 
     /// The commands that clients send, HELLO and AUTH apart, which everybody may.
     const SENT: &str = "evalsha script|load subscribe ping client|tracking client|caching scan info";

@@ -32,6 +32,8 @@ mod expiry;
 mod late;
 #[path = "redis_faults/pushes.rs"]
 mod pushes;
+#[path = "redis_faults/queues.rs"]
+mod queues;
 #[path = "redis_faults/server.rs"]
 mod server;
 #[path = "redis_faults/taken.rs"]

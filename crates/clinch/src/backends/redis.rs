@@ -15,7 +15,7 @@
 //! | key of the URL | means | default |
 //! | --- | --- | --- |
 //! | `prefix=` | what the lock's key begins with, at most 128 bytes; empty makes the lock's name the key | `clinch:` |
-//! | `gap=` | 0 to 10 s: for how long a lock that was handed over for a second without a break is left free, so that clients that poll see it free | 150 ms where `prefix=` is empty, else 0 |
+//! | `gap=` | 0 to 10 s: for how long a lock that was handed over for a second without a break is left free, so that clients that poll see it free | 150 ms; where `prefix=` is not empty, only for ten minutes after another program was seen to hold the lock |
 //! | `wait_replicas=`, `wait_aof=` | grant only when `WAIT` / `WAITAOF` has confirmed so many copies | none |
 //! | `lean=on` | one key per lock and nothing else: no queue, no tokens | `off` |
 //! | `eviction=allow` | use a server that may drop locks when its memory is full | `refuse` |
@@ -68,8 +68,8 @@
 //!
 //! ```text
 //! user clinch on >PASSWORD ~clinch:* resetchannels &clinch:* -@all +evalsha +script|load +time +exists +set +getset
-//!   +getrange +setrange +pttl +pexpire +del +hget +hmget +hvals +hgetall +hlen +hdel +hset +hsetnx +rpush +lpush
-//!   +lrange +llen +lrem +lpop +zadd +zcard +zscore +zrange +zrevrange +zrangebyscore +zrem +publish +subscribe +ping +client|tracking +client|caching +scan +info
+//!   +getrange +setrange +pttl +pexpire +del +hget +hmget +hvals +hgetall +hlen +hscan +hdel +hset +hsetnx +rpush +lpush
+//!   +lrange +llen +lindex +lrem +lpop +zadd +zcard +zscore +zrange +zrevrange +zrangebyscore +zrem +publish +subscribe +ping +client|tracking +client|caching +scan +info
 //! ```
 //!
 //! A Cluster also needs `+cluster|slots +asking`, and from version 7 on `+spublish +ssubscribe`; databases other than 0 `+select`; Sentinel `+role`; `wait_replicas=` `+wait`, `wait_aof=` `+waitaof`. Without

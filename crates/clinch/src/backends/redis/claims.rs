@@ -122,6 +122,13 @@ impl Claims {
         lock(&self.pending).get_mut(&id)?.note.take()
     }
 
+    /// Has a claim that waits ask again.
+    pub(super) fn ask(&self, id: ClaimId) {
+        if let Some(pending) = lock(&self.0).get_mut(&id).filter(|pending| pending.asked.is_some()) {
+            pending.tell(Note::Ask);
+        }
+    }
+
     /// Forgets a claim that was released.
     pub(super) fn forget(&self, id: ClaimId) {
         lock(&self.pending).remove(&id);

@@ -69,7 +69,11 @@ impl Store {
                 Ok(left) => Renewal::Renewed(Some(Duration::from_millis(left))),
                 // Without an end, so at least for as long as a renewal would make it.
                 Err(_) if reply::number(left)? == -2 => Renewal::Renewed(Some(claim.ttl)),
-                Err(_) => Renewal::Lost(deleted()),
+                Err(_) => {
+                    // Whoever lost its place asks for another at once.
+                    self.claims.ask(claim.id);
+                    Renewal::Lost(deleted())
+                }
             })
         };
         claims.iter().zip(reply::list(&answer)?).map(renewal).collect()

@@ -80,6 +80,17 @@ fn token(value: &Value) -> Result<Token> {
     token.ok_or_else(nonsense)
 }
 
+/// Reads the answer of `release.lua`: whether there was something to remove, and from where on the queue is to be looked at.
+pub(super) fn released(answer: &Value) -> Result<(bool, Option<i64>)> {
+    match answer {
+        Value::List(both) => match both.as_slice() {
+            [removed, at] => Ok((number(removed)? == 1, Some(number(at)?))),
+            _ => Err(nonsense()),
+        },
+        removed => Ok((number(removed)? == 1, None)),
+    }
+}
+
 /// Reads the answer of `acquire.lua`.
 pub(super) fn claimed(answer: &Value, place_ttl: Duration) -> Result<Claimed> {
     if let Value::Text(_) = answer {
@@ -315,6 +326,7 @@ mod tests {
         #[test]
         fn no_answer_of_a_server_panics(answer in value()) {
             let _ = claimed(&answer, Duration::ZERO);
+            let _ = released(&answer);
             let _ = lock_state(&LockName::new("n").unwrap(), &answer);
         }
     }

@@ -5,10 +5,14 @@ use std::time::Duration;
 
 use super::dating::millis;
 use super::resp::{Arg, Command};
+use super::settings::RUN;
 use crate::backend::TAKE_WITHIN;
 
 /// How much longer than their last claim the side keys of a lock live.
 const SPARE: Duration = Duration::from_secs(60);
+
+/// For how long it counts that a client was seen that may poll.
+const FOREIGN: Duration = Duration::from_secs(600);
 
 /// A Lua script and the name under which the server keeps it.
 pub(super) struct Script {
@@ -46,6 +50,8 @@ scripts! {
     RENEW = "token" "queue" "renew";
     /// Renew exclusive locks.
     RENEW_HELD = "renew_held";
+    /// Go on with a queue that was too long for a release.
+    SETTLE = "token" "queue" "settle";
     /// Read one lock.
     STATE = "token" "queue" "state";
     /// Read who holds exclusive locks.
@@ -55,7 +61,11 @@ scripts! {
 impl Script {
     fn new(text: &str) -> Script {
         let in_millis = |time| millis(time).to_string();
-        let text = text.replace("WINDOW_MS", &in_millis(TAKE_WITHIN)).replace("SPARE_MS", &in_millis(SPARE));
+        let times =
+            [("WINDOW_MS", TAKE_WITHIN), ("SPARE_MS", SPARE), ("FOREIGN_MS", FOREIGN), ("RUN_MS", RUN)];
+        let text = times
+            .into_iter()
+            .fold(text.to_owned(), |text, (name, time)| text.replace(name, &in_millis(time)));
         Script { sha1: sha1_smol::Sha1::from(&text).digest().to_string(), text }
     }
 

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::url::{StoreUrl, host_and_port};
 
 /// After how long of being handed over without a break a lock is left free for foreign clients, in a mixed fleet.
-const RUN: Duration = Duration::from_secs(1);
+pub(super) const RUN: Duration = Duration::from_secs(1);
 
 /// For how long it is then left free, unless the URL says another: longer than the 100 ms for which redis-py sleeps.
 const GAP: Duration = Duration::from_millis(150);
@@ -57,7 +57,8 @@ pub(super) struct Credentials {
     pub(super) password: Option<String>,
 }
 
-/// What is done for clients that poll: after `run` of handing a lock over, it is left free for `gap`.
+/// What is done for clients that poll: after `run` of handing a lock over, it is left free for `gap`. A `run` of zero: only
+/// where such a client was seen lately, after [`RUN`]. A `gap` of zero: never.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fleet {
     pub(super) run: Duration,
@@ -192,7 +193,8 @@ pub(super) fn prefix(url: &mut StoreUrl) -> Result<String> {
 fn fleet(url: &mut StoreUrl, prefix: &str) -> Result<Fleet> {
     let gap = url.take_duration("gap")?;
     match gap {
-        None if !prefix.is_empty() => Ok(Fleet::default()),
+        // Only where a client was seen that may poll.
+        None if !prefix.is_empty() => Ok(Fleet { run: Duration::ZERO, gap: GAP }),
         Some(gap) if gap > MAX_GAP => Err(Error::invalid(format!("gap= may be at most {MAX_GAP:?}"))),
         Some(gap) if gap.is_zero() => Ok(Fleet::default()),
         gap => Ok(Fleet { run: RUN, gap: gap.unwrap_or(GAP) }),
@@ -254,7 +256,10 @@ mod tests {
         let cluster = parse("redis+cluster://[::1]:7,h").unwrap();
         let Topology::Cluster(seeds) = &cluster.topology else { panic!("not a cluster") };
         assert_eq!(seeds, &[Address::Tcp("::1".into(), 7), Address::Tcp("h".into(), 6379)]);
-        assert!(cluster.fleet.run.is_zero(), "a fleet with a prefix of its own is not mixed");
+        assert!(
+            cluster.fleet.run.is_zero(),
+            "a fleet with a prefix of its own is not mixed until it is seen to be"
+        );
         assert!(parse("rediss://h").unwrap().tls.is_some());
     }
 

@@ -40,6 +40,9 @@ const POLL: Duration = Duration::from_millis(100);
 /// How long a waiter leaves a database alone that was emptied: those who held locks there are told first.
 const EMPTIED: Duration = Duration::from_millis(500);
 
+/// How many scripts a release spends on a queue at most.
+const SETTLES: u32 = 1000;
+
 /// Added to the end of a lease: the server counts whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(2);
 
@@ -170,7 +173,24 @@ impl Store {
         let mut command = self.command(&script::RELEASE, &keys, step);
         command.arg(id);
         let answer = self.route.run(keys.slot, &script::RELEASE, &command).await?;
-        Ok(if reply::number(&answer)? == 1 { Freed::Removed } else { Freed::Absent })
+        let (removed, rest) = reply::released(&answer)?;
+        if let Some(at) = rest {
+            Box::pin(self.settle(&keys, at)).await;
+        }
+        Ok(if removed { Freed::Removed } else { Freed::Absent })
+    }
+
+    /// Goes on with a queue that was too long for one script. If this is given up, its waiters look by themselves.
+    async fn settle(&self, keys: &Keys, mut at: i64) {
+        for _ in 0..SETTLES {
+            let from = at.to_string();
+            let command = self.command(&script::SETTLE, keys, [&from, "-", "-"]);
+            let answer = self.route.run(keys.slot, &script::SETTLE, &command).await;
+            match answer.and_then(|answer| reply::number(&answer)) {
+                Ok(next) if next >= 0 => at = next,
+                _ => return,
+            }
+        }
     }
 }
 

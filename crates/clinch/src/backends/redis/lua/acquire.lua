@@ -37,8 +37,8 @@ if record and string.sub(record, 1, 2) == 'h ' then
 end
 
 local capacity = string.match(mode, '/(%d+)$')
-if capacity and not record then
-  holders()
+if capacity and call('HGET', CLAIMS, '.of') ~= capacity then
+  holders('0')
   local all = call('HVALS', CLAIMS)
   for i = 1, #all do
     local other = string.match(all[i], '^[wh] p%d+/(%d+) ')
@@ -49,6 +49,7 @@ if capacity and not record then
   end
 end
 
+local more
 local taken = value ~= '' and not is_marker(value)
 if not taken and not record and enqueue ~= '1' then
   -- A try: granted now or not at all. Waiters ahead come first, unless none can be reached.
@@ -67,35 +68,44 @@ elseif record or enqueue == '1' then
     call('RPUSH', QUEUE, id)
     record = 'w ' .. mode .. ' ' .. int(now) .. ' ' .. ARGV[3] .. ' ' .. us .. ' ' .. listens
   end
-  call('HSET', CLAIMS, id, record .. ' ' .. owner)
+  record_of(id, mode, record .. ' ' .. owner)
   keep(ttl, QUEUE)
   if not taken then
-    local token = settle(id)
+    local token
+    token, more = settle(id)
     if token then
       return token
     end
     value = lock_value()
   end
-  local _, space = string.find(value, '^%x+ ')
-  if space == 33 and string.find(value, '^[1-9]%d+ %d+ {', 34) and string.sub(value, 50, 50) == ' ' then
+  local _, mark = string.find(value, '^%x+[ *!]')
+  if mark == 33 and string.find(value, '^[1-9]%d+ %d+ {', 34) and string.sub(value, 50, 50) == ' ' then
     -- A record of ours, and with a token of 16 digits: its release has to look at the queue.
-    call('SETRANGE', LOCK, '32', '*')
+    if string.sub(value, 33, 33) == ' ' then
+      call('SETRANGE', LOCK, '32', '*')
+    end
+  elseif value ~= '' and not is_marker(value) then
+    -- Who polls gets no turn while the lock is only ever handed over: see `release.lua`.
+    call('HSET', CLAIMS, '.foreign', int(now + FOREIGN_MS))
   end
 end
 
 -- Not granted: how many stand ahead, who holds, and when to look again if nobody tells.
 local queued = enqueue == '1' or record
-local ahead = call('LLEN', QUEUE)
+local ahead, lost
 if queued then
-  -- Who is farther back does not need to know by how much.
-  local first = call('LRANGE', QUEUE, '0', '63')
-  ahead = #first
-  for i = 1, #first do
-    if first[i] == id then
-      ahead = i - 1
-      break
+  ahead, lost = place_of(id)
+  if lost then
+    restore()
+    local token
+    token, more = settle(id)
+    if token then
+      return token
     end
+    ahead, value = place_of(id), lock_value()
   end
+else
+  ahead = call('LLEN', QUEUE)
 end
 local left = call('PTTL', LOCK)
 local look, holder, parts = left, value, 0
@@ -112,4 +122,5 @@ if value == '' or is_marker(value) then
 elseif value ~= '' then
   parts = 1
 end
-return { queued and 2 or 3, now, ahead + parts, ahead, look, holder, left }
+-- Who has to go on with the queue does so soon.
+return { queued and 2 or 3, now, ahead + parts, more and 0 or ahead, look, holder, left }

@@ -4,8 +4,10 @@ local publish, counts, channels = string.match(ARGV[1], '^0 0 0 (%S+) (%d) 0 %d+
 -- The first write: one that needs no memory, so that a full server does not refuse the script.
 local id = mine and publish and call('LPOP', KEYS[3])
 if id then
-  local record = call('HGET', KEYS[2], id)
-  local from, ttl, since, inbox, owner = string.match(record or '', '^w x (%d+) (%d+) (%d+) (%x+) (.*)$')
+  local record = call('HMGET', KEYS[2], id, '.foreign')
+  -- Where others poll the lock has to be left free from time to time.
+  local plain = not record[2] and record[1] or ''
+  local from, ttl, since, inbox, owner = string.match(plain, '^w x (%d+) (%d+) (%d+) (%x+) (.*)$')
   local now = string.sub(us, 1, 13)
   if from and tonumber(us) - tonumber(since) < WINDOW_MS * 1000 and tonumber(from) + tonumber(ttl) > tonumber(now) then
     local lease = tonumber(ttl) < WINDOW_MS and ttl or 'WINDOW_MS'
@@ -18,8 +20,8 @@ if id then
     end
   end
   -- Back to its place, unless its record is lost.
-  local left = record and call('PTTL', KEYS[2])
-  if record and call('LPUSH', KEYS[3], id) == 1 and left > 0 then
+  local left = record[1] and call('PTTL', KEYS[2])
+  if left and call('LPUSH', KEYS[3], id) == 1 and left > 0 then
     -- The only one, so that the key is new.
     call('PEXPIRE', KEYS[3], left)
   end

@@ -7,7 +7,8 @@
 --   waiter, "h <mode> <token> <since µs> <owner>" of the holder of a part (with a "!" before the token of one that was
 --   evicted), or "x <until, ms>" of a claim that was released
 --   in doubt and may not come back until then; ".closed" -> until when nobody of ours is granted; ".run" -> since when
---   the lock was handed over without being free in between.
+--   the lock was handed over without being free in between; ".foreign" -> until when that a client was seen that may poll
+--   counts; ".of" -> the capacity that all permits here say.
 -- KEYS[3] the queue, a list: waiting claim ids in their order.
 -- KEYS[4] the holders of parts, a sorted set: claim ids by the end of their lease (ms).
 -- KEYS[5] the fence: the last token of the hash slot. The only key without an expiry.
@@ -19,8 +20,9 @@
 local LOCK, CLAIMS, QUEUE, HOLDERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = tonumber(string.sub(us, 1, 13))
 
--- Grants per script, so that a thousand readers let in at once do not block the server.
-local GRANTS = 64
+-- Grants per script, so that a thousand readers let in at once do not block the server; and waiters who are dead, or who
+-- cannot be told, per script.
+local GRANTS, PASSES = 64, 256
 -- WINDOW_MS: how long a grant that is pushed to a waiter lives unless the waiter renews it, which is what a dead one costs at
 -- most. SPARE_MS: how much longer than their last claim side keys live. Both are put in by `script.rs`.
 
@@ -75,14 +77,14 @@ local function keep(ms, key, all)
   end
 end
 
--- Forgets the holders of parts whose lease has run out; answers who is left.
-local function holders()
-  local dead = call('ZRANGEBYSCORE', HOLDERS, '-inf', int(now))
+-- Forgets holders of parts whose lease has run out; answers who is left, up to the last one that is asked for.
+local function holders(last)
+  local dead = call('ZRANGEBYSCORE', HOLDERS, '-inf', int(now), 'LIMIT', '0', '256')
   for i = 1, #dead do
     call('HDEL', CLAIMS, dead[i])
     call('ZREM', HOLDERS, dead[i])
   end
-  return call('ZRANGE', HOLDERS, '0', '-1')
+  return call('ZRANGE', HOLDERS, '0', last)
 end
 
 -- Puts the marker of the holders of parts into the lock key, so that foreign clients are shut out until the last lease
@@ -111,7 +113,9 @@ local function admits(mode)
   if closed_until() then
     return false, 'clinch closed'
   end
-  local ids = holders()
+  -- All have one mode: permits are counted, of others one is enough.
+  local count, capacity = string.match(mode, '^p(%d+)/(%d+)$')
+  local ids = holders(count and '-1' or '0')
   if #ids == 0 then
     -- Of a marker the records may be lost, but not the end.
     return value == '', value
@@ -119,16 +123,25 @@ local function admits(mode)
   local taken = 0
   for i = 1, #ids do
     local record = call('HGET', CLAIMS, ids[i]) or ''
-    local count = string.match(record, '^h p(%d+)/')
+    local held = string.match(record, '^h p(%d+)/')
     if mode == 's' then
       return string.sub(record, 1, 4) == 'h s ', value
-    elseif mode == 'x' or not count then
+    elseif mode == 'x' or not held then
       return false, value
     end
-    taken = taken + tonumber(count)
+    taken = taken + tonumber(held)
   end
-  local count, capacity = string.match(mode, '^p(%d+)/(%d+)$')
   return taken + tonumber(count) <= tonumber(capacity), value
+end
+
+-- Writes a claim's record.
+local function record_of(id, mode, record)
+  local capacity = string.match(mode, '/(%d+)$')
+  if capacity then
+    call('HSET', CLAIMS, id, record, '.of', capacity)
+  else
+    call('HSET', CLAIMS, id, record)
+  end
 end
 
 -- Grants to a claim that nobody stands in the way of, for `lease` ms.
@@ -136,7 +149,7 @@ local function grant(id, mode, token, owner, lease)
   if mode == 'x' then
     call('SET', LOCK, id .. '*' .. token .. ' ' .. us .. ' ' .. owner, 'PX', int(lease))
   else
-    call('HSET', CLAIMS, id, 'h ' .. mode .. ' ' .. token .. ' ' .. us .. ' ' .. owner)
+    record_of(id, mode, 'h ' .. mode .. ' ' .. token .. ' ' .. us .. ' ' .. owner)
     call('ZADD', HOLDERS, int(now + lease), id)
     mark()
   end
@@ -158,23 +171,58 @@ local function tell(inbox, message)
   return type(heard) == 'number' and (heard > 0 or counts ~= '1')
 end
 
+-- How many stand ahead of a waiter; who is farther back than 64 does not need to know by how much. And whether it stands
+-- in no queue at all, although it has a record.
+local function place_of(id)
+  local first = call('LRANGE', QUEUE, '0', '63')
+  for i = 1, #first do
+    if first[i] == id then
+      return i - 1, false
+    end
+  end
+  return #first, #first < 64
+end
+
+-- Makes the queue anew from the records of its waiters, in the order in which they came: its key was lost.
+local function restore()
+  local all, waiting, last = call('HGETALL', CLAIMS), {}, now
+  for i = 1, #all, 2 do
+    local _, ends, _, since = waiter(all[i + 1])
+    if ends and ends > now then
+      waiting[#waiting + 1] = since .. ' ' .. all[i]
+      last = math.max(last, ends)
+    end
+  end
+  table.sort(waiting)
+  call('DEL', QUEUE)
+  for i = 1, #waiting do
+    call('RPUSH', QUEUE, string.match(waiting[i], ' (.*)$'))
+  end
+  if waiting[1] then
+    keep(last - now, QUEUE)
+  end
+end
+
 -- Grants to the waiters that are next in line, as many as there is room for. The asker's grant is the answer of the
 -- script, lives for its whole TTL and is returned here; every other one is pushed and lives for the window. A waiter
 -- whose inbox nobody listens to keeps its place, and the next one gets the grant. `free`: known to be free. `ids`: the
--- first two of the queue, where they are known.
-local function settle(asker, free, ids)
-  local at, granted, own = 0, 0, nil
-  while granted < GRANTS do
+-- first two of the queue, where they are known. `at`: where to begin.
+-- Answers, besides the grant, where to go on if there was too much for one script and nobody could be told to.
+local function settle(asker, free, ids, at)
+  local granted, passed, removed, own = 0, 0, 0, nil
+  at = at or 0
+  while granted < GRANTS and passed < PASSES do
     ids = ids or call('LRANGE', QUEUE, int(at), int(at + 1))
     local id, next_id = ids[1], ids[2]
     ids = nil
-    if not id then break end
+    if not id then return own end
     local records = call('HMGET', CLAIMS, id, next_id or id)
     local mode, ends, ttl, _, inbox, owner = waiter(records[1])
     if not mode or ends <= now then
       leave(id)
+      passed, removed = passed + 1, removed + 1
     elseif not (free or admits(mode)) then
-      break
+      return own
     elseif id == asker then
       own = next_token()
       leave(id)
@@ -197,11 +245,15 @@ local function settle(asker, free, ids)
           tell(next_inbox, 'n ' .. next_id .. ' ' .. int(now) .. ' ' .. int(lease))
         end
         granted, free = granted + 1, false
-        if mode == 'x' then break end
+        if mode == 'x' then return own end
       else
-        at = at + 1
+        at, passed = at + 1, passed + 1
       end
     end
   end
-  return own
+  -- Who is next goes on, by a step of its own. Only after one that has made the queue shorter: it begins where this one did.
+  local next_id = call('LINDEX', QUEUE, int(at))
+  local mode, _, _, _, inbox = waiter(next_id and call('HGET', CLAIMS, next_id))
+  local told = mode and inbox ~= '-' and granted + removed > 0 and tell(inbox, 'n ' .. next_id .. ' ' .. int(now) .. ' 0')
+  return own, next_id and not told and at or nil
 end

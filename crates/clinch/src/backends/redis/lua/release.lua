@@ -2,8 +2,9 @@
 --
 -- ARGV[1] begins "<linger> <doubt> 0": for how many ms the lock stays closed; 1 when a step of the claim may still
 -- arrive, which then finds the claim buried. Of the settings, `run` and `gap`: after how many ms of being handed over the
--- lock is left free for foreign clients, and for how many (0: never). ARGV[2] claim id.
--- Answers 1: removed. 0: there was no such claim, or only what it had kept closed since it was evicted.
+-- lock is left free for foreign clients (0: only where one was seen lately), and for how many (0: never). ARGV[2] claim id.
+-- Answers 1: removed. 0: there was no such claim, or only what it had kept closed since it was evicted. {1 or 0, at}: the
+-- same, and from there on the queue has to be looked at by `settle.lua`.
 local id = ARGV[2]
 local linger, doubt, run, gap = string.match(ARGV[1], '^(%d+) (%d) %S+ %S+ %d (%d+) (%d+) ')
 linger, run, gap = tonumber(linger), tonumber(run), tonumber(gap)
@@ -42,16 +43,33 @@ if record then
   end
 end
 local head = ids[1]
-local idle = not head and call('HLEN', CLAIMS) > call('ZCARD', HOLDERS)
-if idle or doubt == '1' and string.sub(us, -1) == '0' then
-  -- While there are buried, no claim can take the fast way. Among many claims to look for them takes its time: there,
-  -- one in ten who bury does.
-  local all = call('HGETALL', CLAIMS)
-  for i = 1, #all, 2 do
-    local ends = tonumber(string.match(all[i + 1], '^x (%d+)$'))
-    if ends and ends <= now then
-      call('HDEL', CLAIMS, all[i])
+local idle = false
+if not head then
+  local parts = call('ZCARD', HOLDERS)
+  if parts == 0 then
+    call('HDEL', CLAIMS, '.of', '.run', '.foreign')
+  end
+  idle = call('HLEN', CLAIMS) > parts + (parts > 0 and string.find(record or '', '^[hw] p') and 1 or 0)
+end
+if idle or doubt == '1' then
+  -- While there is something left of others, no claim can take the fast way. Of many claims only some are looked at, from
+  -- anywhere on; each who buries looks, so the dead do not grow in number.
+  local some, waits = call('HSCAN', CLAIMS, string.sub(us, -6), 'COUNT', '100')[2], false
+  for i = 1, #some, 2 do
+    local field, is = some[i], some[i + 1]
+    local ends = tonumber(string.match(is, field == '.closed' and '^%d+$' or '^x (%d+)$'))
+    local _, place = waiter(is)
+    if ends and ends <= now or idle and place and place <= now
+      or string.sub(is, 1, 2) == 'h ' and not call('ZSCORE', HOLDERS, field) then
+      call('HDEL', CLAIMS, field)
     end
+    waits = waits or place and place > now
+  end
+  if idle and waits then
+    -- They have records, and no queue.
+    restore()
+    ids = call('LRANGE', QUEUE, '0', '1')
+    head = ids[1]
   end
 end
 if doubt == '1' then
@@ -59,14 +77,17 @@ if doubt == '1' then
   keep(SPARE_MS)
 end
 
-if run > 0 and free then
+if gap > 0 and free and head then
   -- Foreign clients poll: a lock that is only ever handed over would never look free to them.
-  local since = tonumber(call('HGET', CLAIMS, '.run') or nil)
-  if not head then
-    call('HDEL', CLAIMS, '.run')
+  local known = call('HMGET', CLAIMS, '.run', '.foreign')
+  local since, foreign = tonumber(known[1] or nil), tonumber(known[2] or nil)
+  if run == 0 and not (foreign and foreign > now) then
+    if since or foreign then
+      call('HDEL', CLAIMS, '.run', '.foreign')
+    end
   elseif not since then
     call('HSET', CLAIMS, '.run', int(now))
-  elseif now - since > run then
+  elseif now - since > math.max(run, RUN_MS) then
     call('HDEL', CLAIMS, '.run')
     call('HSET', CLAIMS, '.closed', int(now + gap))
     linger, free = gap, false
@@ -79,7 +100,9 @@ if linger > 0 and head then
     tell(inbox, 'n ' .. head .. ' ' .. int(now) .. ' ' .. int(linger))
   end
 end
+local at
 if head then
-  settle(nil, free, ids)
+  at = select(2, settle(nil, free, ids))
 end
-return removed and 1 or 0
+removed = removed and 1 or 0
+return at and { removed, at } or removed

@@ -5,6 +5,8 @@
 -- -2: without an end, for an operator took it away; a renewal with a TTL gives it one again.
 -- A lease never gets shorter: an older request may arrive after one that asked for more.
 local answers = {}
+-- Who stands in the queue, whether that is all of it, and whether one of these claims should, but does not.
+local listed, whole, lost
 local place = string.sub(ARGV[1], 1, 6) == 'place '
 -- A full server refuses a script whose first write needs memory, and looks at no later one; this one needs none.
 call('HDEL', CLAIMS, '')
@@ -25,6 +27,15 @@ for i = 2, #ARGV, 2 do
       call('HSET', CLAIMS, id, 'w ' .. mode .. ' ' .. int(now + left - old) .. ' ' .. int(old) .. ' ' .. since
         .. ' ' .. inbox .. ' ' .. owner)
       keep(left, QUEUE)
+      if not listed then
+        listed = {}
+        local first = call('LRANGE', QUEUE, '0', '63')
+        for j = 1, #first do
+          listed[first[j]] = true
+        end
+        whole = #first < 64
+      end
+      lost = lost or whole and not listed[id]
     end
   elseif string.find(record, '^h %S+ %d') then
     local ends = tonumber(call('ZSCORE', HOLDERS, id) or 0)
@@ -42,6 +53,9 @@ for i = 2, #ARGV, 2 do
     end
   end
   answers[#answers + 1] = left
+end
+if lost then
+  restore()
 end
 -- A holder that died leaves a free lock and nobody who tells the queue: every renewal of a place looks after it.
 if call('EXISTS', LOCK) == 0 then
