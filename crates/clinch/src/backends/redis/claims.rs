@@ -124,7 +124,7 @@ impl Claims {
 
     /// Has a claim that waits ask again.
     pub(super) fn ask(&self, id: ClaimId) {
-        if let Some(pending) = lock(&self.0).get_mut(&id).filter(|pending| pending.asked.is_some()) {
+        if let Some(pending) = lock(&self.pending).get_mut(&id).filter(|pending| pending.asked.is_some()) {
             pending.tell(Note::Ask);
         }
     }
