@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use clinch::{Error, ErrorKind, Locks, Released};
-use clinch_testkit::{Etcd, EtcdCluster, Port, etcd_3_5};
+use clinch_testkit::{Etcd, EtcdBuilder, EtcdCluster, Port, etcd_3_5};
 
 mod common;
 
@@ -206,7 +206,17 @@ async fn a_cluster_without_a_majority_says_so() {
 
 #[tokio::test]
 async fn a_full_server_takes_no_new_lock_but_keeps_and_hands_over_those_it_has() {
-    let etcd = Etcd::builder().arg("--quota-backend-bytes", "200000").start();
+    is_full(Etcd::builder()).await;
+}
+
+/// This version refuses even transactions that only read.
+#[tokio::test]
+async fn a_full_server_of_version_3_5_keeps_and_hands_over_those_locks_it_has() {
+    is_full(Etcd::builder().binary(etcd_3_5())).await;
+}
+
+async fn is_full(builder: EtcdBuilder) {
+    let etcd = builder.arg("--quota-backend-bytes", "200000").start();
     let (near, far) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
     let near = near.ttl(Duration::from_secs(9)).unwrap();
     let guard = lock(&near, "job").await;
@@ -228,10 +238,19 @@ async fn a_full_server_takes_no_new_lock_but_keeps_and_hands_over_those_it_has()
     // Who only looks, renews or releases still can.
     assert_eq!(connect(&etcd.url()).await.list("").await.unwrap().len(), 1);
     let first = guard.deadline().unwrap();
-    let renewed = async || (!guard.is_held() || guard.deadline().unwrap() > first).then_some(());
-    eventually("the lease is renewed", renewed).await;
+    let renewals = etcd.handled("LeaseKeepAlive");
+    let renewed = async || {
+        let deadline = guard.deadline().filter(|_| guard.is_held()).expect("the lease is held");
+        (deadline > first && etcd.handled("LeaseKeepAlive") >= renewals + 6).then_some(())
+    };
+    eventually("the lease is renewed, the keys were read", renewed).await;
     release(guard).await;
-    release(tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap()).await;
+    let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
+    // It could not move to a lease of its TTL, so the short one is renewed.
+    let first = guard.deadline().unwrap();
+    let renewed = async || (guard.deadline().filter(|_| guard.is_held())? > first).then_some(());
+    eventually("the next lease is renewed", renewed).await;
+    release(guard).await;
 }
 
 #[tokio::test]

@@ -42,6 +42,8 @@ mod partition;
 mod silent;
 #[path = "etcd_faults/stopped.rs"]
 mod stopped;
+#[path = "etcd_faults/turns.rs"]
+mod turns;
 
 /// A TTL whose renewal nobody lives to see: what is told or granted within [`PATIENCE`] was told or granted at once.
 const LONG_TTL: Duration = Duration::from_secs(3600);
@@ -92,10 +94,23 @@ fn keys(etcd: &Etcd, name: &str) -> Vec<String> {
     etcd.keys(&format!("/clinch/{name}/"))
 }
 
-/// The lease that a claim was made on, in hex: its key says so.
+/// The lease of its TTL that a claim was made for, in hex: its key says so.
 fn lease(guard: &Guard) -> String {
     let key = guard.store_key().unwrap();
     key.rsplit('/').next().unwrap().split('-').next().unwrap().to_owned()
+}
+
+/// The lease that a key hangs on, in hex, and for how many seconds it was granted.
+fn carrier(etcd: &Etcd, key: &str) -> (String, u64) {
+    let leases = etcd.leases().into_iter().map(|lease| {
+        let printed = etcd.ctl(&["lease", "timetolive", &lease, "--keys"]);
+        (lease, printed)
+    });
+    let mut carriers = leases
+        .filter(|(_, printed)| printed.contains(&format!("{key} ")) || printed.contains(&format!("{key}]")));
+    let (lease, printed) = carriers.next().expect("a lease has the key");
+    let granted = printed.split("TTL(").nth(1).unwrap().split('s').next().unwrap();
+    (lease, granted.parse().unwrap())
 }
 
 /// Checks that another client gets the lock, and that nothing is left after it.

@@ -83,6 +83,7 @@ mod record;
 mod session;
 mod settings;
 mod store;
+mod turn;
 mod view;
 mod watch;
 mod wire;

@@ -42,13 +42,14 @@ pub async fn killed_holder_blocks(fixture: &dyn Fixture) {
     client.expect_unused(&name).await;
 }
 
-/// P6: a waiter that is killed delays nobody behind it for longer than its place lives, or, where there are no places,
-/// than a grant that it did not live to see.
+/// P6: a waiter that is killed delays nobody behind it for longer than its place lives, which is short however long its
+/// TTL; or, where there are no places, than a grant that it did not live to see.
 pub async fn killed_waiter_blocks(fixture: &dyn Fixture) {
     let Some((client, url)) = reachable(fixture).await else { return };
     let name = unique("killed-waiter");
     let guard = client.lock(&name).await;
-    let mut dead = Worker::start(&url, killable_ttl(fixture, &client));
+    let ttl = if client.capabilities().queue { LONG_TTL } else { killable_ttl(fixture, &client) };
+    let mut dead = Worker::start(&url, ttl);
     dead.tell(&format!("lock {name}"));
     dead.says("waiting").await;
     if client.capabilities().queue {

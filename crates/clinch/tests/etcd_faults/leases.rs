@@ -78,10 +78,12 @@ async fn a_waiter_whose_lease_is_revoked_queues_again_and_is_not_let_in_before()
     let mine = lock(&unlucky, "mine").await;
     let first = queue(&unlucky, "job");
     sees_claims(&near, "job", 2).await;
+    let places = keys(&etcd, "job");
+    let place = places.into_iter().find(|key| *key != guard.store_key().unwrap()).unwrap();
     let second = queue(&behind, "job");
     sees_claims(&near, "job", 3).await;
     let queued = near.state("job").await.unwrap().unwrap().claims[1].id;
-    etcd.ctl(&["lease", "revoke", &lease(&mine)]);
+    etcd.ctl(&["lease", "revoke", &carrier(&etcd, &place).0]);
     let requeued = async || {
         let claims = near.state("job").await.unwrap()?.claims;
         (claims.len() == 3 && claims[2].id == queued).then_some(())
@@ -95,6 +97,9 @@ async fn a_waiter_whose_lease_is_revoked_queues_again_and_is_not_let_in_before()
     let first = join("the unlucky one is granted", first).await;
     assert!(first.token() > token);
     release(first).await;
+    // What it holds is on another lease.
+    mine.verify().await.unwrap();
+    release(mine).await;
 }
 
 /// The predecessor leaves in the very moment in which the waiter's own key goes: the event that lets it in is true, and

@@ -34,12 +34,17 @@ pub(super) async fn split(etcd: &Etcd) -> (Locks, Proxy) {
     (locks, proxy)
 }
 
-/// The key of a claim that may only be queued.
-fn key_of(etcd: &Etcd, name: &str, claim: ClaimId) -> String {
-    let printed = etcd.ctl(&["get", "--prefix", &format!("/clinch/{name}/")]);
-    let lines: Vec<&str> = printed.lines().collect();
-    let id = claim.to_string();
-    lines.chunks(2).find(|pair| pair[1].contains(&id)).map(|pair| pair[0].to_owned()).unwrap()
+/// The claim behind the holder of "job", and its key. Its client cannot renew its place, so that it may have to queue again:
+/// with the same id and the same key.
+async fn second_key(etcd: &Etcd, locks: &Locks) -> (ClaimId, String) {
+    eventually("the second claim", async || {
+        let id = locks.state("job").await.unwrap()?.claims.get(1)?.id;
+        let printed = etcd.ctl(&["get", "--prefix", "/clinch/job/"]);
+        let lines: Vec<&str> = printed.lines().collect();
+        let pair = lines.chunks(2).find(|pair| pair[1].contains(&id.to_string()))?;
+        Some((id, pair[0].to_owned()))
+    })
+    .await
 }
 
 /// That a keepalive was answered proves little (etcd#15247): the keys themselves are read with every third.
@@ -101,13 +106,19 @@ async fn the_end_of_a_lease_that_one_step_finds_is_told_to_all_its_claims() {
         let loss = told.expect("a claim on the same lease was not told");
         assert_eq!(loss.kind, LossKind::SessionEnded, "{loss}");
     }
-    // The waiter has a place again, behind the others.
-    sees_claims(&far, "busy", 3).await;
+    // The waiter's place is on another lease, which nobody keeps here; so it may have to queue again.
     release(busy).await;
-    let behind = join("the one behind is granted", behind).await;
-    assert!(!waiter.is_finished());
-    release(behind).await;
-    release(join("the waiter is granted", waiter).await).await;
+    let (mut waiter, mut behind) = (waiter, behind);
+    let (first, other) = within("one of them is granted", async {
+        tokio::select! {
+            guard = &mut waiter => (guard.unwrap(), behind),
+            guard = &mut behind => (guard.unwrap(), waiter),
+        }
+    })
+    .await;
+    assert!(!other.is_finished());
+    release(first).await;
+    release(join("the other is granted", other).await).await;
     release(next).await;
     proxy.black_hole(false);
     expect_unused(&etcd, &far, "busy").await;
@@ -122,12 +133,10 @@ async fn a_waiter_that_hears_nothing_is_not_let_in_without_its_place() {
     proxy.black_hole(true);
     let guard = lock(&near, "job").await;
     let first = queue(&unlucky, "job");
-    sees_claims(&near, "job", 2).await;
+    let waiter = second_key(&etcd, &near).await.1;
     let second = queue(&behind, "job");
     sees_claims(&near, "job", 3).await;
-    let claims = near.state("job").await.unwrap().unwrap().claims;
-    let [holder, waiter] = [0, 1].map(|at| key_of(&etcd, "job", claims[at].id));
-    etcd.txn(&format!("\ndel {holder}\ndel {waiter}\n\n\n"));
+    etcd.txn(&format!("\ndel {}\ndel {waiter}\n\n\n", guard.store_key().unwrap()));
     let second = join("the one behind is granted", second).await;
     assert_eq!(within("the holder is told", guard.lost()).await.kind, LossKind::Deleted);
     let requeued = async || {
@@ -154,11 +163,9 @@ async fn a_waiter_whose_key_was_deleted_and_put_back_stands_at_the_end() {
     proxy.black_hole(true);
     let guard = lock(&near, "job").await;
     let first = queue(&unlucky, "job");
-    sees_claims(&near, "job", 2).await;
+    let (place, key) = second_key(&etcd, &near).await;
     let second = queue(&behind, "job");
     sees_claims(&near, "job", 3).await;
-    let place = near.state("job").await.unwrap().unwrap().claims[1].id;
-    let key = key_of(&etcd, "job", place);
     let value = etcd.ctl(&["get", "--print-value-only", &key]);
     let lease = key.rsplit('/').next().unwrap().split('-').next().unwrap();
     etcd.ctl(&["del", &key]);

@@ -47,6 +47,10 @@ struct Entry {
     view: Option<Arc<View>>,
     /// A release of it failed: from when on its key shall be gone, whoever sees to that.
     leaving: Option<Instant>,
+    /// Since when its waiter is at steps of which none has ended well.
+    stepping: Option<Instant>,
+    /// Whether its waiter was given the lock.
+    taken: bool,
 }
 
 /// A key: whether it can be given to another claim.
@@ -70,19 +74,39 @@ impl Slot {
 /// What is known of a claim.
 #[derive(Clone)]
 pub(super) struct Known {
+    /// The session whose lease carries it once it is granted, and whose fence its steps stand behind.
     pub(super) session: Arc<Session>,
+    /// The session whose lease carries it while it waits, if that is another.
+    pub(super) place: Option<Arc<Session>>,
     pub(super) key: Arc<[u8]>,
     /// At which revision its key was created: its place in the queue, and its token.
     pub(super) created: Option<i64>,
     /// Whether a step was sent whose answer did not come, so that it may still reach the server.
     pub(super) in_doubt: bool,
     pub(super) lost: Option<Loss>,
+    /// Whether its turn went on to the next, for nobody took it.
+    pub(super) passed_on: bool,
 }
 
 impl Known {
     /// Whether it can still be granted.
     pub(super) fn is_good(&self) -> bool {
-        self.lost.is_none() && !self.session.is_over()
+        self.lost.is_none() && !self.passed_on && !self.carrier().is_over()
+    }
+
+    /// The session whose lease its key hangs on.
+    pub(super) fn carrier(&self) -> &Arc<Session> {
+        self.place.as_ref().unwrap_or(&self.session)
+    }
+
+    /// Whether its key may hang on this lease: a step whose answer did not come may have moved it.
+    fn may_hang_on(&self, lease: i64) -> bool {
+        self.session.lease == lease || self.carrier().lease == lease
+    }
+
+    /// Whether no lease is left that its key could hang on.
+    fn is_over(&self) -> bool {
+        self.session.is_over() && self.carrier().is_over()
     }
 }
 
@@ -92,7 +116,7 @@ impl Claims {
     }
 
     /// Finds a key for a claim that is about to be made. A claim that is made anew on the same lease keeps its own.
-    pub(super) fn begin(&self, id: ClaimId, session: Arc<Session>, queue: &[u8]) -> Known {
+    pub(super) fn begin(&self, id: ClaimId, session: Arc<Session>, queue: &[u8], now: Instant) -> Known {
         let mut table = lock(&self.table);
         let old = table.take(id);
         let same = old.as_ref().map(|old| &old.known).filter(|old| old.session.lease == session.lease);
@@ -101,8 +125,12 @@ impl Claims {
             None => (table.free_key(queue, &session), false),
         };
         table.use_key(&key, &session);
-        let known = Known { session, key, created: None, in_doubt, lost: None };
-        table.entries.insert(id, Entry { known: known.clone(), guard: None, view: None, leaving: None });
+        let known =
+            Known { session, place: None, key, created: None, in_doubt, lost: None, passed_on: false };
+        let stepping = old.as_ref().and_then(|old| old.stepping).or(Some(now));
+        let entry =
+            Entry { known: known.clone(), guard: None, view: None, leaving: None, stepping, taken: false };
+        table.entries.insert(id, entry);
         drop(table);
         // Ends watches, which takes other locks.
         drop(old);
@@ -140,7 +168,7 @@ impl Claims {
     pub(super) fn leave(&self, id: ClaimId, from: Instant) {
         let mut table = lock(&self.table);
         let gone = match table.entries.get_mut(&id) {
-            Some(entry) if !entry.known.session.is_over() => {
+            Some(entry) if !entry.known.is_over() => {
                 entry.leaving = Some(from);
                 None
             }
@@ -194,12 +222,14 @@ impl Claims {
 
     /// The leases of all claims.
     pub(super) fn sessions(&self) -> Vec<Arc<Session>> {
-        lock(&self.table).entries.values().map(|entry| entry.known.session.clone()).collect()
+        let table = lock(&self.table);
+        let known = table.entries.values().map(|entry| &entry.known);
+        known.flat_map(|known| [known.session.clone(), known.carrier().clone()]).collect()
     }
 
-    /// Whether any claim hangs on this lease.
+    /// Whether any claim hangs on this lease, or is to.
     pub(super) fn hang_on(&self, lease: i64) -> bool {
-        lock(&self.table).entries.values().any(|entry| entry.known.session.lease == lease)
+        lock(&self.table).entries.values().any(|entry| entry.known.may_hang_on(lease))
     }
 
     /// Notes that a claim's key is there.
@@ -225,11 +255,51 @@ impl Claims {
         Ok(())
     }
 
-    /// Notes that a claim hangs on another lease now.
+    /// Notes that a claim hangs on the lease that is to carry it.
     pub(super) fn moved(&self, id: ClaimId, session: Arc<Session>) {
         if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
-            entry.known.session = session;
+            (entry.known.session, entry.known.place) = (session, None);
         }
+    }
+
+    /// Notes that a claim waits on a lease of places.
+    pub(super) fn placed(&self, id: ClaimId, place: Arc<Session>) {
+        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
+            entry.known.place = (!Arc::ptr_eq(&place, &entry.known.session)).then_some(place);
+        }
+    }
+
+    /// Notes that a claim's waiter begins a step at this moment, or is done with it.
+    pub(super) fn steps(&self, id: ClaimId, since: Option<Instant>) {
+        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
+            entry.stepping = since.map(|since| entry.stepping.unwrap_or(since));
+        }
+    }
+
+    /// Claims on this lease that have not taken in since `before` what they were told, as far as that can be seen: their
+    /// steps do not end, or events wait for them.
+    pub(super) fn unheard(&self, lease: i64, before: Instant, count: usize) -> Vec<ClaimId> {
+        let table = lock(&self.table);
+        let is_unheard = |entry: &Entry| {
+            let unread = entry.view.as_ref().and_then(|view| view.unread_since());
+            let since = entry.stepping.into_iter().chain(unread).min();
+            entry.known.carrier().lease == lease && !entry.taken && since.is_some_and(|since| since <= before)
+        };
+        table.entries.iter().filter(|(_, entry)| is_unheard(entry)).map(|(id, _)| *id).take(count).collect()
+    }
+
+    /// Gives the lock to a claim's waiter, unless the claim is lost, or its turn went on to the next.
+    pub(super) fn take_grant(&self, id: ClaimId) -> bool {
+        let mut table = lock(&self.table);
+        let entry = table.entries.get_mut(&id).filter(|entry| entry.known.is_good());
+        entry.map(|entry| entry.taken = true).is_some()
+    }
+
+    /// Has the turn of a claim go on to the next, unless its waiter has taken it.
+    pub(super) fn pass_on(&self, id: ClaimId) -> bool {
+        let mut table = lock(&self.table);
+        let entry = table.entries.get_mut(&id).filter(|entry| !entry.taken);
+        entry.map(|entry| entry.known.passed_on = true).is_some()
     }
 
     /// What a waiting claim has ahead of it.
@@ -258,7 +328,7 @@ impl Claims {
         let all = table.entries.len().max(1);
         let of_lease = table.entries.iter().cycle().skip(round.wrapping_mul(count) % all).take(all);
         let made =
-            of_lease.filter(|(_, entry)| entry.known.session.lease == lease && entry.known.lost.is_none());
+            of_lease.filter(|(_, entry)| entry.known.carrier().lease == lease && entry.known.lost.is_none());
         let made = made.filter_map(|(id, entry)| Some((*id, entry.known.key.clone(), entry.known.created?)));
         made.take(count).collect()
     }
@@ -278,14 +348,19 @@ impl Claims {
     /// Notes that a lease is gone, with all claims that hang on it.
     pub(super) fn session_ended(&self, lease: i64) {
         let mut table = lock(&self.table);
-        let hang = |entry: &Entry| entry.known.session.lease == lease;
+        let hang = |entry: &Entry| entry.known.may_hang_on(lease);
         let ids: Vec<ClaimId> =
             table.entries.iter().filter(|(_, entry)| hang(entry)).map(|(id, _)| *id).collect();
         let mut gone = Vec::new();
         for id in ids {
-            table.lose(id, session_ended());
+            let Some(entry) = table.entries.get(&id) else { continue };
+            let (is_lost, known) = (entry.known.carrier().lease == lease, &entry.known);
             // Its release was given up: nobody comes for it any more.
-            if table.entries.get(&id).is_some_and(|entry| entry.leaving.is_some()) {
+            let is_gone = entry.leaving.is_some() && known.is_over();
+            if is_lost {
+                table.lose(id, session_ended());
+            }
+            if is_gone {
                 gone.extend(table.take(id));
             }
         }
@@ -319,9 +394,8 @@ impl Table {
     }
 
     fn leaving(&self, lease: i64, now: Instant, count: usize) -> Vec<(ClaimId, Known)> {
-        let due = |entry: &Entry| {
-            entry.known.session.lease == lease && entry.leaving.is_some_and(|from| from <= now)
-        };
+        let due =
+            |entry: &Entry| entry.known.may_hang_on(lease) && entry.leaving.is_some_and(|from| from <= now);
         let leaving = self.entries.iter().filter(|(_, entry)| due(entry));
         leaving.map(|(id, entry)| (*id, entry.known.clone())).take(count).collect()
     }

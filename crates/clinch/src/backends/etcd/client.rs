@@ -14,7 +14,8 @@ use super::link::{ANSWER_FOR, Link, Next, Token};
 use super::settings::Settings;
 use super::wire::{
     self, Answer, AuthenticateRequest, AuthenticateResponse, DeleteRangeRequest, DeleteRangeResponse,
-    LeaseKeepAliveResponse, LeaseRequest, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
+    LeaseKeepAliveResponse, LeaseRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchRequest,
+    WatchResponse,
 };
 use crate::backends::pool::Pool;
 use crate::env::Env;
@@ -31,6 +32,20 @@ pub(super) struct Client {
     /// A password's hash is slow on purpose, and once is enough.
     logins: Flights<(), Option<Token>>,
     pub(super) history: History,
+}
+
+/// What was read, in the order of the requests.
+#[derive(Default)]
+pub(super) struct Found {
+    /// The store's revision at that moment.
+    pub(super) revision: i64,
+    pub(super) ranges: Vec<RangeResponse>,
+}
+
+impl From<TxnResponse> for Found {
+    fn from(answer: TxnResponse) -> Found {
+        Found { revision: answer.revision(), ranges: answer.ranges().cloned().collect() }
+    }
 }
 
 /// How a method is called.
@@ -81,15 +96,43 @@ impl Client {
         }
     }
 
-    /// A read of several keys at one revision; may be sent twice.
-    pub(super) async fn read(self: &Arc<Client>, txn: TxnRequest, patience: Duration) -> Result<TxnResponse> {
-        let how = How { repeatable: true, patience: patience.min(ANSWER_FOR), ..WRITE };
-        self.call_as(how, wire::TXN, &txn).await?.map_err(Failure::into_error)
+    /// Reads at one revision; may be sent twice.
+    pub(super) async fn read(self: &Arc<Client>, ranges: Vec<RangeRequest>) -> Result<Found> {
+        self.read_within(ranges, ANSWER_FOR).await
     }
 
-    /// Deletes a key, whatever stands there. Never sent twice.
+    /// Reads at one revision; may be sent twice. A member that does not answer within `patience` is left for the next.
+    pub(super) async fn read_within(
+        self: &Arc<Client>,
+        mut ranges: Vec<RangeRequest>,
+        patience: Duration,
+    ) -> Result<Found> {
+        let how = How { repeatable: true, patience: patience.min(ANSWER_FOR), ..WRITE };
+        if ranges.len() > 1 {
+            let reads = ranges.iter().cloned().map(Into::into).collect();
+            let txn = TxnRequest { success: reads, ..TxnRequest::default() };
+            match self.call_as::<_, TxnResponse>(how, wire::TXN, &txn).await?.map_err(Failure::into_error) {
+                // Versions before 3.4.20 and 3.5.7 refuse even that when they are full, but no plain range.
+                Err(error) if error.kind() == ErrorKind::Exhausted => {}
+                answer => return answer.map(Found::from),
+            }
+        }
+        let mut found = Found::default();
+        for range in &mut ranges {
+            range.revision = found.revision;
+            let answer: RangeResponse =
+                self.call_as(how, wire::RANGE, range).await?.map_err(Failure::into_error)?;
+            if found.revision == 0 {
+                found.revision = wire::revision(answer.header.as_ref());
+            }
+            found.ranges.push(answer);
+        }
+        Ok(found)
+    }
+
+    /// Deletes a key, whatever stands there, and says what that was. Never sent twice.
     pub(super) async fn delete(self: &Arc<Client>, key: &[u8]) -> Result<DeleteRangeResponse> {
-        let request = DeleteRangeRequest { key: key.to_vec() };
+        let request = DeleteRangeRequest { key: key.to_vec(), prev_kv: true };
         self.call_as(WRITE, wire::DELETE, &request).await?.map_err(Failure::into_error)
     }
 

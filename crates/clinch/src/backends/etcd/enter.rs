@@ -4,8 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::claims::{Claims, Known};
+use super::client::Found;
+use super::free::Stand;
 use super::record::{self, Place};
 use super::store::Store;
+use super::turn::{PLACE_TTL, Turn};
 use super::view::View;
 use super::wire::{self, Compare, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest, TxnResponse};
 use crate::backend::{Busy, Grant, Progress};
@@ -49,7 +52,7 @@ impl Store {
             Some(known) => known,
             None => {
                 let session = self.sessions.open(claim.ttl, claim.isolated).await?;
-                self.claims.begin(claim.id, session, &self.queue(&claim.name))
+                self.claims.begin(claim.id, session, &self.queue(&claim.name), self.now())
             }
         };
         match known.created {
@@ -59,15 +62,61 @@ impl Store {
         }
     }
 
-    /// Makes the claim's key wherever the queue ends, and finds what is ahead of it.
+    /// Makes the claim's key: on the lease of its TTL if nobody else is there, for then it is granted; else on that of the
+    /// places, and finds what is ahead of it.
     async fn enqueue(&self, claim: &Claim, known: &Known, sent: Instant) -> Result<Entered> {
-        let mut success = vec![self.put(claim, known)?];
-        success.extend(ahead(&self.queue(&claim.name), claim.mode, 0).map(RequestOp::from));
-        let compare = vec![Compare::created(&known.key, 0)];
-        let answer = self.make(claim, known, compare, success, Vec::new()).await?;
-        let Some(answer) = answer.filter(|answer| answer.succeeded) else { return Ok(Entered::Again) };
-        self.made(claim, answer.revision())?;
-        self.judge(claim, known, answer.revision(), &answer, sent).await
+        let queue = self.queue(&claim.name);
+        let session = &known.session;
+        // Without a session for places this is a try, which tells whether one is needed.
+        let place = match session.ttl <= PLACE_TTL {
+            true => Some(session.clone()),
+            false => self.sessions.fresh(PLACE_TTL),
+        };
+        let failure = match &place {
+            Some(place) => {
+                let reads = ahead(&queue, claim.mode, 0).map(RequestOp::from);
+                let success = [self.put(claim, known, place.lease)?].into_iter().chain(reads).collect();
+                let behind = TxnRequest { compare: conditions(known), success, failure: stands(known) };
+                vec![behind.into()]
+            }
+            None => stands(known),
+        };
+        if let Some(place) = &place {
+            // From now on it may hang on either.
+            self.claims.placed(claim.id, place.clone());
+        }
+        let compare = conditions(known).into_iter().chain([Compare::empty(&queue)]).collect();
+        let success = vec![self.put(claim, known, session.lease)?];
+        let Some(answer) = self.make(claim, known, TxnRequest { compare, success, failure }).await? else {
+            if let Some(place) = &place {
+                self.sessions.keep(place, Duration::ZERO).await?;
+            }
+            return Ok(Entered::Again);
+        };
+        let created = answer.revision();
+        if answer.succeeded {
+            self.claims.moved(claim.id, session.clone());
+            self.made(claim, created)?;
+            return self.granted(claim, known, created, sent).await;
+        }
+        let Some(inner) = answer.inner() else {
+            if self.stands_as_expected(claim, known, &answer)? {
+                self.sessions.open(PLACE_TTL, false).await?;
+            }
+            return Ok(Entered::Again);
+        };
+        if !inner.succeeded {
+            self.stands_as_expected(claim, known, inner)?;
+            return Ok(Entered::Again);
+        }
+        self.made(claim, created)?;
+        let found = inner.ranges().cloned().collect();
+        match self.claims.get(claim.id) {
+            Some(known) => {
+                self.judge(claim, &known, created, Found { revision: created, ranges: found }, sent).await
+            }
+            None => Ok(Entered::Again),
+        }
     }
 
     /// Makes the claim's key only if that is a grant.
@@ -77,16 +126,20 @@ impl Store {
         for _ in 0..TRIES {
             let limit = i64::from(claim.mode == Mode::Exclusive);
             let look = RangeRequest { limit, ..wire::scan(&queue) };
-            let compare = vec![condition, Compare::created(&known.key, 0)];
-            let success = vec![self.put(claim, known)?];
-            let answer = match self.make(claim, known, compare, success, vec![look.into()]).await? {
-                Some(answer) if answer.succeeded => {
-                    self.made(claim, answer.revision())?;
-                    return self.granted(claim, known, answer.revision(), sent).await;
-                }
-                Some(answer) => answer,
-                None => return Ok(Entered::Again),
+            let compare = conditions(known).into_iter().chain([condition]).collect();
+            let success = vec![self.put(claim, known, known.session.lease)?];
+            let failure = [look.into()].into_iter().chain(stands(known)).collect();
+            let Some(answer) = self.make(claim, known, TxnRequest { compare, success, failure }).await?
+            else {
+                return Ok(Entered::Again);
             };
+            if answer.succeeded {
+                self.made(claim, answer.revision())?;
+                return self.granted(claim, known, answer.revision(), sent).await;
+            }
+            if !self.stands_as_expected(claim, known, &answer)? {
+                return Ok(Entered::Again);
+            }
             let places = places(answer.ranges().next().map_or(&[], |range| &range.kvs));
             let modes = || places.iter().map(Place::mode);
             agree(&places, claim.mode)?;
@@ -110,18 +163,23 @@ impl Store {
     /// locks to waiters whose lease had ended (etcd#11456).
     async fn look(&self, claim: &Claim, known: &Known, created: i64, sent: Instant) -> Result<Entered> {
         let queue = self.queue(&claim.name);
+        let stand = Stand { created, lease: known.carrier().lease };
+        let is_clear = self.claims.view(claim.id).is_none_or(|view| view.is_clear());
+        // Once the predecessor is gone, nobody else is ahead, mostly; then one request does all.
+        if known.place.is_some() && claim.mode == Mode::Exclusive && is_clear {
+            match self.take_turn(claim, known, stand, true, sent).await? {
+                Turn::Taken(entered) => return Ok(entered),
+                Turn::NotYet | Turn::Full(_) => {}
+            }
+        }
         // Mostly it is the first by now, or nearly; and etcd goes through the whole queue for every range.
         let few = RangeRequest { max_create_revision: created, limit: FEW, ..wire::scan(&queue) };
-        let reads = TxnRequest { success: vec![few.into()], ..TxnRequest::default() };
-        let Some(mut answer) = self.client.txn(reads).await? else { return Ok(Entered::Again) };
-        let last = answer.ranges().next().and_then(|range| range.kvs.get(FEW as usize - 1));
+        let mut found = self.client.read(vec![few]).await?;
+        let last = found.ranges.first().and_then(|range| range.kvs.get(FEW as usize - 1));
         if last.is_some_and(|last| last.create_revision < created) {
-            let reads = ahead(&queue, claim.mode, created).map(RequestOp::from);
-            let reads = TxnRequest { success: reads.collect(), ..TxnRequest::default() };
-            let Some(again) = self.client.txn(reads).await? else { return Ok(Entered::Again) };
-            answer = again;
+            found = self.client.read(ahead(&queue, claim.mode, created).collect()).await?;
         }
-        self.judge(claim, known, created, &answer, sent).await
+        self.judge(claim, known, created, found, sent).await
     }
 
     /// Grants or queues a claim, by what was read of its queue.
@@ -130,34 +188,36 @@ impl Store {
         claim: &Claim,
         known: &Known,
         created: i64,
-        answer: &TxnResponse,
+        found: Found,
         sent: Instant,
     ) -> Result<Entered> {
-        let mut found = answer.ranges();
+        let revision = found.revision;
+        let mut found = found.ranges.iter();
         let mut kvs: Vec<&KeyValue> =
             found.next().map(|range| range.kvs.iter().collect()).unwrap_or_default();
         let first = found.next().and_then(|range| range.kvs.first());
         kvs.sort_unstable_by_key(|kv| kv.create_revision);
-        let own = kvs.pop();
-        if own.is_none_or(|own| own.key[..] != *known.key || own.create_revision != created) {
+        let own = kvs.pop().filter(|own| own.key[..] == *known.key && own.create_revision == created);
+        let Some(own) = own.filter(|own| !Place::read(own).is_evicted(claim.id)) else {
             self.claims.deleted(claim.id, created);
             self.settle(claim.id);
             return Ok(Entered::Again);
-        }
+        };
         let ahead: Vec<Place> = kvs.into_iter().map(Place::read).collect();
         if let Err(error) = agree(&ahead, claim.mode) {
             self.free(claim, Duration::ZERO).await?;
             return Err(error);
         }
         if admits(ahead.iter().map(Place::mode), claim.mode) {
-            return self.granted(claim, known, created, sent).await;
+            return self.take_or_keep(claim, known, Stand { created, lease: own.lease }, sent).await;
         }
-        let place_ttl = Some(claim.ttl.min((known.session.confirmed() + known.session.ttl).since(sent)));
+        let carrier = known.carrier();
+        let place_ttl = Some(claim.ttl.min((carrier.confirmed() + carrier.ttl).since(sent)));
         let busy = Busy { place_ttl, ..busy(&first.map_or(ahead.clone(), |first| vec![Place::read(first)])) };
-        let mut view = View::new(claim.mode, answer.revision(), ahead);
+        let mut view = View::new(claim.mode, self.now(), revision, ahead);
         let drift = self.client.env.drift();
         if let Some(before) = self.claims.view(claim.id) {
-            view.date_closing(Some(&before), self.now(), drift);
+            view.date_closing(Some(&before), drift);
             let queue = self.queue(&claim.name);
             let key =
                 if view.watches_all() { Some(&queue) } else { view.ahead.last().map(|place| &place.key) };
@@ -165,65 +225,87 @@ impl Store {
                 view.inherit(&before, key);
             }
         } else {
-            view.date_closing(None, self.now(), drift);
+            view.date_closing(None, drift);
         }
         self.claims.set_view(claim.id, Some(Arc::new(view)));
         Ok(Entered::Done(Progress::Queued(busy)))
     }
 
-    /// Grants a claim, unless most of its time has passed since its lease was renewed: then that is done first, and its
-    /// place read once more.
-    async fn granted(&self, claim: &Claim, known: &Known, created: i64, sent: Instant) -> Result<Entered> {
-        let from = known.session.dates(claim.ttl, sent, self.client.env.drift());
-        if from < sent && self.now() > from + claim.ttl / 2 {
-            self.sessions.keep(&known.session, known.session.ttl / 4).await?;
+    /// Grants a claim that has nobody in its way.
+    async fn take_or_keep(
+        &self,
+        claim: &Claim,
+        known: &Known,
+        stand: Stand,
+        sent: Instant,
+    ) -> Result<Entered> {
+        if stand.lease == known.session.lease {
+            // Perhaps by a step whose answer did not come.
+            self.claims.moved(claim.id, known.session.clone());
+            let known = Known { place: None, ..known.clone() };
+            return self.granted(claim, &known, stand.created, sent).await;
+        }
+        match self.take_turn(claim, known, stand, false, sent).await? {
+            Turn::Taken(entered) => Ok(entered),
+            Turn::NotYet => Ok(Entered::Again),
+            // Whoever renews its lease may have it for as long as the place lives, which is then renewed as often.
+            Turn::Full(_) if !claim.isolated => self.granted(claim, known, stand.created, sent).await,
+            Turn::Full(error) => Err(error),
+        }
+    }
+
+    /// Grants a claim that has nobody in its way, and whose key hangs on the lease that its grant rests on; unless most of
+    /// its time has passed since that was renewed: then that is done first, and its place read once more.
+    pub(super) async fn granted(
+        &self,
+        claim: &Claim,
+        known: &Known,
+        created: i64,
+        sent: Instant,
+    ) -> Result<Entered> {
+        let carrier = known.carrier();
+        let ttl = claim.ttl.min(carrier.ttl);
+        let from = carrier.dates(ttl, sent, self.client.env.drift());
+        if from < sent && self.now() > from + ttl / 2 {
+            self.sessions.keep(carrier, carrier.ttl / 4).await?;
             return Ok(Entered::Again);
         }
         self.claims.set_view(claim.id, None);
-        if self.claims.get(claim.id).is_some_and(|known| !known.is_good()) {
+        if !self.claims.take_grant(claim.id) {
             return Ok(Entered::Again);
         }
         let token = u64::try_from(created).ok().and_then(Token::new);
         let token = token.ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "etcd's revision is beyond 2^53, where tokens end")
         })?;
-        let ttl = Some(claim.ttl.min(known.session.ttl));
-        Ok(Entered::Done(Progress::Granted(Grant { token, ttl, from: Some(from) })))
+        Ok(Entered::Done(Progress::Granted(Grant { token, ttl: Some(ttl), from: Some(from) })))
     }
 
-    fn put(&self, claim: &Claim, known: &Known) -> Result<RequestOp> {
+    fn put(&self, claim: &Claim, known: &Known, lease: i64) -> Result<RequestOp> {
         let value = record::of(claim, claim.mode, self.client.env.clock().wall())?;
-        let (key, lease) = (known.key.to_vec(), known.session.lease);
-        Ok(PutRequest { key, value, lease, ..PutRequest::default() }.into())
+        Ok(PutRequest { key: known.key.to_vec(), value, lease, ..PutRequest::default() }.into())
     }
 
-    /// Sends a transaction that makes a claim's key. `None`: another turn has to be taken, for the lease is gone, the
-    /// fence was raised, or the key is there already.
-    async fn make(
-        &self,
-        claim: &Claim,
-        known: &Known,
-        mut compare: Vec<Compare>,
-        success: Vec<RequestOp>,
-        failure: Vec<RequestOp>,
-    ) -> Result<Option<TxnResponse>> {
-        let session = &known.session;
-        let fence = session.fence();
-        compare.push(Compare::modified(&session.key, fence));
-        let own = [wire::get(&known.key).into(), wire::get(&session.key).into()];
-        let failure: Vec<RequestOp> = failure.into_iter().chain(own).collect();
+    /// Sends a transaction that may make a claim's key; `None` when a lease that it names is gone.
+    async fn make(&self, claim: &Claim, known: &Known, txn: TxnRequest) -> Result<Option<TxnResponse>> {
         let doubt = Doubt { claims: &self.claims, id: claim.id };
-        let answer = self.client.txn(TxnRequest { compare, success, failure }).await;
+        let answer = self.client.txn(txn).await;
         if !matches!(&answer, Err(error) if error.kind() == ErrorKind::Unknown) {
             std::mem::forget(doubt);
         }
-        let Some(answer) = answer? else {
-            self.sessions.end(session);
-            return Ok(None);
-        };
-        if answer.succeeded {
-            return Ok(Some(answer));
+        let answer = answer?;
+        if answer.is_none() {
+            // It may name two.
+            self.sessions.keep(&known.session, Duration::ZERO).await?;
         }
+        Ok(answer)
+    }
+
+    /// Takes in how key and session stand, by an answer that ends with what was read of them; false: not as expected, so
+    /// that another turn has to be taken.
+    fn stands_as_expected(&self, claim: &Claim, known: &Known, answer: &TxnResponse) -> Result<bool> {
+        let session = &known.session;
+        let fence = session.fence();
         let mut ends = answer.ranges().collect::<Vec<_>>().into_iter().rev();
         let (fenced, own) = (ends.next().and_then(|range| range.kvs.first()), ends.next());
         match fenced {
@@ -238,10 +320,9 @@ impl Store {
             } else {
                 self.claims.move_over(claim.id, &self.queue(&claim.name));
             }
-            return Ok(None);
+            return Ok(false);
         }
-        let same = fenced.is_some_and(|kv| kv.mod_revision == fence);
-        Ok(same.then_some(answer))
+        Ok(fenced.is_some_and(|kv| kv.mod_revision == fence))
     }
 
     fn made(&self, claim: &Claim, created: i64) -> Result<()> {
@@ -255,6 +336,17 @@ impl Store {
             self.claims.forget(id);
         }
     }
+}
+
+/// What must hold for a claim's key to be made: it is not there, and the session's fence was not raised.
+fn conditions(known: &Known) -> Vec<Compare> {
+    let session = &known.session;
+    vec![Compare::created(&known.key, 0), Compare::modified(&session.key, session.fence())]
+}
+
+/// Reads how that stands.
+fn stands(known: &Known) -> Vec<RequestOp> {
+    vec![wire::get(&known.key).into(), wire::get(&known.session.key).into()]
 }
 
 /// Reads what a claim must know: for an exclusive one its predecessor and the first in line, else all that is ahead; the

@@ -14,15 +14,16 @@ use super::session::Session;
 use super::store::{Store, deleted};
 use super::view::View;
 use super::wire::{
-    self, Compare, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest, PutRequest,
-    RequestOp, TxnRequest, TxnResponse,
+    self, Compare, KeyValue, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest,
+    PutRequest, RequestOp, TxnRequest, TxnResponse,
 };
-use crate::backend::{Freed, Renewal};
+use crate::backend::{Freed, NOTICE, Renewal};
 use crate::claim::{Claim, ClaimId};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease;
 use crate::name::LockName;
+use crate::queue::admits;
 
 /// How often a write is begun anew because the key had been moved to another lease.
 const TURNS: usize = 4;
@@ -52,10 +53,15 @@ impl Store {
     /// Frees a claim; with a `linger` the lock stays closed for that long.
     pub(super) async fn free(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
         let Some(known) = self.claims.get(claim.id) else {
-            return match self.find(&claim.name, claim.id).await? {
+            let places = self.places(&claim.name).await?;
+            return match places.iter().find(|place| place.is(claim.id) || place.is_evicted(claim.id)) {
+                Some(place) if place.is_evicted(claim.id) => {
+                    self.delete_as_seen(place).await?;
+                    Ok(Freed::Absent)
+                }
                 Some(Place { key, created, lease, .. }) => {
-                    let mut nothing = None;
-                    self.end_key(claim, &key, Some(Stand { created, lease }), &mut nothing, linger).await
+                    let stand = Some(Stand { created: *created, lease: *lease });
+                    self.end_key(claim, key, stand, &mut None, linger).await
                 }
                 None => Ok(Freed::Absent),
             };
@@ -64,7 +70,7 @@ impl Store {
         let freed = if known.created.is_some() && doubted.is_none() && linger.is_zero() {
             self.delete_own(claim.id).await?
         } else {
-            let stand = known.created.map(|created| Stand { created, lease: known.session.lease });
+            let stand = known.created.map(|created| Stand { created, lease: known.carrier().lease });
             self.end_key(claim, &known.key, stand, &mut doubted, linger).await?
         };
         match doubted {
@@ -79,13 +85,16 @@ impl Store {
     }
 
     /// Deletes the key of a claim of this client.
-    async fn delete_own(&self, id: ClaimId) -> Result<Freed> {
+    pub(super) async fn delete_own(&self, id: ClaimId) -> Result<Freed> {
         let Some(deleting) = self.claims.deleting(id) else { return Ok(Freed::Absent) };
         let answer = self.client.delete(deleting.key()).await;
         if !matches!(&answer, Err(error) if error.kind() == ErrorKind::Unknown) {
             deleting.answered();
         }
-        Ok(if answer?.deleted > 0 { Freed::Removed } else { Freed::Absent })
+        // One that was evicted has only kept the lock closed.
+        let is_own = |kv: &KeyValue| !Place::read(kv).is_evicted(id);
+        let found = answer?.prev_kvs;
+        Ok(if found.first().is_some_and(is_own) { Freed::Removed } else { Freed::Absent })
     }
 
     /// Deletes or closes a claim's key; for a claim in doubt, raises the fence of its session, and takes that out of
@@ -131,7 +140,13 @@ impl Store {
             }
             match Stand::found(&answer, claim.id) {
                 Some(found) => stand = Some(found),
-                None => return Ok(Freed::Absent),
+                None => {
+                    let place = answer.ranges().next().and_then(|range| range.kvs.first()).map(Place::read);
+                    if let Some(place) = place.filter(|place| place.is_evicted(claim.id)) {
+                        self.delete_as_seen(&place).await?;
+                    }
+                    return Ok(Freed::Absent);
+                }
             }
         }
         Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease while it was released"))
@@ -141,10 +156,8 @@ impl Store {
     /// that ends when the lock opens, and says that nobody holds it. So it closes the lock to every program.
     async fn close(&self, claim: &Claim, key: &[u8], linger: Duration) -> Result<RequestOp> {
         let value = record::closed(claim, linger, self.client.env.clock().wall())?;
-        let seconds = linger.as_nanos().div_ceil(1_000_000_000);
-        let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX) };
-        let granted: LeaseGrantResponse = self.client.call(wire::LEASE_GRANT, &request).await?;
-        Ok(PutRequest { key: key.to_vec(), value, lease: granted.id, ..PutRequest::default() }.into())
+        let lease = self.lease_for(linger).await?;
+        Ok(PutRequest { key: key.to_vec(), value, lease, ..PutRequest::default() }.into())
     }
 
     /// Opens a lock whose time is up: leases count whole seconds, and two at least.
@@ -165,40 +178,68 @@ impl Store {
         Ok(if deleted { Freed::Removed } else { Freed::Absent })
     }
 
-    /// An operator's release; opens a closed lock as well.
+    /// An operator's release; opens a lock that lingers closed as well.
     pub(super) async fn evict_claim(&self, name: &LockName, id: ClaimId) -> Result<Freed> {
-        let mut freed = Freed::Absent;
         for _ in 0..TURNS {
-            let mut moved = false;
-            for place in self.places(name).await? {
-                let closed = matches!(place.standing, Standing::Closed { .. });
-                if !closed && place.id() != id {
-                    continue;
-                }
-                match self.delete_as_seen(&place).await? {
-                    Freed::Removed if !closed => freed = Freed::Removed,
-                    Freed::Absent if !closed => moved = true,
-                    _ => {}
+            let places = self.places(name).await?;
+            for closed in &places {
+                if matches!(closed.standing, Standing::Closed { evicted: None, .. }) {
+                    self.delete_as_seen(closed).await?;
                 }
             }
-            if !moved {
-                break;
+            let open = |place: &Place| !matches!(place.standing, Standing::Closed { .. });
+            let Some(at) = places.iter().position(|place| open(place) && place.id() == id) else {
+                return Ok(Freed::Absent);
+            };
+            let (ahead, rest) = places.split_at(at);
+            let Some(place) = rest.first() else { return Ok(Freed::Absent) };
+            let is_held = admits(ahead.iter().map(Place::mode), place.mode());
+            let freed = match is_held {
+                true => self.evict_holder(place).await?,
+                false => self.delete_as_seen(place).await?,
+            };
+            if freed == Freed::Removed {
+                return Ok(freed);
             }
         }
-        Ok(freed)
+        Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease while it was evicted"))
+    }
+
+    /// Takes the lock from its holder, but keeps it closed until the holder has heard of that and released it, until its lease
+    /// would have run out, or [`NOTICE`] has passed. Another program's holder has nothing that would open it again.
+    async fn evict_holder(&self, place: &Place) -> Result<Freed> {
+        // What etcd says of it is rounded down.
+        let left = self.left(place.lease).await?.map_or(NOTICE, |left| left + Duration::from_secs(1));
+        let time = left.min(NOTICE);
+        let Some(value) = record::evicted(place, time, self.client.env.clock().wall())? else {
+            return self.delete_as_seen(place).await;
+        };
+        let lease = self.lease_for(time).await?;
+        let stand = Stand { created: place.created, lease: place.lease };
+        let put = PutRequest { key: place.key.clone(), value, lease, ..PutRequest::default() };
+        let compare = Stand::compare(Some(stand), &place.key);
+        let txn = TxnRequest { compare, success: vec![put.into()], failure: Vec::new() };
+        let closed = self.client.txn(txn).await?.is_some_and(|answer| answer.succeeded);
+        Ok(if closed { Freed::Removed } else { Freed::Absent })
+    }
+
+    /// A lease that nobody keeps.
+    async fn lease_for(&self, time: Duration) -> Result<i64> {
+        let seconds = time.as_nanos().div_ceil(1_000_000_000);
+        let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX) };
+        let granted: LeaseGrantResponse = self.client.call(wire::LEASE_GRANT, &request).await?;
+        Ok(granted.id)
     }
 
     /// The claim of this id, wherever it was made.
     pub(super) async fn find(&self, name: &LockName, id: ClaimId) -> Result<Option<Place>> {
-        let ours =
-            |place: &Place| matches!(place.standing, Standing::Ours { id: theirs, .. } if theirs == id);
-        Ok(self.places(name).await?.into_iter().find(ours))
+        Ok(self.places(name).await?.into_iter().find(|place| place.is(id)))
     }
 
     /// Writes a claim's record anew; false when the claim is gone.
     pub(super) async fn rewrite(&self, claim: &Claim, known: &Known, value: Vec<u8>) -> Result<bool> {
         let put = PutRequest { key: known.key.to_vec(), value, ignore_lease: true, ..PutRequest::default() };
-        let mut stand = known.created.map(|created| Stand { created, lease: known.session.lease });
+        let mut stand = known.created.map(|created| Stand { created, lease: known.carrier().lease });
         for _ in 0..TURNS {
             let txn = TxnRequest {
                 compare: Stand::compare(stand, &known.key),
@@ -217,10 +258,15 @@ impl Store {
         Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease"))
     }
 
-    /// Moves a claim to a lease that is longer, or its own, so that it lasts its TTL from now.
-    pub(super) async fn move_to_longer(&self, claim: &Claim) -> Renewal {
+    /// Moves a claim to a lease that is longer, or its own, so that it lasts its TTL from now. This much is left of the one
+    /// that it has.
+    pub(super) async fn move_to_longer(&self, claim: &Claim, left: Duration) -> Renewal {
         match self.try_move(claim).await {
             Ok(renewal) => renewal,
+            // As it was granted, for there is no room for more.
+            Err(error) if error.kind() == ErrorKind::Exhausted && !claim.isolated => {
+                Renewal::Renewed(Some(left))
+            }
             Err(error) => Renewal::Failed(error),
         }
     }
@@ -229,9 +275,9 @@ impl Store {
         let now = self.now();
         let Some(known) = self.claims.get(claim.id) else { return Ok(Renewal::Lost(deleted())) };
         let session = self.sessions.open(claim.ttl, claim.isolated).await?;
-        let stand = known.created.map(|created| Stand { created, lease: known.session.lease });
+        let stand = known.created.map(|created| Stand { created, lease: known.carrier().lease });
         let Some(()) = self.change_lease(claim.id, &known.key, stand, &session).await? else {
-            return Ok(Renewal::Lost(if known.session.is_over() { session_ended() } else { deleted() }));
+            return Ok(Renewal::Lost(if known.carrier().is_over() { session_ended() } else { deleted() }));
         };
         self.claims.moved(claim.id, session.clone());
         let left = session.ttl.saturating_sub(now.since(session.confirmed()));
@@ -295,14 +341,14 @@ impl Store {
 
 /// How a claim's key stood when it was last seen.
 #[derive(Clone, Copy)]
-struct Stand {
-    created: i64,
-    lease: i64,
+pub(super) struct Stand {
+    pub(super) created: i64,
+    pub(super) lease: i64,
 }
 
 impl Stand {
     /// What holds of a key that still stands like that; of no key, where it was not seen yet.
-    fn compare(stand: Option<Stand>, key: &[u8]) -> Vec<Compare> {
+    pub(super) fn compare(stand: Option<Stand>, key: &[u8]) -> Vec<Compare> {
         match stand {
             Some(Stand { created, lease }) => {
                 vec![Compare::created(key, created), Compare::lease(key, lease)]

@@ -9,7 +9,8 @@ use super::keys;
 use super::record::{Place, Standing};
 use super::store::Store;
 use super::wire::{
-    self, Compare, LeaseRequest, LeaseTimeToLiveResponse, PutRequest, RangeRequest, RangeResponse, TxnRequest,
+    self, Compare, LeaseRequest, LeaseTimeToLiveResponse, PutRequest, RangeRequest, RangeResponse,
+    TxnRequest, TxnResponse,
 };
 use crate::backend::LockState;
 use crate::error::{ErrorKind, Result};
@@ -34,7 +35,8 @@ impl Store {
                 RangeRequest { limit: 1, keys_only: true, ..wire::scan(self.prefix().as_bytes()) }.into(),
             ],
         };
-        match self.client.txn(probe).await {
+        // It may be asked twice, for it never writes.
+        match self.client.call::<_, TxnResponse>(wire::TXN, &probe).await {
             Ok(_) => Ok(()),
             // Whoever only looks or releases can do so on a cluster that is full.
             Err(error) if error.kind() == ErrorKind::Exhausted => Ok(()),
@@ -57,7 +59,7 @@ impl Store {
     pub(super) async fn list_all(&self, prefix: &str) -> Result<Vec<LockState>> {
         let ours = self.prefix();
         let start = keys::names(ours, prefix);
-        let mut from = start.clone();
+        let mut from = wire::start_of(&start);
         let mut revision = 0;
         let mut locks: BTreeMap<LockName, Vec<Place>> = BTreeMap::new();
         loop {
@@ -125,7 +127,7 @@ fn state(name: &LockName, places: &[Place], left: &HashMap<i64, Option<Duration>
         .enumerate()
         .filter_map(|(at, place)| place.state(granted(at, place), left.get(&place.lease).copied().flatten()));
     let closed = places.iter().filter_map(|place| match place.standing {
-        Standing::Closed { time, since } => Some(since + time),
+        Standing::Closed { time, since, .. } => Some(since + time),
         _ => None,
     });
     let state = LockState { name: name.clone(), claims: claims.collect(), closed_until: closed.max() };

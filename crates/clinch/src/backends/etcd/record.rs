@@ -24,6 +24,9 @@ struct Record {
     /// On a key that nobody holds but that keeps the lock closed: for how many milliseconds, from when it was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     closed_ms: Option<u64>,
+    /// Whether it is closed because the claim was evicted: until then, its holder may hear of it and release it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    evicted: bool,
 }
 
 /// A claim as it stands in the queue.
@@ -38,8 +41,9 @@ pub(super) struct Place {
 /// What a key in a queue means.
 #[derive(Clone, Debug)]
 pub(super) enum Standing {
-    /// Nobody's: the lock is kept closed for this long from when the key was last written.
-    Closed { time: Duration, since: SystemTime },
+    /// Nobody's: the lock is kept closed for this long from when the key was last written, to all, or after an eviction
+    /// to those who could not hold it beside the evicted claim.
+    Closed { evicted: Option<(ClaimId, Mode)>, time: Duration, since: SystemTime },
     /// A claim of another program's, which is exclusive.
     Foreign,
     /// A claim of ours.
@@ -54,6 +58,7 @@ pub(super) fn of(claim: &Claim, mode: Mode, now: SystemTime) -> Result<Vec<u8>> 
         since: humantime::format_rfc3339_micros(now).to_string(),
         owner: (*claim.owner).clone(),
         closed_ms: None,
+        evicted: false,
     })
 }
 
@@ -64,8 +69,27 @@ pub(super) fn closed(claim: &Claim, time: Duration, now: SystemTime) -> Result<V
         mode: claim.mode.to_string(),
         since: humantime::format_rfc3339_micros(now).to_string(),
         owner: (*claim.owner).clone(),
-        closed_ms: Some(u64::try_from(time.as_millis().saturating_add(1)).unwrap_or(u64::MAX)),
+        closed_ms: Some(whole_ms(time)),
+        evicted: false,
     })
+}
+
+/// The record of a claim that is evicted now, which keeps what it held closed for this long; `None` for what is no claim.
+pub(super) fn evicted(place: &Place, time: Duration, now: SystemTime) -> Result<Option<Vec<u8>>> {
+    let Standing::Ours { id, mode, owner, .. } = &place.standing else { return Ok(None) };
+    let record = Record {
+        claim: id.to_string(),
+        mode: mode.to_string(),
+        since: humantime::format_rfc3339_micros(now).to_string(),
+        owner: owner.clone(),
+        closed_ms: Some(whole_ms(time)),
+        evicted: true,
+    };
+    text(&record).map(Some)
+}
+
+fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis().saturating_add(1)).unwrap_or(u64::MAX)
 }
 
 fn text(record: &Record) -> Result<Vec<u8>> {
@@ -85,11 +109,22 @@ impl Place {
         matches!(self.standing, Standing::Ours { id, .. } if id == claim)
     }
 
+    /// Whether it is what an eviction of this claim left.
+    pub(super) fn is_evicted(&self, claim: ClaimId) -> bool {
+        matches!(self.standing, Standing::Closed { evicted: Some((id, _)), .. } if id == claim)
+    }
+
+    /// Whether it is the same claim as another, as far as those behind it are concerned.
+    pub(super) fn is_same_claim(&self, other: &Place) -> bool {
+        let closed = |place: &Place| matches!(place.standing, Standing::Closed { .. });
+        self.mode() == other.mode() && !closed(self) && !closed(other)
+    }
+
     /// How much of the lock it asks for.
     pub(super) fn mode(&self) -> Mode {
         match &self.standing {
-            Standing::Ours { mode, .. } => *mode,
-            Standing::Foreign | Standing::Closed { .. } => Mode::Exclusive,
+            Standing::Ours { mode, .. } | Standing::Closed { evicted: Some((_, mode)), .. } => *mode,
+            Standing::Foreign | Standing::Closed { evicted: None, .. } => Mode::Exclusive,
         }
     }
 
@@ -126,10 +161,12 @@ fn ours(kv: &KeyValue) -> Option<Standing> {
     let record: Record = serde_json::from_slice(&kv.value).ok()?;
     let id = record.claim.parse().ok()?;
     let since = humantime::parse_rfc3339(&record.since).ok()?;
-    match record.closed_ms {
-        Some(time) => Some(Standing::Closed { time: Duration::from_millis(time), since }),
-        None => Some(Standing::Ours { id, mode: record.mode.parse().ok()?, owner: record.owner, since }),
-    }
+    let mode = record.mode.parse().ok()?;
+    let Some(time) = record.closed_ms else {
+        return Some(Standing::Ours { id, mode, owner: record.owner, since });
+    };
+    let evicted = record.evicted.then_some((id, mode));
+    Some(Standing::Closed { evicted, time: Duration::from_millis(time), since })
 }
 
 #[cfg(test)]

@@ -19,9 +19,11 @@ use super::claims::{Claims, Deleting, Known};
 use super::client::Client;
 use super::flight::Flights;
 use super::keys;
+use super::record::Place;
 use super::watch::{Subscription, Watcher};
 use super::wire::{
-    self, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, LeaseRevokeResponse, PutRequest, TxnRequest,
+    self, KeyValue, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, LeaseRevokeResponse, PutRequest,
+    TxnRequest,
 };
 use crate::claim::ClaimId;
 use crate::clock::Instant;
@@ -145,11 +147,11 @@ impl Sessions {
 
     /// A session for a claim with this TTL, most of which is left.
     pub(super) async fn open(self: &Arc<Sessions>, ttl: Duration, isolated: bool) -> Result<Arc<Session>> {
-        let seconds = ttl.as_nanos().div_ceil(1_000_000_000).try_into().unwrap_or(u64::MAX);
+        let seconds = seconds(ttl);
         if isolated {
             return self.make(seconds, true).await;
         }
-        if let Some(session) = self.fresh(seconds) {
+        if let Some(session) = self.fresh(ttl) {
             return Ok(session);
         }
         let sessions = self.clone();
@@ -180,7 +182,8 @@ impl Sessions {
     }
 
     /// The shared session of this TTL if it was renewed a short while ago.
-    fn fresh(&self, seconds: u64) -> Option<Arc<Session>> {
+    pub(super) fn fresh(&self, ttl: Duration) -> Option<Arc<Session>> {
+        let seconds = seconds(ttl);
         let session = lock(&self.shared).get(&seconds)?.clone();
         let now = self.client.env.now();
         (!session.is_over() && now <= session.confirmed() + session.ttl / 3).then_some(session)
@@ -287,12 +290,14 @@ impl Sessions {
     /// Makes good the releases that failed. What fails again is tried with the next keepalive.
     async fn sweep(self: Arc<Sessions>, session: Arc<Session>) {
         let leaving = self.leaving(&session);
-        if leaving.iter().any(|(_, known)| known.in_doubt) {
+        // Those that stand behind the fence of another session are left to that.
+        let fences = |known: &Known| known.in_doubt && Arc::ptr_eq(&known.session, &session);
+        if leaving.iter().any(|(_, known)| fences(known)) {
             let put = TxnRequest { success: vec![session.put(&self.value).into()], ..TxnRequest::default() };
             match self.client.txn(put).await {
                 Ok(Some(answer)) => {
                     session.raise_fence(answer.revision());
-                    self.claims.fenced(leaving.iter().map(|(id, _)| *id));
+                    self.claims.fenced(leaving.iter().filter(|(_, known)| fences(known)).map(|(id, _)| *id));
                 }
                 Ok(None) => return self.end(&session),
                 // Those in doubt stay until it works; what is there of them can go.
@@ -320,17 +325,17 @@ impl Sessions {
             state.reads
         };
         let claims = self.claims.some_of(session.lease, READ_BATCH, round);
-        let mut reads = vec![wire::get(&session.key).into()];
-        reads.extend(claims.iter().map(|(_, key, _)| wire::get(key).into()));
-        let txn = TxnRequest { success: reads, ..TxnRequest::default() };
-        let answer = self.client.read(txn, lease::attempt(session.ttl)).await?;
-        let mut found = answer.ranges();
+        let mut reads = vec![wire::get(&session.key)];
+        reads.extend(claims.iter().map(|(_, key, _)| wire::get(key)));
+        let found = self.client.read_within(reads, lease::attempt(session.ttl)).await?;
+        let mut found = found.ranges.into_iter();
         if found.next().is_none_or(|own| own.kvs.is_empty()) {
             self.end(session);
             return Ok(false);
         }
         for ((id, _, created), found) in claims.iter().zip(found) {
-            if found.kvs.first().is_none_or(|kv| kv.create_revision != *created) {
+            let is_there = |kv: &KeyValue| kv.create_revision == *created && !Place::read(kv).is_evicted(*id);
+            if !found.kvs.first().is_some_and(is_there) {
                 self.claims.deleted(*id, *created);
             }
         }
@@ -358,11 +363,19 @@ impl Sessions {
     }
 }
 
+/// What etcd counts leases in.
+fn seconds(ttl: Duration) -> u64 {
+    ttl.as_nanos().div_ceil(1_000_000_000).try_into().unwrap_or(u64::MAX)
+}
+
 fn end(session: &Session, claims: &Claims) {
     let mut state = lock(&session.state);
     if !state.ended {
         state.ended = true;
+        let guard = state.guard.take();
         drop(state);
+        // Ends a watch, which takes other locks.
+        drop(guard);
         session.ended.notify_waiters();
         claims.session_ended(session.lease);
     }

@@ -11,10 +11,11 @@ use super::claims::{Claims, session_ended};
 use super::client::Client;
 use super::enter::Entered;
 use super::keys;
-use super::session::Sessions;
+use super::record::Place;
+use super::session::{Session, Sessions};
 use super::view::View;
 use super::watch::Watcher;
-use super::wire;
+use super::wire::{self, KeyValue};
 use crate::backend::{Backend, Capabilities, Freed, LockState, Progress, Renewal, Wake};
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
 use crate::clock::Instant;
@@ -103,7 +104,7 @@ impl Store {
                 biased;
                 () = subscription.told() => {}
                 () = view.woken.notified() => {}
-                () = known.session.over() => return Ok(Wake::Step),
+                () = known.carrier().over() => return Ok(Wake::Step),
                 () = self.client.env.sleep_until(look) => {
                     self.open_again(view).await?;
                     return Ok(Wake::Step);
@@ -120,28 +121,47 @@ impl Store {
             return failed(Error::new(ErrorKind::Unknown, "the claim was just released"));
         };
         let now = self.now();
-        let session = known.session;
+        let session = known.carrier().clone();
         let kept = match self.sessions.keep(&session, session.ttl / SHARED_FOR).await {
             Ok(kept) => kept,
             Err(error) => return failed(error),
         };
+        if kept.is_some() {
+            self.keep_those_to_be(claims).await;
+            self.pass_on(&session).await;
+        }
         let mut answers = Vec::with_capacity(claims.len());
         for (at, claim) in claims {
             let lost = self.claims.get(claim.id).and_then(|known| known.lost);
             let renewal = match (lost, kept) {
                 (Some(loss), _) => Renewal::Lost(loss),
                 (None, None) => Renewal::Lost(session_ended()),
-                (None, Some(_)) if claim.ttl > session.ttl || claim.isolated && !session.isolated => {
-                    self.move_to_longer(claim).await
-                }
-                // The engine counts from before this call; the server, perhaps, from a moment before that.
                 (None, Some(kept)) => {
-                    Renewal::Renewed(Some(claim.ttl.min(session.ttl.saturating_sub(now.since(kept)))))
+                    // The engine counts from before this call; the server, perhaps, from a moment before that.
+                    let left = claim.ttl.min(session.ttl.saturating_sub(now.since(kept)));
+                    let is_enough = claim.ttl <= session.ttl && (session.isolated || !claim.isolated);
+                    match claim.place || is_enough {
+                        true => Renewal::Renewed(Some(left)),
+                        false => self.move_to_longer(claim, left).await,
+                    }
                 }
             };
             answers.push((*at, renewal));
         }
         answers
+    }
+
+    /// Keeps the leases that are to carry waiting claims, so that a grant needs not wait for one.
+    async fn keep_those_to_be(&self, claims: &[(usize, &Claim)]) {
+        let waiting = claims.iter().filter(|(_, claim)| claim.place);
+        let known = waiting.filter_map(|(_, claim)| self.claims.get(claim.id));
+        let sessions = known.filter(|known| known.place.is_some() && !known.session.is_over());
+        let sessions: HashMap<i64, Arc<Session>> =
+            sessions.map(|known| (known.session.lease, known.session)).collect();
+        for session in sessions.into_values() {
+            // One that cannot be kept is opened anew when it is needed.
+            let _ = self.sessions.keep(&session, session.ttl / 3).await;
+        }
     }
 }
 
@@ -167,9 +187,13 @@ impl Backend for Store {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Progress> {
+        self.claims.steps(claim.id, Some(self.now()));
         for _ in 0..TURNS {
             match self.enter(claim).await? {
-                Entered::Done(progress) => return Ok(progress),
+                Entered::Done(progress) => {
+                    self.claims.steps(claim.id, None);
+                    return Ok(progress);
+                }
                 Entered::Again => {}
             }
         }
@@ -188,7 +212,13 @@ impl Backend for Store {
         let mut answers: Vec<Option<Renewal>> = claims.iter().map(|_| None).collect();
         for (at, claim) in claims.iter().enumerate() {
             match self.claims.get(claim.id) {
-                Some(known) => sessions.entry(known.session.lease).or_default().push((at, claim)),
+                Some(known) => sessions.entry(known.carrier().lease).or_default().push((at, claim)),
+                // It is taken anew by the waiter's next step.
+                None if claim.place => {
+                    if let Some(answer) = answers.get_mut(at) {
+                        *answer = Some(Renewal::Lost(deleted()));
+                    }
+                }
                 None => {
                     let renewal = self.renew_detached(claim).await.unwrap_or_else(Renewal::Failed);
                     if let Some(answer) = answers.get_mut(at) {
@@ -222,8 +252,12 @@ impl Backend for Store {
             return Ok(Renewal::Lost(loss));
         }
         let found: wire::RangeResponse = self.client.call(wire::RANGE, &wire::get(&known.key)).await?;
-        let is_there = found.kvs.first().is_some_and(|kv| Some(kv.create_revision) == known.created);
-        let left = (known.session.confirmed() + known.session.ttl).since(self.now());
+        let is_own = |kv: &KeyValue| {
+            Some(kv.create_revision) == known.created && !Place::read(kv).is_evicted(claim.id)
+        };
+        let is_there = found.kvs.first().is_some_and(is_own);
+        let carrier = known.carrier();
+        let left = (carrier.confirmed() + carrier.ttl).since(self.now());
         Ok(if is_there { Renewal::Renewed(Some(left)) } else { Renewal::Lost(deleted()) })
     }
 

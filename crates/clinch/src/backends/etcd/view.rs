@@ -19,6 +19,8 @@ use crate::sync::lock;
 /// some counts along what is deleted; it reads again only when that makes room for it.
 pub(super) struct View {
     mode: Mode,
+    /// When it was made.
+    made: Instant,
     /// The revision at which it was read.
     pub(super) revision: i64,
     /// Whoever stands in the way.
@@ -42,7 +44,7 @@ pub(super) struct Progress {
 
 impl View {
     /// What is in the way of a claim, of all that is ahead of it.
-    pub(super) fn new(mode: Mode, revision: i64, ahead: Vec<Place>) -> View {
+    pub(super) fn new(mode: Mode, now: Instant, revision: i64, ahead: Vec<Place>) -> View {
         let in_the_way = match mode {
             Mode::Exclusive => ahead.into_iter().next_back().into_iter().collect(),
             Mode::Shared => {
@@ -53,6 +55,7 @@ impl View {
         let progress = Progress { gone: vec![false; in_the_way.len()], ..Progress::default() };
         View {
             mode,
+            made: now,
             revision,
             ahead: in_the_way,
             closed_until: None,
@@ -61,8 +64,8 @@ impl View {
         }
     }
 
-    /// Notes when the lock opens that the last in the way keeps closed, counted from `now` unless `before` knows better.
-    pub(super) fn date_closing(&mut self, before: Option<&View>, now: Instant, drift: Drift) {
+    /// Notes when the lock opens that the last in the way keeps closed, counted from now unless `before` knows better.
+    pub(super) fn date_closing(&mut self, before: Option<&View>, drift: Drift) {
         let Some(Place { standing: Standing::Closed { time, .. }, created, .. }) = self.ahead.last() else {
             return;
         };
@@ -70,7 +73,20 @@ impl View {
             before.filter(|before| before.ahead.last().is_some_and(|place| place.created == *created));
         let known = known.and_then(|before| before.closed_until);
         // Our clock may run faster than that of whoever closed it.
-        self.closed_until = Some(known.unwrap_or(now + *time + drift.over(*time)));
+        self.closed_until = Some(known.unwrap_or(self.made + *time + drift.over(*time)));
+    }
+
+    /// Since when something waits to be taken in by whoever follows.
+    pub(super) fn unread_since(&self) -> Option<Instant> {
+        match &lock(&self.progress).subscription {
+            Some(subscription) => subscription.unread_since(),
+            None => Some(self.made),
+        }
+    }
+
+    /// Whether all that stood in the way is gone, as far as the events tell.
+    pub(super) fn is_clear(&self) -> bool {
+        lock(&self.progress).gone.iter().all(|gone| *gone)
     }
 
     /// What is to be watched: one key, or all keys of the queue.
@@ -91,10 +107,14 @@ impl View {
     pub(super) fn follow(&self, changes: &[Change]) -> bool {
         let mut progress = lock(&self.progress);
         for change in changes {
-            let Some(at) = self.ahead.iter().position(|place| place.key == change.key) else { continue };
+            let mut ahead = self.ahead.iter().enumerate();
+            let Some((at, place)) = ahead.find(|(_, place)| place.key == change.place.key) else { continue };
             let Some(gone) = progress.gone.get_mut(at) else { continue };
             if !change.deleted && !*gone {
-                // Downgraded, moved to another lease, or closed.
+                // One that was granted has only moved to another lease; else it was downgraded or closed.
+                if change.place.is_same_claim(place) {
+                    continue;
+                }
                 return true;
             }
             // What is written under the key of one that is gone is a claim behind this one.
@@ -107,6 +127,8 @@ impl View {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, SystemTime};
+
     use super::*;
     use crate::backends::etcd::wire::KeyValue;
 
@@ -115,24 +137,30 @@ mod tests {
     }
 
     fn deleted(key: &str) -> Change {
-        Change { key: key.as_bytes().to_vec(), deleted: true }
+        Change { place: place(key), deleted: true }
     }
+
+    const NOW: Instant = Instant::from_nanos(0);
 
     #[test]
     fn an_exclusive_claim_waits_for_its_predecessor_alone() {
-        let view = View::new(Mode::Exclusive, 1, vec![place("q/a"), place("q/b")]);
+        let view = View::new(Mode::Exclusive, NOW, 1, vec![place("q/a"), place("q/b")]);
         assert!(!view.follow(&[deleted("q/a"), deleted("q/c")]));
         assert!(view.follow(&[deleted("q/b")]));
     }
 
     #[test]
-    fn permits_wait_until_enough_is_gone_and_a_write_is_worth_a_look() {
+    fn permits_wait_until_enough_is_gone_and_a_write_that_changes_a_claim_is_worth_a_look() {
         let mode = "1 of 2".parse().unwrap();
-        let view = View::new(mode, 1, vec![place("q/a"), place("q/b")]);
+        let view = View::new(mode, NOW, 1, vec![place("q/a"), place("q/b")]);
         assert!(view.watches_all() && !view.follow(&[deleted("q/a")]));
         assert!(view.follow(&[deleted("q/b")]));
-        assert!(
-            View::new(mode, 1, vec![place("q/a")]).follow(&[Change { key: b"q/a".to_vec(), deleted: false }])
-        );
+        let closed = Standing::Closed { evicted: None, time: Duration::ZERO, since: SystemTime::UNIX_EPOCH };
+        for (standing, is_worth_a_look) in [(Standing::Foreign, false), (closed, true)] {
+            let place = Place { lease: 9, standing, ..place("q/a") };
+            let change = Change { place, deleted: false };
+            let view = View::new(mode, NOW, 1, vec![self::place("q/a")]);
+            assert_eq!(view.follow(&[change]), is_worth_a_look);
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! or a past that was compacted, is survived: open again, then read.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -13,9 +13,11 @@ use tonic::Streaming;
 
 use super::client::Client;
 use super::link::Link;
+use super::record::{Place, Standing};
 use super::wire::{
-    self, DELETED, Event, TxnRequest, WatchCancel, WatchCreate, WatchOrder, WatchRequest, WatchResponse,
+    self, DELETED, Event, KeyValue, WatchCancel, WatchCreate, WatchOrder, WatchRequest, WatchResponse,
 };
+use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 
@@ -63,7 +65,7 @@ struct Sub {
 enum Purpose {
     /// Somebody reads the events.
     Read,
-    /// The key is there, and this is called once it is not.
+    /// The key is there, and this is called once it is not, or says that its claim was evicted.
     Guard(Box<dyn Fn() + Send + Sync>),
 }
 
@@ -77,12 +79,15 @@ pub(super) struct News {
     pub(super) changes: Vec<Change>,
     /// Why it cannot be opened.
     pub(super) refused: Option<Error>,
+    /// Since when somebody could have taken this.
+    unread_since: Option<Instant>,
 }
 
 /// A key was written or deleted.
 #[derive(Debug)]
 pub(super) struct Change {
-    pub(super) key: Vec<u8>,
+    /// As it stands now; of one that was deleted, the key alone.
+    pub(super) place: Place,
     pub(super) deleted: bool,
 }
 
@@ -97,7 +102,13 @@ impl Subscription {
     pub(super) fn news(&self) -> News {
         let mut news = lock(&self.sub.news);
         let (changes, refused) = (std::mem::take(&mut news.changes), news.refused.take());
-        News { opened: news.opened, since: news.since, changes, refused }
+        news.unread_since = None;
+        News { opened: news.opened, since: news.since, changes, refused, unread_since: None }
+    }
+
+    /// Since when nobody has taken what was told.
+    pub(super) fn unread_since(&self) -> Option<Instant> {
+        lock(&self.sub.news).unread_since
     }
 
     /// Waits for something to be told.
@@ -206,18 +217,18 @@ impl Watcher {
             news.opened += 1;
             news.since = wire::revision(answer.header.as_ref());
             let again = news.opened > 1 || sub.start == 0;
-            drop(news);
+            sub.told(news, self.client.env.now());
             lock(&self.state).denied = false;
-            sub.told.notify_one();
             return Ok((again && matches!(sub.purpose, Purpose::Guard(_))).then_some(sub));
         }
         match &sub.purpose {
             Purpose::Guard(gone) => {
-                if answer.events.iter().any(|event| event.kind == DELETED) {
+                let ends = |event: &Event| event.kind == DELETED || event.kv.as_ref().is_some_and(is_evicted);
+                if answer.events.iter().any(ends) {
                     gone();
                 }
             }
-            Purpose::Read => sub.tell(answer.events),
+            Purpose::Read => sub.tell(answer.events, self.client.env.now()),
         }
         Ok(None)
     }
@@ -239,8 +250,7 @@ impl Watcher {
                         "etcd does not let this user watch the lock: {reason}; see the documentation of the etcd store"
                     ),
                 ));
-                drop(news);
-                sub.told.notify_one();
+                sub.told(news, self.client.env.now());
             }
         }
         Ok(())
@@ -270,7 +280,7 @@ impl Sub {
         WatchRequest { order: Some(WatchOrder::Create(create)) }
     }
 
-    fn tell(&self, events: Vec<Event>) {
+    fn tell(&self, events: Vec<Event>, now: Instant) {
         let mut news = lock(&self.news);
         if news.changes.len() + events.len() > MAX_EVENTS {
             news.changes.clear();
@@ -280,12 +290,23 @@ impl Sub {
         } else {
             news.changes.extend(events.into_iter().filter_map(|event| {
                 let deleted = event.kind == DELETED;
-                event.kv.map(|kv| Change { key: kv.key, deleted })
+                event.kv.map(|kv| Change { place: Place::read(&kv), deleted })
             }));
         }
+        self.told(news, now);
+    }
+
+    /// Wakes whoever reads the news.
+    fn told(&self, mut news: MutexGuard<'_, News>, now: Instant) {
+        news.unread_since.get_or_insert(now);
         drop(news);
         self.told.notify_one();
     }
+}
+
+/// Whether an eviction has closed the lock in the place of the claim whose key this is.
+fn is_evicted(kv: &KeyValue) -> bool {
+    matches!(Place::read(kv).standing, Standing::Closed { evicted: Some(_), .. })
 }
 
 /// Keeps the stream open while anybody watches.
@@ -371,11 +392,11 @@ async fn follow(
 async fn read_guarded(watcher: Weak<Watcher>, client: Arc<Client>, link: Arc<Link>, batch: Vec<Arc<Sub>>) {
     let mut pause = BACKOFF.0;
     while link.life().is_open() && watcher.strong_count() > 0 {
-        let reads = batch.iter().map(|sub| wire::get(&sub.key).into()).collect();
-        let txn = TxnRequest { success: reads, ..TxnRequest::default() };
-        if let Ok(Some(answer)) = client.txn(txn).await {
-            for (sub, found) in batch.iter().zip(answer.ranges()) {
-                if let (true, Purpose::Guard(gone)) = (found.kvs.is_empty(), &sub.purpose) {
+        let reads = batch.iter().map(|sub| wire::get(&sub.key)).collect();
+        if let Ok(answer) = client.read(reads).await {
+            for (sub, found) in batch.iter().zip(answer.ranges) {
+                let is_gone = found.kvs.first().is_none_or(is_evicted);
+                if let (true, Purpose::Guard(gone)) = (is_gone, &sub.purpose) {
                     gone();
                 }
             }

@@ -128,6 +128,9 @@ pub(super) struct PutResponse {}
 pub(super) struct DeleteRangeRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
+    /// Says what stood there.
+    #[prost(bool, tag = "3")]
+    pub(super) prev_kv: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -136,11 +139,13 @@ pub(super) struct DeleteRangeResponse {
     pub(super) header: Option<Header>,
     #[prost(int64, tag = "2")]
     pub(super) deleted: i64,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) prev_kvs: Vec<KeyValue>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct RequestOp {
-    #[prost(oneof = "Op", tags = "1, 2, 3")]
+    #[prost(oneof = "Op", tags = "1, 2, 3, 4")]
     pub(super) op: Option<Op>,
 }
 
@@ -152,11 +157,13 @@ pub(super) enum Op {
     Put(PutRequest),
     #[prost(message, tag = "3")]
     Delete(DeleteRangeRequest),
+    #[prost(message, tag = "4")]
+    Txn(TxnRequest),
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ResponseOp {
-    #[prost(oneof = "Reply", tags = "1, 2, 3")]
+    #[prost(oneof = "Reply", tags = "1, 2, 3, 4")]
     pub(super) reply: Option<Reply>,
 }
 
@@ -168,9 +175,12 @@ pub(super) enum Reply {
     Put(PutResponse),
     #[prost(message, tag = "3")]
     Delete(DeleteRangeResponse),
+    #[prost(message, tag = "4")]
+    Txn(TxnResponse),
 }
 
-/// How a comparison compares.
+/// How a comparison compares, where not for being equal.
+pub(super) const GREATER: i32 = 1;
 pub(super) const LESS: i32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
@@ -355,9 +365,15 @@ impl From<PutRequest> for RequestOp {
     }
 }
 
+impl From<TxnRequest> for RequestOp {
+    fn from(txn: TxnRequest) -> RequestOp {
+        RequestOp { op: Some(Op::Txn(txn)) }
+    }
+}
+
 /// Deletes one key.
 pub(super) fn delete(key: &[u8]) -> RequestOp {
-    RequestOp { op: Some(Op::Delete(DeleteRangeRequest { key: key.to_vec() })) }
+    RequestOp { op: Some(Op::Delete(DeleteRangeRequest { key: key.to_vec(), prev_kv: false })) }
 }
 
 /// Reads one key.
@@ -365,10 +381,15 @@ pub(super) fn get(key: &[u8]) -> RangeRequest {
     RangeRequest { key: key.to_vec(), ..RangeRequest::default() }
 }
 
+/// The first key that begins with `prefix`. No key is empty, and etcd refuses one that is.
+pub(super) fn start_of(prefix: &[u8]) -> Vec<u8> {
+    if prefix.is_empty() { vec![0] } else { prefix.to_vec() }
+}
+
 /// Reads the keys that begin with `prefix`, first created first.
 pub(super) fn scan(prefix: &[u8]) -> RangeRequest {
     RangeRequest {
-        key: prefix.to_vec(),
+        key: start_of(prefix),
         range_end: end_of(prefix),
         sort_order: ASCEND,
         sort_target: BY_CREATION,
@@ -407,6 +428,15 @@ impl Compare {
         Compare { range_end: end_of(prefix), ..Compare::created(prefix, 0) }
     }
 
+    /// No key that begins with this prefix was created before this revision.
+    pub(super) fn none_before(prefix: &[u8], revision: i64) -> Compare {
+        Compare {
+            result: GREATER,
+            range_end: end_of(prefix),
+            ..Compare::created(prefix, revision.saturating_sub(1))
+        }
+    }
+
     /// No key that begins with this prefix was written after this revision.
     pub(super) fn unchanged_since(prefix: &[u8], revision: i64) -> Compare {
         Compare {
@@ -422,6 +452,14 @@ impl TxnResponse {
     pub(super) fn ranges(&self) -> impl Iterator<Item = &RangeResponse> {
         self.responses.iter().filter_map(|response| match &response.reply {
             Some(Reply::Range(range)) => Some(range),
+            _ => None,
+        })
+    }
+
+    /// What came of the transaction inside it, if that was its turn.
+    pub(super) fn inner(&self) -> Option<&TxnResponse> {
+        self.responses.iter().find_map(|response| match &response.reply {
+            Some(Reply::Txn(txn)) => Some(txn),
             _ => None,
         })
     }
@@ -476,5 +514,6 @@ mod tests {
         assert_eq!(end_of(b"a\xff"), b"b");
         assert_eq!(end_of(b""), b"\0");
         assert_eq!(end_of(b"\xff\xff"), b"\0");
+        assert_eq!((start_of(b"a/"), start_of(b"")), (b"a/".to_vec(), b"\0".to_vec()));
     }
 }

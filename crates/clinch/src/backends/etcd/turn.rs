@@ -1,0 +1,118 @@
+//! Turns: how a place in the queue becomes a grant, and what becomes of one that nobody takes.
+//!
+//! A waiter's key hangs on a lease of a few seconds, however long its TTL, so that a waiter that died is soon out of the
+//! way. When its turn has come, the key moves to the lease of its TTL: no grant rests on a short one. A put keeps the
+//! revision that created the key, and with it its place and its token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::claims::Known;
+use super::enter::Entered;
+use super::free::Stand;
+use super::record::Place;
+use super::session::Session;
+use super::store::Store;
+use super::wire::{self, Compare, PutRequest, RangeRequest, TxnRequest};
+use crate::backend::TAKE_WITHIN;
+use crate::claim::{Claim, ClaimId, Mode};
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Result};
+use crate::queue::admits;
+
+/// How long a place in the queue lives without a renewal.
+pub(super) const PLACE_TTL: Duration = Duration::from_secs(3);
+
+/// Claims that are looked at with one renewal.
+const AT_ONCE: usize = 16;
+
+/// What came of a claim's try to take its turn.
+#[allow(clippy::large_enum_variant, reason = "moved once, on its way to the caller")]
+pub(super) enum Turn {
+    Taken(Entered),
+    /// Its key is not as it was, or others are ahead.
+    NotYet,
+    /// The server takes no more writes.
+    Full(Error),
+}
+
+impl Store {
+    /// Grants a claim whose key stands like that, by hanging it on the lease of its TTL; with `if_first` on condition that
+    /// nobody is ahead.
+    pub(super) async fn take_turn(
+        &self,
+        claim: &Claim,
+        known: &Known,
+        stand: Stand,
+        if_first: bool,
+        sent: Instant,
+    ) -> Result<Turn> {
+        let full = |error: Error| match error.kind() {
+            ErrorKind::Exhausted => Ok(Turn::Full(error)),
+            _ => Err(error),
+        };
+        let session = match self.carrier_to_be(claim, known).await {
+            Ok(session) => session,
+            Err(error) => return full(error),
+        };
+        let (key, lease) = (known.key.to_vec(), session.lease);
+        let put = PutRequest { key, lease, ignore_value: true, ..PutRequest::default() };
+        let mut compare = Stand::compare(Some(stand), &known.key);
+        if if_first {
+            compare.push(Compare::none_before(&self.queue(&claim.name), stand.created));
+        }
+        let txn = TxnRequest { compare, success: vec![put.into()], failure: Vec::new() };
+        match self.client.txn(txn).await {
+            Ok(Some(answer)) if answer.succeeded => {
+                self.claims.moved(claim.id, session.clone());
+                let known = Known { session, place: None, ..known.clone() };
+                self.granted(claim, &known, stand.created, sent).await.map(Turn::Taken)
+            }
+            Ok(Some(_)) => Ok(Turn::NotYet),
+            Ok(None) => {
+                self.sessions.end(&session);
+                Ok(Turn::NotYet)
+            }
+            Err(error) => full(error),
+        }
+    }
+
+    /// The session whose lease is to carry a claim that is granted, with most of its time left.
+    async fn carrier_to_be(&self, claim: &Claim, known: &Known) -> Result<Arc<Session>> {
+        let session = &known.session;
+        if !session.is_over() && self.sessions.keep(session, session.ttl / 3).await?.is_some() {
+            return Ok(session.clone());
+        }
+        self.sessions.open(claim.ttl, claim.isolated).await
+    }
+
+    /// Lets locks go on to the next whose turn has come for a claim on this lease, but whose waiter has not taken it for
+    /// [`TAKE_WITHIN`]: one whose future is kept but not polled never does, and others may keep the lease.
+    pub(super) async fn pass_on(&self, session: &Session) {
+        let unheard = self.claims.unheard(session.lease, self.now() - TAKE_WITHIN, AT_ONCE);
+        // What fails is tried again with the next renewal.
+        let passed = unheard.into_iter().map(|id| async move { drop(self.pass_on_one(id).await) });
+        futures_util::future::join_all(passed).await;
+    }
+
+    async fn pass_on_one(&self, id: ClaimId) -> Result<()> {
+        let Some(known) = self.claims.get(id) else { return Ok(()) };
+        let found = self.client.read(vec![wire::get(&known.key)]).await?;
+        let own = found.ranges.first().and_then(|range| range.kvs.first()).map(Place::read);
+        // One that is not there may still come; its waiter then does not take it.
+        let Some(own) = own.filter(|own| own.is(id)) else { return Ok(()) };
+        let queue = known.key.iter().rposition(|byte| *byte == b'/').and_then(|end| known.key.get(..=end));
+        let ahead =
+            RangeRequest { max_create_revision: own.created - 1, ..wire::scan(queue.unwrap_or(&known.key)) };
+        // An exclusive claim waits for anybody.
+        let ahead = RangeRequest { limit: i64::from(own.mode() == Mode::Exclusive), ..ahead };
+        let found = self.client.read(vec![ahead]).await?;
+        let ahead = found.ranges.iter().flat_map(|range| &range.kvs).map(|kv| Place::read(kv).mode());
+        if !admits(ahead, own.mode()) || !self.claims.pass_on(id) {
+            return Ok(());
+        }
+        self.delete_own(id).await?;
+        self.claims.deleted(id, own.created);
+        Ok(())
+    }
+}

@@ -1,0 +1,121 @@
+//! Turns in the queue: of waiters that died, that nobody polls, and of holders that were evicted.
+
+use clinch_testkit::etcd_3_5;
+
+use super::*;
+
+/// A place lives for a few seconds; a grant for its TTL, under the same key, with the token that the place had.
+#[tokio::test]
+async fn a_place_hangs_on_a_short_lease_and_its_grant_on_a_long_one() {
+    for etcd in [Etcd::start(), Etcd::builder().binary(etcd_3_5()).start()] {
+        let (near, far) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+        let reader = near.rwlock("job").unwrap().read().await.unwrap();
+        assert_eq!(carrier(&etcd, &reader.store_key().unwrap()).1, LONG_TTL.as_secs());
+        let wanted = far.rwlock("job").unwrap();
+        let writer = tokio::spawn(async move { wanted.write().await.unwrap() });
+        sees_claims(&near, "job", 2).await;
+        let place = near.state("job").await.unwrap().unwrap().claims[1].clone();
+        let key = keys(&etcd, "job").into_iter().find(|key| *key != reader.store_key().unwrap()).unwrap();
+        assert!(carrier(&etcd, &key).1 < 5, "the place lives for {} s", carrier(&etcd, &key).1);
+        // One of the same client that is let in at once, and yet not the first.
+        let wanted = far.rwlock("index").unwrap();
+        let first = near.rwlock("index").unwrap().read().await.unwrap();
+        let second = wanted.read().await.unwrap();
+        assert_eq!(carrier(&etcd, &second.store_key().unwrap()).1, LONG_TTL.as_secs());
+        reader.release().await.unwrap();
+        let writer = join("the writer is granted", writer).await;
+        assert_eq!((writer.store_key().unwrap(), Some(writer.token())), (key.clone(), place.token));
+        assert_eq!(carrier(&etcd, &key).1, LONG_TTL.as_secs());
+        assert_eq!(writer.release().await.unwrap(), Released::Released);
+        release(first).await;
+        release(second).await;
+    }
+}
+
+/// Polls a future until a lock has so many claims, and never again unless the caller does.
+async fn polled_until_queued<F: Future + Unpin>(future: &mut F, locks: &Locks, name: &str, count: usize) {
+    tokio::select! {
+        _ = future => panic!("granted beside another"),
+        () = sees_claims(locks, name, count) => {}
+    }
+}
+
+/// A waiter that is kept but not polled does not keep the lock: neither when it was told of its turn, nor in its first step,
+/// though other claims keep the leases of both.
+#[tokio::test]
+async fn a_waiter_that_nobody_polls_lets_the_lock_go_on() {
+    let etcd = Etcd::start();
+    let (near, far) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let guard = lock(&near, "job").await;
+    let mutex = far.mutex("job").unwrap();
+    let mut unpolled = Box::pin(mutex.lock().into_future());
+    polled_until_queued(&mut unpolled, &near, "job", 2).await;
+    // Of the same client, on the same lease.
+    let behind = queue(&far, "job");
+    sees_claims(&near, "job", 3).await;
+    release(guard).await;
+    let behind = join("the one behind is granted", behind).await;
+    let token = behind.token();
+    tokio::select! {
+        early = &mut unpolled => panic!("granted beside another: {early:?}"),
+        () = sees_claims(&near, "job", 2) => {}
+    }
+    release(behind).await;
+    let late = within("it is granted at its next turn", unpolled).await.unwrap();
+    assert!(late.token() > token);
+    late.verify().await.unwrap();
+    release(late).await;
+    expect_unused(&etcd, &near, "job").await;
+}
+
+/// What an eviction keeps closed is open as soon as its holder has heard of it and let go, long before its time.
+#[tokio::test]
+async fn an_evicted_holder_is_told_at_once_and_its_release_opens_the_lock() {
+    let etcd = Etcd::start();
+    let (near, far) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let guard = lock(&near, "job").await;
+    let waiter = queue(&far, "job");
+    sees_claims(&far, "job", 2).await;
+    far.evict("job", guard.claim_id()).await.unwrap();
+    let leases = etcd.leases();
+    let state = far.state("job").await.unwrap().unwrap();
+    assert!(state.closed_until.is_some() && state.claims.len() == 1 && !state.claims[0].granted, "{state:?}");
+    let loss = within("the holder is told", guard.lost()).await;
+    assert_eq!(loss.kind, LossKind::Deleted, "{loss}");
+    assert!(!waiter.is_finished(), "granted before the evicted holder let go");
+    // A second eviction of it opens nothing, and one of a waiter is told apart.
+    far.evict("job", guard.claim_id()).await.unwrap();
+    assert!(far.state("job").await.unwrap().unwrap().closed_until.is_some());
+    assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost(loss));
+    let next = join("the waiter is granted", waiter).await;
+    assert_eq!(etcd.leases(), leases, "it was opened by its release, not by the end of a lease");
+    release(next).await;
+    expect_unused(&etcd, &near, "job").await;
+}
+
+/// An evicted reader keeps no reader out, a waiter that is evicted nobody, and whoever does not let go, nobody for long.
+#[tokio::test]
+async fn what_an_eviction_closes_is_what_was_held() {
+    let etcd = Etcd::start();
+    let (near, far) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let near = near.ttl(Duration::from_secs(4)).unwrap();
+    let reader = near.rwlock("index").unwrap().read().await.unwrap();
+    let wanted = far.rwlock("index").unwrap();
+    let writer = tokio::spawn(async move { wanted.write().await.unwrap() });
+    sees_claims(&far, "index", 2).await;
+    let waiting = far.state("index").await.unwrap().unwrap().claims[1].id;
+    far.evict("index", reader.claim_id()).await.unwrap();
+    assert!(far.rwlock("index").unwrap().try_write().await.unwrap().is_none());
+    writer.abort();
+    assert!(writer.await.unwrap_err().is_cancelled());
+    let _ = far.evict("index", waiting).await;
+    let other = far.rwlock("index").unwrap().read().timeout(PATIENCE).await.unwrap();
+    assert!(far.state("index").await.unwrap().unwrap().closed_until.is_some(), "the reader has not let go");
+    release(other).await;
+    // It is never let go.
+    let writer = far.rwlock("index").unwrap().write().timeout(PATIENCE).await.unwrap();
+    assert!(!reader.is_held());
+    assert_eq!(writer.release().await.unwrap(), Released::Released);
+    assert!(matches!(reader.release().await.unwrap(), Released::AlreadyLost(_)));
+    expect_unused(&etcd, &far, "index").await;
+}
