@@ -60,7 +60,8 @@ pub async fn killed_waiter_blocks(fixture: &dyn Fixture) {
     dead.kill();
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     drop(join("the waiter behind a killed one is granted", waiter).await);
-    client.expect_unused(&name).await;
+    // The place of the dead one may be listed for as long as it asked for, but stands in nobody's way.
+    drop(client.lock(&name).await);
 }
 
 /// P3: tokens rise over releases, kills and restarts of processes.

@@ -79,7 +79,8 @@ async fn an_evicted_holder_is_told_at_once_and_its_release_opens_the_lock() {
     far.evict("job", guard.claim_id()).await.unwrap();
     let leases = etcd.leases();
     let state = far.state("job").await.unwrap().unwrap();
-    assert!(state.closed_until.is_some() && state.claims.len() == 1 && !state.claims[0].granted, "{state:?}");
+    assert!(state.closed_until.is_some(), "not closed for its holder: {state:?}");
+    assert!(state.claims.len() == 1 && !state.claims[0].granted, "{state:?}");
     let loss = within("the holder is told", guard.lost()).await;
     assert_eq!(loss.kind, LossKind::Deleted, "{loss}");
     assert!(!waiter.is_finished(), "granted before the evicted holder let go");
