@@ -99,12 +99,17 @@ async fn a_hand_over_takes_at_most_four_requests_however_many_wait() {
             task.await.unwrap();
         }
         let mut requests = since(&etcd, &before);
-        println!("{waiters}: {requests:?}");
-        // Those of the places, which depend on the time alone.
-        requests.retain(|(method, _)| *method != "LeaseKeepAlive");
+        // How often places are renewed depends on the time alone. With a renewal go a read of their keys, at times, and a
+        // step that had found no lease for places that was renewed lately.
+        let is_renewal = |(method, _): &(&str, u64)| *method == "LeaseKeepAlive";
+        let renewals: u64 =
+            requests.extract_if(.., |request| is_renewal(request)).map(|(_, count)| count).sum();
         let sum: u64 = requests.iter().map(|(_, count)| count).sum();
         let turns = waiters * TURNS;
-        assert!(sum <= 4 * turns, "{requests:?} for {turns} turns of {waiters}");
+        assert!(
+            sum <= 4 * turns + 2 * renewals,
+            "{requests:?} for {turns} turns of {waiters}, {renewals} renewals"
+        );
     }
 }
 

@@ -70,7 +70,7 @@ impl Store {
         // Without a session for places this is a try, which tells whether one is needed.
         let place = match session.ttl <= PLACE_TTL {
             true => Some(session.clone()),
-            false => self.sessions.fresh(PLACE_TTL),
+            false => self.sessions.fresh(PLACE_TTL, 2),
         };
         let failure = match &place {
             Some(place) => {

@@ -151,7 +151,7 @@ impl Sessions {
         if isolated {
             return self.make(seconds, true).await;
         }
-        if let Some(session) = self.fresh(ttl) {
+        if let Some(session) = self.fresh(ttl, 3) {
             return Ok(session);
         }
         let sessions = self.clone();
@@ -181,12 +181,12 @@ impl Sessions {
         Ok(kept)
     }
 
-    /// The shared session of this TTL if it was renewed a short while ago.
-    pub(super) fn fresh(&self, ttl: Duration) -> Option<Arc<Session>> {
+    /// The shared session of this TTL if it was renewed no longer ago than this part of it.
+    pub(super) fn fresh(&self, ttl: Duration, part: u32) -> Option<Arc<Session>> {
         let seconds = seconds(ttl);
         let session = lock(&self.shared).get(&seconds)?.clone();
         let now = self.client.env.now();
-        (!session.is_over() && now <= session.confirmed() + session.ttl / 3).then_some(session)
+        (!session.is_over() && now <= session.confirmed() + session.ttl / part).then_some(session)
     }
 
     async fn make(&self, seconds: u64, isolated: bool) -> Result<Arc<Session>> {
