@@ -95,6 +95,25 @@ async fn a_clock_that_is_ahead_does_not_pull_the_tokens_along() {
 }
 
 #[tokio::test]
+async fn a_clock_beyond_all_tokens_leaves_nothing_behind() {
+    const YEARS: i64 = 230 * 365 * 86_400;
+    let servers = with_clocks();
+    let locks = connect_forgetful(hosts(&servers)).await;
+    servers.0[2].step_clock(YEARS);
+    let name = unique("beyond");
+    let mut last = lock(&locks, &name).await.token();
+    for _ in 0..20 {
+        let guard = lock(&locks, &name).await;
+        assert!(guard.token() > last, "{} came after {last}", guard.token());
+        last = guard.token();
+    }
+    servers.0[2].step_clock(0);
+    // Without it there is no majority.
+    servers.0[1].pause();
+    assert!(lock(&locks, &name).await.token() > last);
+}
+
+#[tokio::test]
 async fn tokens_rise_although_a_clock_was_set_back() {
     let servers = with_clocks();
     let (one, other) = tokio::join!(connect_forgetful(hosts(&servers)), connect_forgetful(hosts(&servers)));

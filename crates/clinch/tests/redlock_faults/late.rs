@@ -191,3 +191,65 @@ async fn connections_cut_at_any_byte_leave_nothing_and_let_nobody_in_twice() {
     far.close(PATIENCE).await.unwrap();
     servers.expect_no_key(&name).await;
 }
+
+/// It may be long until a server that stood still goes on, and nobody may be left then who would give the vote back.
+#[tokio::test]
+async fn a_claim_that_a_server_finds_long_after_it_was_sent_gets_no_vote() {
+    const TTL: Duration = Duration::from_secs(2);
+    let servers = Servers::durable(3);
+    let third = Proxy::start(servers.0[2].addr());
+    let hosts = servers.0[..2].iter().map(Redis::addr).chain([third.addr()]);
+    let url = url_of(hosts.map(|addr| addr.to_string()), "durable=on&max_ttl=24h");
+    let locks = connect(&url).await.ttl(TTL).unwrap();
+    let warm = unique("warm");
+    lock(&locks, &warm).await.release().await.unwrap();
+    servers.expect_no_key(&warm).await;
+    let name = unique("long-after");
+    for server in &servers.0[..2] {
+        server.call(&["SET", &format!("clinch:{name}"), "somebody", "PX", "100000000"]);
+    }
+    let before = scripts_run(&servers.0[2]);
+    third.black_hole(true);
+    let waiter = queue(&locks, &name);
+    // By then it was given up, and so was its release.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    third.black_hole(false);
+    eventually("the claim arrives", async || (scripts_run(&servers.0[2]) > before).then_some(())).await;
+    assert_eq!(servers.with_key(&name), [0, 1], "nobody waits for its vote");
+    waiter.abort();
+}
+
+#[tokio::test]
+async fn a_script_that_a_server_has_forgotten_is_not_sent_again_after_the_release() {
+    let servers = Servers::durable(3);
+    let third = Proxy::start(servers.0[2].addr());
+    let hosts = servers.0[..2].iter().map(Redis::addr).chain([third.addr()]);
+    let url = url_of(hosts.map(|addr| addr.to_string()), "durable=on&max_ttl=24h");
+    let locks = connect(&url).await;
+    let warm = unique("warm");
+    lock(&locks, &warm).await.release().await.unwrap();
+    servers.expect_no_key(&warm).await;
+    let name = unique("forgotten");
+    for server in &servers.0[..2] {
+        server.call(&["SET", &format!("clinch:{name}"), "somebody", "PX", "100000000"]);
+    }
+    // It knows the script of the release alone.
+    servers.0[2].call(&["SCRIPT", "FLUSH"]);
+    let release = include_str!("../../src/backends/redis/lua/release_lean.lua");
+    servers.0[2].call(&["SCRIPT", "LOAD", release]);
+    third.hold_replies(true);
+    let before = scripts_run(&servers.0[2]);
+    let waiter = queue(&locks, &name);
+    eventually("the claim arrives", async || (scripts_run(&servers.0[2]) > before).then_some(())).await;
+    waiter.abort();
+    eventually("the release arrives", async || (scripts_run(&servers.0[2]) > before + 1).then_some(())).await;
+    third.hold_replies(false);
+    // Renewals of another lock are the clock.
+    let other = lock(&locks.ttl(Duration::from_secs(1)).unwrap(), &unique("other")).await;
+    let begun = other.deadline().unwrap();
+    eventually("renewals", async || {
+        (other.deadline().unwrap() > begun + Duration::from_secs(1)).then_some(())
+    })
+    .await;
+    assert_eq!(servers.with_key(&name), [0, 1], "the claim was sent after its release");
+}

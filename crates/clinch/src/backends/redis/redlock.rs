@@ -26,7 +26,8 @@
 //! Two never hold the lock at a time, as long as no more than a minority of the servers forgets or miscounts within one TTL. The
 //! deadline counts from before the first request was sent, less `drift=` and a margin; a hold is renewed only by a quorum,
 //! and a renewal that fails leaves the old deadline. A claim that does not win is removed from every server that it may have
-//! reached, also when its caller is gone or an answer was lost.
+//! reached, also when its caller is gone or an answer was lost; one that a server finds more than 3 s after it was sent, by its own
+//! clock, gets no vote.
 //!
 //! What Redlock rests on, which a store with consensus does not (Kleppmann, "How to do distributed locking", 2016): clocks
 //! that run evenly, and servers that remember. Both are looked after. Clients leave on each server which run of it they met, and
@@ -72,7 +73,7 @@
 //!
 //! | key | type | holds |
 //! | --- | --- | --- |
-//! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry |
+//! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry; `<claim id>!<token> ...` of one that was evicted and has not let go |
 //! | `clinch:~{fence}` | string | the last token of the server; without an expiry |
 //! | `clinch:~{voucher}` | string | what was seen of the server: `<run id>`, and for each other server `<its run id>=<since>,<compared>,<ahead at least>,<ahead at most>` in µs; without an expiry |
 

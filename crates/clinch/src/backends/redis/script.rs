@@ -40,6 +40,8 @@ scripts! {
     REDLOCK_CLAIM = "redlock_claim";
     /// Write back the token that the servers agree on.
     REDLOCK_AGREE = "redlock_agree";
+    /// Take a vote from its claim, but keep it closed.
+    REDLOCK_EVICT = "redlock_evict";
     /// Leave what is known of a server with it.
     REDLOCK_VOUCH = "redlock_vouch";
     /// Release a lock or leave its queue.

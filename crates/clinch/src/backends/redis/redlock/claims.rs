@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::node::Line;
 use crate::backends::pool::Connection;
@@ -10,9 +11,19 @@ use crate::clock::Instant;
 use crate::sync::lock;
 use crate::token::Token;
 
+/// From how many claims on it is looked whether some are forgotten.
+const MANY: usize = 64;
+
 /// The claims of one client, by id.
 #[derive(Default)]
-pub(super) struct Claims(Mutex<HashMap<ClaimId, Arc<Entry>>>);
+pub(super) struct Claims(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    entries: HashMap<ClaimId, Arc<Entry>>,
+    /// From how many on it is looked again whether some are forgotten: nobody says that a claim was left to others.
+    many: usize,
+}
 
 /// One claim.
 pub(super) struct Entry(Mutex<State>);
@@ -32,6 +43,8 @@ struct State {
     splits: u32,
     /// Its waiter has waited for its turn for too long.
     impatient: bool,
+    /// From when on nothing of it can stand anywhere, unless it is asked for again.
+    forgotten: Instant,
 }
 
 /// One server: what may stand there, and the ticket of who has seen to it last. The answer to an earlier one tells nothing.
@@ -88,8 +101,14 @@ impl State {
 }
 
 impl Claims {
-    /// What is known of a claim; from now on something is.
-    pub(super) fn begin(&self, id: ClaimId, nodes: usize) -> Arc<Entry> {
+    /// What is known of a claim; from now on something is, for as long as it is asked for once in a while: it may be forgotten
+    /// after `lives`.
+    pub(super) fn begin(&self, id: ClaimId, nodes: usize, now: Instant, lives: Duration) -> Arc<Entry> {
+        let mut known = lock(&self.0);
+        if known.entries.len() >= known.many.max(MANY) {
+            known.entries.retain(|_, entry| lock(&entry.0).forgotten > now);
+            known.many = known.entries.len() * 2;
+        }
         let new = || {
             Arc::new(Entry(Mutex::new(State {
                 places: (0..nodes).map(|_| Place { mark: Mark::Clear, ticket: 0 }).collect(),
@@ -100,13 +119,16 @@ impl Claims {
                 again: None,
                 splits: 0,
                 impatient: false,
+                forgotten: now,
             })))
         };
-        lock(&self.0).entry(id).or_insert_with(new).clone()
+        let entry = known.entries.entry(id).or_insert_with(new).clone();
+        entry.lives_until(now + lives);
+        entry
     }
 
     pub(super) fn get(&self, id: ClaimId) -> Option<Arc<Entry>> {
-        lock(&self.0).get(&id).cloned()
+        lock(&self.0).entries.get(&id).cloned()
     }
 
     /// Whether it is a claim of this client that has not been released.
@@ -116,11 +138,17 @@ impl Claims {
 
     /// Forgets a claim of which nothing is left, or nothing that could be known.
     pub(super) fn forget(&self, id: ClaimId) {
-        lock(&self.0).remove(&id);
+        lock(&self.0).entries.remove(&id);
     }
 }
 
 impl Entry {
+    /// It may still stand somewhere until then.
+    pub(super) fn lives_until(&self, end: Instant) {
+        let mut state = lock(&self.0);
+        state.forgotten = state.forgotten.max(end);
+    }
+
     pub(super) fn mark(&self, node: usize) -> Mark {
         lock(&self.0).places.get(node).map_or(Mark::Clear, |place| place.mark.clone())
     }
@@ -224,10 +252,11 @@ impl Entry {
         }
     }
 
-    /// From now on nothing is sent for the claim but its release.
-    pub(super) fn close(&self) {
+    /// From now on nothing is sent for the claim but its release. What may stand on each server then.
+    pub(super) fn close(&self) -> Vec<Mark> {
         let mut state = lock(&self.0);
         (state.released, state.voting) = (true, None);
+        state.places.iter().map(|place| place.mark.clone()).collect()
     }
 
     /// Notes that the last vote was in vain: when to ask again, where no change of a key would tell.
@@ -253,5 +282,32 @@ impl Entry {
 
     pub(super) fn take_impatience(&self) -> bool {
         std::mem::take(&mut lock(&self.0).impatient)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_that_were_left_to_others_are_forgotten() {
+        let (claims, second) = (Claims::default(), Duration::from_secs(1));
+        let at = |seconds: u64| Instant::from_nanos(seconds * 1_000_000_000);
+        let held = ClaimId::from_bits(u128::MAX);
+        claims.begin(held, 3, at(0), second);
+        for number in 0..10_000 {
+            // One that is renewed lives on.
+            claims.get(held).unwrap().lives_until(at(number + 2));
+            claims.begin(ClaimId::from_bits(u128::from(number)), 3, at(number), second);
+        }
+        assert!(claims.get(held).is_some() && claims.get(ClaimId::from_bits(9_999)).is_some());
+        assert!(lock(&claims.0).entries.len() <= MANY, "{}", lock(&claims.0).entries.len());
+    }
+
+    #[test]
+    fn what_is_closed_says_what_may_stand_where() {
+        let entry = Claims::default().begin(ClaimId::from_bits(1), 3, Instant::from_nanos(0), Duration::ZERO);
+        entry.leave(1, None);
+        assert!(matches!(entry.close()[..], [Mark::Clear, Mark::Leaving { .. }, Mark::Clear]));
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, stream};
 
+use super::super::dating::millis;
 use super::super::reply;
 use super::super::resp::Command;
 use super::super::script;
@@ -14,7 +15,7 @@ use super::round::Round;
 use super::store::Quorum;
 use super::timing;
 use super::votes::Vote;
-use crate::backend::Freed;
+use crate::backend::{Freed, NOTICE};
 use crate::claim::{Claim, ClaimId};
 use crate::clock::Instant;
 use crate::env::Env;
@@ -71,9 +72,10 @@ impl Quorum {
         let key = self.key(name);
         let known = self.claims.get(id);
         // Of a claim of another process nothing is known.
-        let marks = known.as_ref().map_or_else(|| vec![Mark::Held; self.nodes.len()], |entry| entry.marks());
-        let entry = known.unwrap_or_else(|| self.claims.begin(id, self.nodes.len()));
-        entry.close();
+        let stranger = known.is_none();
+        let entry = known.unwrap_or_else(|| self.entry(id));
+        let marks = entry.close();
+        let marks = if stranger { vec![Mark::Held; self.nodes.len()] } else { marks };
         self.turns.rise(&key, id);
         let leaving = self.leaving(&key, id, &entry, ttl);
         let mut round = Round::new(&self.env, self.nodes.len());
@@ -129,11 +131,54 @@ impl Quorum {
         result
     }
 
+    /// Takes a claim's votes, but keeps the lock closed until its holder has heard of that and let go: done when a quorum has
+    /// confirmed it.
+    pub(super) async fn close(&self, name: &LockName, id: ClaimId) -> Result<Freed> {
+        let mut command = script::REDLOCK_EVICT.on([self.key(name).as_str()]);
+        command.arg(id).arg(millis(NOTICE));
+        let command = Arc::new(command);
+        let mut round = Round::new(&self.env, self.nodes.len());
+        for (at, node) in self.nodes.iter().enumerate() {
+            let (node, command) = (node.clone(), command.clone());
+            round.ask(at, timing::silence(NOTICE), async move {
+                let line = node.line().await?;
+                Ok(reply::number(&node.run_on(&line, &script::REDLOCK_EVICT, &command).await?)? == 1)
+            });
+        }
+        let (mut taken, mut confirmed, mut failed) = (0, 0, None);
+        round
+            .answers(|_, answer| {
+                match answer {
+                    Ok(had_it) => {
+                        confirmed += 1;
+                        taken += usize::from(had_it);
+                    }
+                    Err(error) => failed = Some(error),
+                }
+                false
+            })
+            .await;
+        if let Some(rest) = round.rest() {
+            self.background.take_over(rest);
+        }
+        match failed {
+            Some(error) if confirmed < self.quorum() => {
+                let all = self.nodes.len();
+                let message =
+                    format!("only {confirmed} of {all} servers have confirmed the eviction from \"{name}\"");
+                Err(Error::new(error.kind(), message).with_source(error))
+            }
+            _ if taken == 0 || confirmed - taken > self.nodes.len() - self.quorum() => Ok(Freed::Absent),
+            _ => Ok(Freed::Removed),
+        }
+    }
+
     fn leaving(&self, key: &str, id: ClaimId, entry: &Arc<Entry>, ttl: Duration) -> Leaving {
         let mut command = script::RELEASE_LEAN.on([key]);
         command.arg(id);
         let (env, entry) = (self.env.clone(), entry.clone());
-        Leaving { until: env.now() + ttl, env, entry, command: Arc::new(command) }
+        let until = env.now() + timing::haunts(ttl, self.trust.terms.evenness);
+        Leaving { until, env, entry, command: Arc::new(command) }
     }
 }
 
@@ -143,7 +188,7 @@ struct Leaving {
     env: Env,
     entry: Arc<Entry>,
     command: Arc<Command>,
-    /// When its lease would have run out.
+    /// From when on nothing of it can stand anywhere.
     until: Instant,
 }
 
@@ -160,8 +205,8 @@ impl Leaving {
         self.insist(at, ticket, node, before)
     }
 
-    /// Removes a claim for sure: repeats that until the server has confirmed it, or the claim's lease would have run out
-    /// there, or somebody else sees to it.
+    /// Removes a claim for sure: repeats that until the server has confirmed it, or nothing of the claim can stand there any
+    /// more, or somebody else sees to it.
     async fn insist(
         self,
         at: usize,

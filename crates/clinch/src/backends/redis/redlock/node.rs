@@ -349,9 +349,37 @@ impl Node {
         known.watch = Some(Watch { since: now, stands_in });
     }
 
+    /// Until when, by the server's clock, what is sent now is of use; none, where the clock is not known.
+    pub(super) fn end_of_use(&self) -> String {
+        let latest = lock(&self.known).clock.map(|clock| clock.latest_us(self.now(), self.evenness()));
+        let on_its_way = u64::try_from(timing::ON_ITS_WAY.as_micros()).unwrap_or(u64::MAX);
+        let end = latest.map_or(u64::MAX, |latest| latest.saturating_add(on_its_way));
+        format!("{:016}", end.min(9_999_999_999_999_999))
+    }
+
+    /// Runs a script's command on a connection. Where the server does not know the script any more, it is sent with the
+    /// command, if that is `still_wanted` then.
+    pub(super) async fn run_while(
+        &self,
+        line: &Line,
+        script: &Script,
+        command: &Command,
+        still_wanted: impl FnOnce() -> bool,
+    ) -> Result<Value> {
+        match exchange(&line.link, command, None, false).await {
+            Err(failure) if failure.code() == "NOSCRIPT" && still_wanted() => {
+                self.run_on(line, script, command).await
+            }
+            answer => self.taken(line, answer),
+        }
+    }
+
     /// Runs a script's command on a connection.
     pub(super) async fn run_on(&self, line: &Line, script: &Script, command: &Command) -> Result<Value> {
-        let answer = exchange(&line.link, command, Some(script), false).await;
+        self.taken(line, exchange(&line.link, command, Some(script), false).await)
+    }
+
+    fn taken(&self, line: &Line, answer: Result<Value, Failure>) -> Result<Value> {
         if answer.as_ref().is_err_and(Failure::is_wrong_server) {
             line.link.close();
         }

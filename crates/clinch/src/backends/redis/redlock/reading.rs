@@ -22,6 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Who holds a lock, as some of the servers say.
 struct Holding {
     who: String,
+    /// It was evicted, and has not let go yet.
+    evicted: bool,
     holder: Option<ClaimState>,
     /// For how long each of them still has it, if it says.
     lefts: Vec<Option<Duration>>,
@@ -94,7 +96,9 @@ impl Quorum {
                     return false;
                 }
                 let holder = reply::holder(value, left);
+                let evicted = reply::is_evicted(value);
                 let who = match &holder {
+                    Some(holder) if evicted => format!("!{}", holder.id),
                     Some(holder) if holder.owner.pid != 0 => holder.id.to_string(),
                     _ => value.to_owned(),
                 };
@@ -102,7 +106,13 @@ impl Quorum {
                 match holdings.iter_mut().find(|holding| holding.who == who) {
                     Some(known) => known.note(left, token),
                     None => {
-                        holdings.push(Holding { who, holder, lefts: vec![left], tokens: vec![token] });
+                        holdings.push(Holding {
+                            who,
+                            evicted,
+                            holder,
+                            lefts: vec![left],
+                            tokens: vec![token],
+                        });
                     }
                 }
                 holdings.iter().any(|holding| match token {
@@ -116,8 +126,20 @@ impl Quorum {
         if let Some(error) = failure.filter(|_| answers < quorum) {
             return Err(self.too_few(answers, error));
         }
-        let claim = holdings.into_iter().find_map(|holding| holding.into_state(quorum));
-        Ok(claim.map(|claim| LockState { name: name.clone(), claims: vec![claim], closed_until: None }))
+        let held = holdings.into_iter().find_map(|holding| {
+            let evicted = holding.evicted;
+            Some((holding.into_state(quorum)?, evicted))
+        });
+        Ok(held.map(|(claim, evicted)| {
+            let name = name.clone();
+            // It is shown no more, but the lock is not free yet.
+            match claim.expires_in.filter(|_| evicted) {
+                Some(left) => {
+                    LockState { name, claims: vec![], closed_until: Some(self.env.clock().wall() + left) }
+                }
+                None => LockState { name, claims: vec![claim], closed_until: None },
+            }
+        }))
     }
 
     /// The names under which a server has something that may be a lock, in order.
@@ -178,6 +200,7 @@ mod tests {
         let token = Token::new;
         let holding = |tokens: &[Option<Token>]| Holding {
             who: "a".into(),
+            evicted: false,
             holder: None,
             lefts: vec![None; tokens.len()],
             tokens: tokens.to_vec(),

@@ -11,6 +11,7 @@ use super::super::store::deleted;
 use super::node::{Line, Node};
 use super::round::Round;
 use super::store::Quorum;
+use super::timing;
 use crate::backend::Renewal;
 use crate::claim::Claim;
 use crate::error::{Error, ErrorKind, Result};
@@ -73,8 +74,12 @@ impl Quorum {
             }
             Renewal::Failed(Error::new(ErrorKind::Unknown, message))
         };
+        let lives = timing::haunts(self.rules.max_ttl, self.trust.terms.evenness);
         let renewal = |(claim, count): (&Arc<Claim>, Count)| {
             if count.held >= quorum {
+                if let Some(entry) = self.claims.get(claim.id) {
+                    entry.lives_until(self.env.now() + lives);
+                }
                 self.set_anew(claim, &count.missing, &lines);
                 return Renewal::Renewed(Some(claim.ttl));
             }
@@ -94,9 +99,10 @@ impl Quorum {
         let Some(entry) = self.claims.get(claim.id).filter(|_| !missing.is_empty()) else { return };
         // With no smaller a token: the server may have forgotten the last that it gave.
         let least = entry.token().map_or(0, Token::get);
-        let Ok(command) = self.claim_command(claim, &self.key(&claim.name), least) else { return };
+        let Ok(request) = self.request(claim, &self.key(&claim.name), least) else { return };
         for at in missing {
-            if let Some(Some(line)) = lines.get(*at) {
+            if let (Some(Some(line)), Some(node)) = (lines.get(*at), self.nodes.get(*at)) {
+                let command = request.to(node);
                 entry.send_unless_released(*at, line, || line.link.post(&command));
             }
         }

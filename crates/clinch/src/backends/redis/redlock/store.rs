@@ -63,6 +63,12 @@ impl Quorum {
         lock_key(&self.rules.prefix, name)
     }
 
+    /// What is known of a claim, for as long as something of it may stand somewhere.
+    pub(super) fn entry(&self, id: ClaimId) -> Arc<Entry> {
+        let lives = timing::haunts(self.rules.max_ttl, self.trust.terms.evenness);
+        self.claims.begin(id, self.nodes.len(), self.env.now(), lives)
+    }
+
     /// The grant of a claim that has won, if enough is left of its lease.
     fn grant(&self, claim: &Claim, token: Token, sent: Instant) -> Result<Grant> {
         let ttl = claim.ttl;
@@ -174,7 +180,7 @@ impl Backend for Quorum {
         }
         let key = self.key(&claim.name);
         refuse_reserved(&key)?;
-        let entry = self.claims.begin(claim.id, self.nodes.len());
+        let entry = self.entry(claim.id);
         if claim.enqueue
             && !entry.take_impatience()
             && let Some(busy) = self.turns.must_wait(&key, claim.id)
@@ -265,7 +271,7 @@ impl Backend for Quorum {
     }
 
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
-        self.free(name, claim, self.rules.max_ttl).await
+        self.close(name, claim).await
     }
 }
 

@@ -19,6 +19,10 @@ const AHEAD_US: u64 = 5000;
 /// How far a server's clock may stray from ours at once before that is a jump.
 const TOLERANCE: Duration = Duration::from_millis(10);
 
+/// For how long a claim may be on its way: it is given up long before. One that a server finds later, since it stood still, is
+/// refused there.
+pub(super) const ON_ITS_WAY: Duration = Duration::from_secs(3);
+
 /// For how long a reading of a server's clock is of use.
 const LATELY: Duration = Duration::from_secs(10);
 
@@ -202,6 +206,11 @@ impl Lead {
         let width = u64::try_from(self.most.saturating_sub(self.least)).unwrap_or(u64::MAX);
         Duration::from_micros(width) <= (TOLERANCE + evenness.over(evenness.max_ttl)) / 2
     }
+}
+
+/// For how long something of a claim may come to stand on a server, or stand there, that was sent before now.
+pub(super) fn haunts(ttl: Duration, evenness: Evenness) -> Duration {
+    evenness.surely(ON_ITS_WAY + ttl)
 }
 
 /// The least token that a claim asks for, so that a quorum gives the same one: what a quorum's clocks will at most read, and

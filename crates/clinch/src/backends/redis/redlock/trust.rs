@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::keys::{FENCE, VOUCHER};
 use super::super::reply;
-use super::super::resp::Command;
+use super::super::resp::{Command, Value};
 use super::super::script;
 use super::node::{Abstention, Acquaintance, Left, Node, Standing};
 use super::round::Round;
@@ -166,7 +166,10 @@ impl Trust {
                 let mut get = Command::new("GET");
                 get.arg(FENCE);
                 let fence = node.call_on(&line, [&get]).await?;
-                Ok(fence.first().and_then(|fence| fence.text()?.parse::<u64>().ok()).unwrap_or(0))
+                // What is no token any more was never given out.
+                let token =
+                    |fence: &Value| fence.text()?.parse().ok().filter(|token| *token < Token::MAX.get());
+                Ok(fence.first().and_then(token).unwrap_or(0))
             });
         }
         let mut largest = 0;
@@ -176,7 +179,7 @@ impl Trust {
                 false
             })
             .await;
-        largest.min(Token::MAX.get() - 1)
+        largest
     }
 }
 

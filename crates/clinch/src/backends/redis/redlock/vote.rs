@@ -14,7 +14,7 @@ use super::round::Round;
 use super::store::Quorum;
 use super::timing;
 use super::votes::{Tally, Vote};
-use crate::claim::Claim;
+use crate::claim::{Claim, ClaimId};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::token::Token;
@@ -28,18 +28,39 @@ pub(super) struct Ballot<'a> {
     pub(super) late: Round<'a, Vote>,
 }
 
-impl Quorum {
-    /// The command that claims a server's vote, with a token of at least `least`.
-    pub(super) fn claim_command(&self, claim: &Claim, key: &str, least: u64) -> Result<Arc<Command>> {
-        let keys = [key, FENCE];
-        let keys = if self.rules.fencing { &keys[..] } else { &keys[..1] };
+/// A claim to a server's vote.
+pub(super) struct Request {
+    key: String,
+    fencing: bool,
+    id: ClaimId,
+    ttl: u64,
+    least: String,
+    owner: Arc<str>,
+}
+
+impl Request {
+    /// The command for one server, sent now.
+    pub(super) fn to(&self, node: &Node) -> Command {
+        let keys = [self.key.as_str(), FENCE];
+        let keys = if self.fencing { &keys[..] } else { &keys[..1] };
         let mut command = script::REDLOCK_CLAIM.on(keys.iter().copied());
+        command.arg(self.id).arg(self.ttl).arg(&self.least);
+        command.arg([reply::TELLS_NOBODY, &*self.owner]).arg(node.end_of_use());
         command
-            .arg(claim.id)
-            .arg(millis(claim.ttl))
-            .arg(format!("{:016}", least.min(Token::MAX.get() - 1)))
-            .arg([reply::TELLS_NOBODY, &*self.owner.of(&claim.owner)?]);
-        Ok(Arc::new(command))
+    }
+}
+
+impl Quorum {
+    /// What claims a server's vote, with a token of at least `least`.
+    pub(super) fn request(&self, claim: &Claim, key: &str, least: u64) -> Result<Arc<Request>> {
+        Ok(Arc::new(Request {
+            key: key.to_owned(),
+            fencing: self.rules.fencing,
+            id: claim.id,
+            ttl: millis(claim.ttl),
+            least: format!("{:016}", least.min(Token::MAX.get() - 1)),
+            owner: self.owner.of(&claim.owner)?,
+        }))
     }
 
     /// Asks all servers that may vote for their votes, until it is known how that ends.
@@ -52,7 +73,7 @@ impl Quorum {
     ) -> Result<Ballot<'_>> {
         let clocks = self.nodes.iter().filter_map(|node| node.clock(sent));
         let least = timing::least_token(clocks, sent, self.quorum(), self.trust.terms.evenness);
-        let command = self.claim_command(claim, key, least)?;
+        let request = self.request(claim, key, least)?;
         let mut tally = Tally::new(self.nodes.len(), entry.token());
         let ticket = entry.begin_vote();
         let silence = timing::silence(claim.ttl);
@@ -64,15 +85,15 @@ impl Quorum {
             } else if entry.mark(at).is_unsettled() {
                 tally.note(at, Vote::None(unsettled()));
             } else {
-                let request = ask_for_vote(at, ticket, node.clone(), entry.clone(), command.clone());
-                round.ask(at, node.patience_for_vote(claim.ttl), request);
+                let asking = ask_for_vote(at, ticket, node.clone(), entry.clone(), request.clone());
+                round.ask(at, node.patience_for_vote(claim.ttl), asking);
             }
         }
         round
             .answers(|at, answer| {
                 let node = self.nodes.get(at);
                 let vote = match answer {
-                    Ok(Vote::Ours(_)) if let Some(abstention) = self.trust.abstention(at, sent) => {
+                    Ok(Vote::Ours(_)) | Err(_) if let Some(abstention) = self.trust.abstention(at, sent) => {
                         // It was met only now, or its clock has jumped, as this very answer shows.
                         Vote::Abstains { left: abstention.until.since(sent), why: abstention.why }
                     }
@@ -155,7 +176,7 @@ async fn ask_for_vote(
     ticket: u64,
     node: Arc<Node>,
     entry: Arc<Entry>,
-    command: Arc<Command>,
+    request: Arc<Request>,
 ) -> Result<Vote> {
     let before = entry.mark(at);
     let (line, _) = node.line_after(before.line()).await?;
@@ -163,13 +184,17 @@ async fn ask_for_vote(
         return Err(unsettled());
     }
     let sent = node.dialer.env.now();
-    let answer = node.run_on(&line, &script::REDLOCK_CLAIM, &command).await;
+    let command = request.to(&node);
+    // What is sent after the claim's release would have no end.
+    let still_wanted = || entry.sending(at, &line, ticket);
+    let answer = node.run_while(&line, &script::REDLOCK_CLAIM, &command, still_wanted).await;
     let received = node.dialer.env.now();
     match answer {
         Ok(answer) => {
             node.answered(Some(received.since(sent)));
             let (us, vote) = read_vote(&answer)?;
             node.clock_read(us, sent, received);
+            let vote = vote.ok_or_else(|| Error::new(ErrorKind::Unknown, "was reached too late"))?;
             entry.answered(at, ticket, if let Vote::Ours(_) = vote { Mark::Held } else { Mark::Clear });
             Ok(vote)
         }
@@ -183,20 +208,21 @@ async fn ask_for_vote(
     }
 }
 
-/// Reads the answer of `redlock_claim.lua`.
-fn read_vote(answer: &Value) -> Result<(u64, Vote)> {
+/// Reads the answer of `redlock_claim.lua`; no vote: the claim came too late.
+fn read_vote(answer: &Value) -> Result<(u64, Option<Vote>)> {
     let nonsense = || {
         Error::new(ErrorKind::Unknown, "the server's answer to a lock script made no sense; is it a Redis?")
     };
     let count = |value: &Value| u64::try_from(reply::number(value)?).map_err(|_| nonsense());
     match reply::list(answer)? {
-        [Value::Int(1), us, token] => Ok((count(us)?, Vote::Ours(count(token)?))),
+        [Value::Int(1), us, token] => Ok((count(us)?, Some(Vote::Ours(count(token)?)))),
         [Value::Int(0), us, left, value] => {
             let left = u64::try_from(reply::number(left)?).ok().map(Duration::from_millis);
             let value = reply::lossy(value);
             let holder = reply::holder(&value, left).map(Box::new);
-            Ok((count(us)?, Vote::Taken { value, holder, left }))
+            Ok((count(us)?, Some(Vote::Taken { value, holder, left })))
         }
+        [Value::Int(2), us] => Ok((count(us)?, None)),
         _ => Err(nonsense()),
     }
 }

@@ -56,7 +56,7 @@ impl Quorum {
     /// Waits until it is worth asking for the lock again.
     pub(super) async fn wait_for_change(&self, claim: &Claim) {
         let key = self.key(&claim.name);
-        let entry = self.claims.begin(claim.id, self.nodes.len());
+        let entry = self.entry(claim.id);
         if let Some(again) = entry.take_again() {
             return self.env.sleep_until(again).await;
         }
