@@ -182,6 +182,7 @@ macro_rules! __for_each_property {
                 detached_lease_ends_with_its_client
                 evicted_holder_goes_on
                 evicted_waiter_blocks
+                eviction_lets_two_hold
                 eviction_of_nobody
                 eviction_seen_by_release
                 eviction_seen_by_verify

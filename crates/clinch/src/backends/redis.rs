@@ -29,6 +29,9 @@
 //! connections. A waiter that dies while it is first in line delays the queue by at most 3 s. Time is the server's own; a
 //! client's wall clock plays no part.
 //!
+//! A step whose answer was lost may arrive late. Its claim's release leaves a grave for it, for 60 s of the server's time; one that
+//! arrives later than that, or of which no release was ever answered, holds the lock for one TTL.
+//!
 //! A lock that is taken away by force, by an operator's eviction, `DEL` or `FLUSHALL`, is told to its holder within milliseconds
 //! when it has held it for half a second, through client tracking (protocol 3). Otherwise, and for readers and permits, the next
 //! renewal tells. After a `DEL` nothing in the store says that somebody held the lock, so until its holder has heard of it a newcomer

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use super::Fixture;
-use super::client::{Client, LONG_TTL, PATIENCE, eventually, join, queue, unique, until_past, within};
+use super::client::{
+    Client, LONG_TTL, PATIENCE, eventually, expect_waiting, join, queue, unique, until_past, within,
+};
 use super::faults::Step;
 use super::steps::expect_unsupported;
-use crate::backend::{Backend, Freed, Renewal};
+use crate::backend::{Backend, Freed, NOTICE, Renewal};
 use crate::claim::{ClaimId, LossKind, Mode};
 use crate::error::ErrorKind;
 use crate::guard::Released;
@@ -58,6 +60,49 @@ pub async fn eviction_seen_by_release(fixture: &dyn Fixture) {
     };
     assert_eq!(loss.kind, LossKind::Deleted);
     other.expect_unused(&name).await;
+}
+
+/// P1: what an evicted holder had is granted to nobody while its guard lives, and at once when it is dropped, long before
+/// the notice that it has is over. Those who hold beside it stay.
+pub async fn eviction_lets_two_hold(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    if !one.capabilities().queue {
+        return;
+    }
+    let name = unique("evict-overlap");
+    let guard = one.lock(&name).await;
+    let waiter = queue(&other.locks, &name);
+    other.waits(&name, 1).await;
+    let evicted = one.now();
+    assert_eq!(other.locks.evict(&name, guard.claim_id()).await.unwrap(), Freed::Removed);
+    expect_waiting("an evicted holder has not let go", &waiter).await;
+    drop(guard);
+    let next = join("an evicted holder's drop opens the lock", waiter).await;
+    assert!(one.now() < evicted + NOTICE, "it took the whole notice");
+    assert_eq!(next.release().await.unwrap(), Released::Released);
+    one.expect_unused(&name).await;
+    if one.capabilities().shared {
+        evicted_reader_meets_a_writer(&one, &other).await;
+    }
+}
+
+async fn evicted_reader_meets_a_writer(one: &Client, other: &Client) {
+    let name = unique("evict-reader");
+    let lock = one.locks.rwlock(&name).unwrap();
+    let [first, second] = [(); 2].map(|()| within("a reader is granted", lock.read()));
+    let (first, second) = (first.await.unwrap(), second.await.unwrap());
+    let waiter = queue(&other.locks, &name);
+    other.waits(&name, 1).await;
+    let evicted = one.now();
+    assert_eq!(other.locks.evict(&name, first.claim_id()).await.unwrap(), Freed::Removed);
+    second.verify().await.expect("an eviction took another reader's lock");
+    assert_eq!(second.release().await.unwrap(), Released::Released);
+    expect_waiting("an evicted reader has not let go", &waiter).await;
+    drop(first);
+    let next = join("an evicted reader's drop opens the lock", waiter).await;
+    assert!(one.now() < evicted + NOTICE, "it took the whole notice");
+    assert_eq!(next.release().await.unwrap(), Released::Released);
+    one.expect_unused(&name).await;
 }
 
 /// Evicting a claim that is not there does nothing, also to others on the same lock.
