@@ -57,6 +57,24 @@ async fn a_server_that_came_back_empty_does_not_help_a_second_holder() {
 }
 
 #[tokio::test]
+async fn a_server_that_has_forgotten_its_last_token_is_given_that_of_the_others() {
+    let servers = Servers::forgetful(3);
+    let url = servers.url("max_ttl=4s");
+    let first = clinch::connect(&url).await.unwrap();
+    for server in &servers.0[..2] {
+        server.call(&["SET", "clinch:~{fence}", "9000000000000000"]);
+    }
+    servers.0[2].restart();
+    eventually("the third is given it", async || {
+        let _newcomer = clinch::connect(&url).await.unwrap();
+        let fence = servers.0[2].call(&["GET", "clinch:~{fence}"]);
+        (fence == Reply::Text("9000000000000000".into())).then_some(())
+    })
+    .await;
+    drop(first);
+}
+
+#[tokio::test]
 async fn another_server_under_the_same_address_does_not_help_a_second_holder() {
     let servers = Servers::forgetful(4);
     let proxy = Proxy::start(servers.0[1].addr());
