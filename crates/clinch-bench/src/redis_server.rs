@@ -15,10 +15,9 @@ pub(crate) fn start() -> Result<Redis> {
     catch_unwind(Redis::start).map_err(|_| NO_START.into())
 }
 
-/// Starts a server that writes what it does to a file, which nobody waits for: it is as good as its word for as long as it is
-/// not restarted.
+/// Starts a server that writes what it does to a file before it answers.
 pub(crate) fn start_logging() -> Result<Redis> {
-    let start = || Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "no").start();
+    let start = || Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "always").start();
     catch_unwind(start).map_err(|_| NO_START.into())
 }
 

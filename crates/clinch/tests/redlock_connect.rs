@@ -39,9 +39,9 @@ const DURABLE: &str = "durable=on&max_ttl=24h";
 /// Three servers for all tests that leave them alone.
 static SERVERS: LazyLock<Vec<Redis>> = LazyLock::new(three);
 
-/// A server that votes at once. None restarts, so none need sync what it appends.
+/// A server that votes at once.
 fn voting() -> RedisBuilder {
-    Redis::builder().arg("--appendonly", "yes")
+    Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "always")
 }
 
 fn three() -> Vec<Redis> {

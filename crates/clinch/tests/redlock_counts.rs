@@ -49,7 +49,11 @@ struct Servers(Vec<Redis>);
 
 impl Servers {
     fn start() -> Servers {
-        Servers((0..3).map(|_| Redis::builder().arg("--appendonly", "yes").start()).collect())
+        Servers(
+            (0..3)
+                .map(|_| Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "always").start())
+                .collect(),
+        )
     }
 
     /// A client; `options` go into the URL.

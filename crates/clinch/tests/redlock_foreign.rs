@@ -32,7 +32,9 @@ mod foreign {
 
     /// Three servers that vote at once. None restarts, so none need sync what it appends.
     pub(crate) fn start() -> Vec<Redis> {
-        (0..3).map(|_| Redis::builder().arg("--appendonly", "yes").start()).collect()
+        (0..3)
+            .map(|_| Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "always").start())
+            .collect()
     }
 
     /// A client of ours with long leases. `options` go into the URL.

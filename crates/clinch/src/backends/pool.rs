@@ -206,3 +206,54 @@ where
     let gone = |_| Error::new(ErrorKind::Closed, "the runtime of this client has ended");
     lane.handle()?.spawn(future()).await.map_err(gone)?
 }
+
+#[cfg(all(test, feature = "redis"))]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::net::Tcp;
+    use crate::random::Random;
+
+    struct Open;
+
+    impl Connection for Open {
+        fn is_open(&self) -> bool {
+            true
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_callers_of_a_store_that_is_down_share_few_dials() {
+        let clock = Clock::simulated(SystemTime::UNIX_EPOCH);
+        let lane = Lane::here().unwrap();
+        let tcp = Tcp::new(clock, lane.clone());
+        let env = Env::new(clock, Random::seeded(1), lane, Arc::new(tcp));
+        let (pool, dials) = (Arc::new(Pool::<Open>::default()), Arc::new(AtomicU32::new(0)));
+        let end = env.now() + Duration::from_secs(10);
+        let mut callers = tokio::task::JoinSet::new();
+        for _ in 0..200 {
+            let (env, pool, dials) = (env.clone(), pool.clone(), dials.clone());
+            callers.spawn(async move {
+                let dial = || {
+                    let (env, dials) = (env.clone(), dials.clone());
+                    async move {
+                        dials.fetch_add(1, Ordering::Relaxed);
+                        let up = env.now() >= end;
+                        up.then_some(Open).ok_or_else(|| Error::new(ErrorKind::Unavailable, "down"))
+                    }
+                };
+                while pool.get(&env, dial).await.is_err() {
+                    env.sleep_until(env.now() + Duration::from_millis(1)).await;
+                }
+            });
+        }
+        callers.join_all().await;
+        let dials = dials.load(Ordering::Relaxed);
+        assert!((10..100).contains(&dials), "{dials} in 10 s");
+        let late = env.now().since(end);
+        assert!(late < Duration::from_secs(1), "a store that is up again is found {late:?} late");
+    }
+}

@@ -127,10 +127,12 @@ async fn a_server_that_would_lose_locks_is_refused_by_name() {
     let replica = voting().replica_of(&SERVERS[0]).start();
     let evicting = voting().arg("--maxmemory", "100mb").arg("--maxmemory-policy", "allkeys-lru").start();
     let forgetful = Redis::start();
+    let hasty = voting().arg("--appendfsync", "everysec").start();
     let [a, b, _] = hosts(&SERVERS).try_into().unwrap();
     for (server, words) in [
         (&replica, &["this server is a replica"][..]),
         (&evicting, &["maxmemory-policy allkeys-lru", "eviction=allow"]),
+        (&hasty, &["last second of its append-only file", "appendfsync always"]),
         (&forgetful, &["no append-only file", "appendfsync always", "durable=on"]),
     ] {
         let address = server.addr().to_string();

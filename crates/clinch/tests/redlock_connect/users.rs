@@ -72,7 +72,8 @@ async fn use_everything(servers: &[Redis], proxy: &Proxy, url: &str) {
 
 #[tokio::test]
 async fn a_user_with_the_least_rights_can_do_everything() {
-    let (servers, proxy, url) = servers(&rules());
+    // What durable=on asks for besides.
+    let (servers, proxy, url) = servers(&[rules(), vec!["+config|get".to_owned()]].concat());
     use_everything(&servers, &proxy, &url).await;
     for server in &servers {
         assert_eq!(server.call(&["ACL", "LOG"]).array(), [], "something was asked for in vain");

@@ -33,7 +33,7 @@ const DEADLINE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// The servers keep what they acknowledged, as nobody restarts them; all else is as it is without a word.
+/// The servers keep what they acknowledged; all else is as it is without a word.
 const DEFAULTS: &str = "durable=on";
 
 const ALL_UP: &str = "all up";

@@ -5,8 +5,10 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::failure::Failure;
 use super::keys::{Home, slot_of};
 use super::lean::{Compare, Lean};
+use super::link::Link;
 use super::reply;
 use super::resp::{Command, Value};
 use super::script;
@@ -156,6 +158,27 @@ impl Server {
             ));
         }
         Ok(())
+    }
+}
+
+impl Server {
+    /// Refuses a server that does not keep what it acknowledged over a restart, as far as it may be asked.
+    pub(super) async fn refuse_forgetful(&self, link: &Link) -> Result<()> {
+        let mut policy = Command::new("CONFIG");
+        policy.arg("GET").arg("appendfsync");
+        let forgets = match link.call(&policy).await {
+            Err(cut @ Failure::Cut { .. }) => return Err(cut.into_error(link.server())),
+            _ if !self.run.is_empty() && !self.logs_writes => "it has no append-only file",
+            Ok(Value::List(pair)) if pair.get(1).is_some_and(|policy| policy.text() != Some("always")) => {
+                "it may lose the last second of its append-only file"
+            }
+            // Who may not ask is believed to know.
+            Ok(_) | Err(_) => return Ok(()),
+        };
+        unfit(format!(
+            "durable=on says that this server keeps what it acknowledged, but {forgets}: set appendonly yes and appendfsync \
+             always, or leave durable=on away"
+        ))
     }
 }
 

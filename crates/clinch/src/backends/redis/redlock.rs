@@ -66,6 +66,8 @@
 //!   +pttl +pexpire +del +scan +info +ping +client|id +client|kill +client|tracking +client|caching
 //! ```
 //!
+//! `durable=on` looks at `appendfsync` where the user may (`+config|get`), and is believed where not.
+//!
 //! `client|kill` ends connections of ours alone: it makes sure that a claim on its way over one that broke does not arrive
 //! after its own release. Without that right the release is repeated after 250 ms.
 //!

@@ -39,8 +39,8 @@ impl Value {
     }
 }
 
-/// A command and its arguments.
-#[derive(Clone, Debug)]
+/// A command and its arguments. `Debug` is left out on purpose: a password may be among them.
+#[derive(Clone)]
 pub(super) struct Command {
     words: u64,
     body: Vec<u8>,

@@ -318,12 +318,8 @@ impl Node {
         };
         server.refuse_replica()?;
         server.refuse_unfit(self.dialer.settings.eviction_allowed)?;
-        if self.rules.durable && !server.run.is_empty() && !server.logs_writes {
-            return Err(Error::new(
-                ErrorKind::Refused,
-                "durable=on says that this server keeps what it acknowledged, but it has no append-only file: set \
-                 appendonly yes and appendfsync always, or leave durable=on away",
-            ));
+        if self.rules.durable {
+            server.refuse_forgetful(&link).await?;
         }
         self.runs.join(&self.address, &server.run)?;
         self.met(&server, left, link.ended(), received);
