@@ -60,8 +60,8 @@
 //!
 //! # What is refused
 //!
-//! When it connects: a replica, a KeyDB active replica, a `maxmemory-policy` that evicts, a user without the rights below,
-//! `require=` of what is not there. Where scripts are missing or forbidden, a server with `SET ... IFEQ` and a conditional
+//! When it connects: a replica, a user without the rights below, `require=` of what is not there. Whenever a connection is
+//! opened, to each server: a KeyDB active replica, and a `maxmemory-policy` that evicts. Where scripts are missing or forbidden, a server with `SET ... IFEQ` and a conditional
 //! delete (Valkey 9.0, Redis 8.4) is used in the lean mode; [`Capabilities`](crate::Capabilities) tell.
 //!
 //! # Rights
