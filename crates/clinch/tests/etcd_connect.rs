@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use clinch::{Error, ErrorKind, Locks, Released};
-use clinch_testkit::{Etcd, EtcdBuilder, EtcdCluster, Port, etcd_3_5};
+use clinch_testkit::{Etcd, EtcdBuilder, EtcdCluster, Port, Proxy, etcd_3_5};
 
 mod common;
 
@@ -251,6 +251,33 @@ async fn is_full(builder: EtcdBuilder) {
     let renewed = async || (guard.deadline().filter(|_| guard.is_held())? > first).then_some(());
     eventually("the next lease is renewed", renewed).await;
     release(guard).await;
+}
+
+/// One of the members that the URL names accepts connections and never answers. Which one is dialled first is chance.
+#[tokio::test]
+async fn a_member_that_hangs_keeps_nobody_from_connecting() {
+    let etcd = Etcd::start();
+    let hung = Proxy::start(etcd.addr());
+    hung.black_hole(true);
+    for _ in 0..6 {
+        let locks = connect(&format!("etcd://{},{}", hung.addr(), etcd.addr())).await;
+        release(lock(&locks, "job").await).await;
+    }
+}
+
+/// A password that nobody asks for is offered once, and again when users are turned on.
+#[tokio::test]
+async fn a_server_without_users_is_asked_once_for_a_login() {
+    let etcd = Etcd::start();
+    let locks = connect(&etcd.url_as("root", SECRET)).await;
+    for _ in 0..5 {
+        release(lock(&locks, "job").await).await;
+    }
+    assert_eq!(etcd.handled("Authenticate"), 1);
+    etcd.ctl(&["user", "add", &format!("root:{SECRET}")]);
+    etcd.ctl(&["user", "grant-role", "root", "root"]);
+    etcd.ctl(&["auth", "enable"]);
+    release(lock(&locks, "job").await).await;
 }
 
 #[tokio::test]

@@ -194,6 +194,26 @@ async fn etcdctl_and_we_exclude_each_other_and_an_operator_can_end_its_claim() {
     release(within("ours is granted", lock(&locks)).await).await;
 }
 
+/// Also where keys begin with the lock's name, and are listed from the first of all keys on.
+#[tokio::test]
+async fn etcdctl_and_we_exclude_each_other_without_a_prefix() {
+    let etcd = Etcd::start();
+    let locks = clinch::connect(&format!("{}?prefix=", etcd.url())).await.unwrap();
+    let mut command = etcd.etcdctl();
+    command.args(["lock", "ctr"]);
+    let mut first = Worker::start(command);
+    assert!(first.says().starts_with("ctr/"));
+    let mutex = locks.mutex("ctr").unwrap();
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    first.interrupt();
+    let guard =
+        within("ours is granted", tokio::spawn(async move { mutex.lock().await })).await.unwrap().unwrap();
+    assert_eq!(locks.list("").await.unwrap().len(), 1);
+    assert!(locks.mutex("ctr").unwrap().try_lock().await.unwrap().is_none());
+    release(guard).await;
+    assert_eq!(locks.list("").await.unwrap().len(), 0);
+}
+
 /// A lock that was released closed is closed to foreign clients as well, also to one that waited already.
 #[tokio::test]
 async fn a_closed_lock_is_closed_to_everybody() {

@@ -1,9 +1,11 @@
 //! Calls on whatever member answers: endpoints in turn, logged in.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::Stream;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{Stream, StreamExt};
 use prost::Message;
 use tonic::{Status, Streaming};
 
@@ -22,6 +24,9 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 
+/// How long a member is waited for alone before the next is dialled beside it.
+const STAGGER: Duration = Duration::from_millis(250);
+
 /// A client of one cluster.
 pub(super) struct Client {
     pub(super) env: Env,
@@ -29,6 +34,8 @@ pub(super) struct Client {
     pool: Pool<Link>,
     next: Arc<Next>,
     token: Mutex<Option<Token>>,
+    /// Whether the server said that it keeps no users, so that nobody need log in.
+    has_no_users: AtomicBool,
     /// A password's hash is slow on purpose, and once is enough.
     logins: Flights<(), Option<Token>>,
     pub(super) history: History,
@@ -80,6 +87,7 @@ impl Client {
             pool: Pool::default(),
             next: Arc::new(Next::new(first, count)),
             token: Mutex::default(),
+            has_no_users: AtomicBool::new(false),
             logins: Flights::default(),
             history: History::default(),
         })
@@ -215,7 +223,7 @@ impl Client {
             self.next.leave(link.endpoint);
             return repeatable;
         }
-        if failure.is_leaderless() {
+        if failure.is_leaderless() || failure.is_learner() {
             // It may be cut off from the others, and they may have a leader.
             if self.settings.endpoints.len() > 1 {
                 link.life().close();
@@ -237,23 +245,34 @@ impl Client {
             .await
     }
 
-    /// Connects to the first endpoint that lets us, from the current one on.
+    /// Connects to the first endpoint that lets us, from the current one on. The next is dialled when one has failed, or
+    /// beside it when it keeps us waiting.
     async fn dial(&self) -> Result<Link> {
         let count = self.settings.endpoints.len();
         let first = self.next.get();
+        let mut endpoints = (0..count).map(|step| (first + step) % count);
+        let mut dialled = FuturesUnordered::new();
         let mut failure: Option<Error> = None;
-        for step in 0..count {
-            let endpoint = (first + step) % count;
-            match Link::open(&self.env, &self.settings, endpoint, &self.next).await {
-                Ok(link) => {
-                    self.next.stay(endpoint);
+        loop {
+            if let Some(endpoint) = endpoints.next() {
+                dialled.push(Link::open(&self.env, &self.settings, endpoint, &self.next));
+            }
+            let opened = tokio::select! {
+                biased;
+                opened = dialled.next() => opened,
+                () = self.env.sleep_until(self.env.now() + STAGGER), if endpoints.len() > 0 => continue,
+            };
+            match opened {
+                Some(Ok(link)) => {
+                    self.next.stay(link.endpoint);
                     return Ok(link);
                 }
                 // That a server is not to be trusted says more than that another is away.
-                Err(error) => match &failure {
+                Some(Err(error)) => match &failure {
                     Some(known) if known.kind() != ErrorKind::Unavailable => {}
                     _ => failure = Some(error),
                 },
+                None => break,
             }
         }
         Err(failure.unwrap_or_else(|| Error::invalid("the URL names no server")))
@@ -261,7 +280,7 @@ impl Client {
 
     /// What proves us, once logged in; `None` when the URL has no user or the server keeps none.
     async fn token(self: &Arc<Client>) -> Result<Option<Token>> {
-        if self.settings.credentials.is_none() {
+        if self.settings.credentials.is_none() || self.has_no_users.load(Ordering::Acquire) {
             return Ok(None);
         }
         if let Some(token) = lock(&self.token).clone() {
@@ -287,6 +306,7 @@ impl Client {
             Err(status) => {
                 let failure = Failure::new(status, link.server());
                 if failure.is_auth_disabled() {
+                    self.has_no_users.store(true, Ordering::Release);
                     return Ok(None);
                 }
                 self.turn_away(&link, &failure, false);
@@ -304,6 +324,7 @@ impl Client {
 
     /// Forgets a token that was refused, unless somebody has got another already.
     fn forget(&self, stale: Option<&Token>) {
+        self.has_no_users.store(false, Ordering::Release);
         let mut token = lock(&self.token);
         if token.as_ref() == stale {
             *token = None;
@@ -325,6 +346,7 @@ impl Client {
 
     /// Forgets what proves us: the next call logs in anew.
     pub(super) fn log_in_again(&self) {
+        self.has_no_users.store(false, Ordering::Release);
         *lock(&self.token) = None;
     }
 

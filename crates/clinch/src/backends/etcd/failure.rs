@@ -27,6 +27,11 @@ impl Failure {
         self.status.message().contains("no leader")
     }
 
+    /// Whether the member only learns as yet: it serves next to nothing.
+    pub(super) fn is_learner(&self) -> bool {
+        self.status.message().contains("not supported for learner")
+    }
+
     /// Whether there was no answer in time.
     pub(super) fn is_late(&self) -> bool {
         self.status.code() == Code::DeadlineExceeded && !self.is_cut()
@@ -36,7 +41,7 @@ impl Failure {
     /// stops, or while leaders change, it may say of what it has proposed and others will apply.
     fn is_surely_not_applied(&self) -> bool {
         let says = |words: &[&str]| words.iter().any(|word| self.status.message().contains(word));
-        says(&["no leader", "too many requests", "not capable"])
+        says(&["no leader", "too many requests", "not capable", "not supported for learner"])
     }
 
     /// Whether what proves us is no longer good, for a client that has a password or not.
@@ -119,6 +124,7 @@ mod tests {
         assert_eq!(kind(unavailable("no leader")), ErrorKind::Unavailable);
         assert_eq!(kind(unavailable("request timed out")), ErrorKind::Unknown);
         assert_eq!(kind(unavailable("leader changed")), ErrorKind::Unknown);
+        assert_eq!(kind(unavailable("rpc not supported for learner")), ErrorKind::Unavailable);
         // These are said of requests that were proposed already.
         assert_eq!(kind(unavailable("server stopped")), ErrorKind::Unknown);
         assert_eq!(kind(Status::unknown("raft: stopped")), ErrorKind::Unknown);
