@@ -15,12 +15,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use clinch::backend::Backend;
 use clinch::conformance::Fixture;
-use clinch::{Env, Locks, Token};
+use clinch::{Env, Locks, Released, Token};
 use clinch_testkit::{Cluster, Sentinel};
 
 mod common;
 
-use common::{PATIENCE, lock};
+use common::{PATIENCE, eventually, lock};
 
 /// A TTL that outlives any failover: sentinels that do not agree at once try again some seconds later.
 const LONG: Duration = Duration::from_secs(180);
@@ -283,6 +283,34 @@ async fn a_lock_is_renewed_in_the_middle_of_its_slots_move() {
     let token = guard.token();
     guard.release().await.unwrap();
     assert!(lock(&locks, "job").await.token() > token);
+}
+
+/// A slot whose keys stand on two servers refuses what takes several of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_of_a_slot_that_moves_are_renewed_and_released() {
+    const TTL: Duration = Duration::from_secs(4);
+    let servers = Cluster::start();
+    let locks = connect(&servers.url(), TTL).await;
+    let guards = [lock(&locks, "one{x}").await, lock(&locks, "two{x}").await];
+    let slot = servers.slot_of("clinch:one{x}");
+    let from = servers.owner(slot).port();
+    let to = servers.masters().into_iter().find(|master| master.port() != from).unwrap();
+    let migration = servers.begin_migration(slot, to);
+    migration.move_key("clinch:one{x}");
+    let later = guards.each_ref().map(|guard| guard.deadline().unwrap() + TTL);
+    for (guard, later) in guards.iter().zip(later) {
+        eventually("it is renewed over and over", async || {
+            assert!(guard.is_held(), "it was lost: {:?}", guard.standing());
+            (guard.deadline().unwrap() > later).then_some(())
+        })
+        .await;
+    }
+    for guard in guards {
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+    }
+    migration.move_keys();
+    migration.finish();
+    lock(&locks, "one{x}").await.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -51,6 +51,10 @@
 //! sentinel, and leave the old one. To be sure, give the token to the store that you guard
 //! ([`fence`](crate::fence)), or use a store with consensus.
 //!
+//! While a slot of a Cluster moves, its servers refuse commands on several keys until all have moved: locks in it are renewed and
+//! released meanwhile, by their own key alone, but not acquired; who waits is not told of a release and finds it when the lease of the
+//! holder would have ended, or 30 s later.
+//!
 //! # Other programs' locks
 //!
 //! With `prefix=` empty, and the same key, we and redis-py, redlock, rslock, redsync or `SET key value NX PX` exclude each

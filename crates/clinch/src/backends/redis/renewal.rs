@@ -112,7 +112,18 @@ impl Store {
         for claim in claims {
             command.arg(claim.id).arg(millis(claim.ttl));
         }
-        let answer = self.route.run_durably(slot, &script::RENEW_HELD, &command).await?;
+        let answer = match self.route.run_durably(slot, &script::RENEW_HELD, &command).await {
+            // While a slot moves, its servers refuse all that takes several keys.
+            Err(error)
+                if error.kind() == ErrorKind::Unavailable && self.route.is_cluster() && claims.len() > 1 =>
+            {
+                let alone = claims.chunks(1).map(|claim| Box::pin(self.renew_held(slot, claim)));
+                let failed = |error| vec![Some(Renewal::Failed(error))];
+                let renewals = join_all(alone).await.into_iter();
+                return Ok(renewals.flat_map(|renewal| renewal.unwrap_or_else(failed)).collect());
+            }
+            answer => answer?,
+        };
         let renewal = |(claim, held): (&&Claim, &Value)| {
             Ok((reply::number(held)? == 1).then_some(Renewal::Renewed(Some(claim.ttl))))
         };

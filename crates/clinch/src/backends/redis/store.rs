@@ -172,12 +172,28 @@ impl Store {
         let step = [&*linger, if self.claims.is_in_doubt(id) { "1" } else { "0" }, "0"];
         let mut command = self.command(&script::RELEASE, &keys, step);
         command.arg(id);
-        let answer = self.route.run(keys.slot, &script::RELEASE, &command).await?;
+        let answer = match self.route.run(keys.slot, &script::RELEASE, &command).await {
+            Err(error)
+                if error.kind() == ErrorKind::Unavailable && self.route.is_cluster() && linger == "0" =>
+            {
+                return Box::pin(self.free_alone(&keys, id)).await.ok_or(error);
+            }
+            answer => answer?,
+        };
         let (removed, rest) = reply::released(&answer)?;
         if let Some(at) = rest {
             Box::pin(self.settle(&keys, at)).await;
         }
         Ok(if removed { Freed::Removed } else { Freed::Absent })
+    }
+
+    /// Frees an exclusive lock without a look at its queue, whose waiters look by themselves: while a slot moves, its servers
+    /// refuse all that takes several keys. `None`: that did not do it.
+    async fn free_alone(&self, keys: &Keys, id: ClaimId) -> Option<Freed> {
+        let mut command = script::RELEASE_LEAN.on([keys.lock.as_str()]);
+        command.arg(id);
+        let answer = self.route.run(keys.slot, &script::RELEASE_LEAN, &command).await.ok()?;
+        (reply::number(&answer).ok()? == 1).then_some(Freed::Removed)
     }
 
     /// Goes on with a queue that was too long for one script. If this is given up, its waiters look by themselves.
