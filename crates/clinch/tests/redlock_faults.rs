@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use clinch::backend::Freed;
 use clinch::{ErrorKind, Guard, Locks, LossKind, Released};
 use clinch_testkit::{Proxy, Redis, Reply};
 

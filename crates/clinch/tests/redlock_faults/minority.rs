@@ -249,3 +249,21 @@ async fn a_caller_whose_runtime_stands_still_keeps_no_votes() {
     drop(go_on);
     caller.join().unwrap();
 }
+
+#[tokio::test]
+async fn what_an_evicted_holder_had_is_nobodys_before_it_lets_go() {
+    let servers = Servers::durable(3);
+    let (one, other) = (servers.connect().await, servers.connect().await);
+    let name = unique("evicted");
+    let guard = lock(&one, &name).await;
+    assert_eq!(other.evict(&name, guard.claim_id()).await.unwrap(), Freed::Removed);
+    assert!(other.mutex(&name).unwrap().try_lock().await.unwrap().is_none(), "its holder still runs");
+    let state = other.state(&name).await.unwrap().expect("it is not free yet");
+    assert!(state.claims.is_empty() && state.closed_until.is_some(), "{state:?}");
+    let waiter = queue(&other, &name);
+    assert_eq!(guard.verify().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(matches!(guard.release().await.unwrap(), Released::AlreadyLost(_)));
+    let next = waiter.await.unwrap();
+    assert_eq!(next.release().await.unwrap(), Released::Released);
+    servers.expect_no_key(&name).await;
+}
