@@ -9,6 +9,7 @@
 )]
 
 use std::sync::LazyLock;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use clinch::{Error, ErrorKind, Locks, Released};
@@ -129,6 +130,31 @@ async fn a_login_that_the_server_forgot_is_made_again() {
     guard.verify().await.unwrap();
     release(guard).await;
     release(lock(&locks, "job").await).await;
+}
+
+/// Whoever is in the midst of a login and is not polled keeps nobody else from it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_login_that_is_not_polled_stops_nobody() {
+    let etcd = with_users(Etcd::builder().root_password(SECRET).arg("--auth-token-ttl", "1").start());
+    // Nothing of it is watched, so that nobody else logs in.
+    let locks = connect(&etcd.url_as("locker", SECRET)).await;
+    // The server looks once a second for logins that ran out.
+    let ran_out = tokio::time::Instant::now() + Duration::from_secs(4);
+    eventually("the login runs out", async || (tokio::time::Instant::now() > ran_out).then_some(())).await;
+    let (logins, reads) = (etcd.handled("Authenticate"), || etcd.handled("Range"));
+    let mut first = Box::pin(locks.state("first"));
+    // One request at a time is on its way, and it is polled again only when that was not the login.
+    while etcd.handled("Authenticate") == logins {
+        let before = reads();
+        let once = |context: &mut Context<'_>| Poll::Ready(first.as_mut().poll(context));
+        let answer = std::future::poll_fn(once).await;
+        assert!(answer.is_pending(), "it was answered without a login: {answer:?}");
+        let handled = async || (etcd.handled("Authenticate") > logins || reads() > before).then_some(());
+        eventually("the request is handled", handled).await;
+    }
+    let second = tokio::time::timeout(PATIENCE, locks.state("second")).await;
+    assert!(second.expect("nobody else can log in").unwrap().is_none());
+    assert!(first.await.unwrap().is_none());
 }
 
 /// A login that ran out is refused to the stream of watches as if the user were not allowed to watch.
