@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Busy, Grant, Progress, Wake};
-use crate::claim::{Claim, Mode, Owner};
+use crate::claim::{Claim, LossKind, Mode, Owner};
 use crate::clock::Instant;
-use crate::engine::Engine;
+use crate::engine::{Engine, REPEATS};
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{Claimed, Guard};
 use crate::keeper::Kept;
@@ -51,23 +51,29 @@ impl Target {
     /// One step that leaves no place in the queue.
     async fn step(&self, mode: Mode) -> Result<Result<Guard, Busy>> {
         let (claimed, claim) = self.new_claim(mode, false)?;
-        let mut attempt = 0;
-        let (sent, progress) = loop {
+        let (mut attempt, mut late) = (0, 0);
+        loop {
             let sent = self.engine.env.now();
-            match self.engine.backend.claim(&claim).await {
-                Ok(progress) => break (sent, progress),
+            match self.ask(&claim).await {
+                Ok(Progress::Granted(grant)) if late < REPEATS && !self.is_fresh(grant, sent) => late += 1,
+                Ok(Progress::Granted(grant)) => return self.guard(claimed, &claim, grant, sent).map(Ok),
+                Ok(Progress::Busy(busy)) => {
+                    // An attempt whose answer did not come may still be on its way, and would hold the lock.
+                    if (attempt, late) == (0, 0) {
+                        claimed.settle();
+                    }
+                    return Ok(Err(busy));
+                }
+                Ok(Progress::Queued(busy)) => return Ok(Err(busy)),
                 Err(error) if self.engine.worth_repeating(&error, &mut attempt).await => {}
                 Err(error) => return Err(error),
             }
-        };
-        match progress {
-            Progress::Granted(grant) => self.guard(claimed, &claim, grant, sent).map(Ok),
-            Progress::Busy(busy) => {
-                claimed.settle();
-                Ok(Err(busy))
-            }
-            Progress::Queued(busy) => Ok(Err(busy)),
         }
+    }
+
+    /// One step of a claim. Who holds nothing has nothing to lose: a store that says so has lost a place or an attempt.
+    async fn ask(&self, claim: &Claim) -> Result<Progress> {
+        self.engine.backend.claim(claim).await.map_err(nothing_lost)
     }
 
     fn new_claim(&self, mode: Mode, enqueue: bool) -> Result<(Claimed, Arc<Claim>)> {
@@ -98,27 +104,44 @@ impl Target {
             Policy { drift: self.engine.env.drift(), manual, hold_until },
         )?;
         match kept.tenure.standing(now) {
-            Standing::Lost(_) => Err(Error::new(
-                ErrorKind::Unavailable,
-                format!(
-                    "lock \"{}\" was granted so late that its lease had already run out; use a longer TTL",
-                    self.name
-                ),
-            )),
+            Standing::Lost(loss) => {
+                let why = match loss.kind {
+                    LossKind::Expired => {
+                        "was granted so late that its lease had already run out; use a longer TTL".to_owned()
+                    }
+                    _ => format!("was granted, but cannot be kept: {loss}"),
+                };
+                Err(Error::new(ErrorKind::Unavailable, format!("lock \"{}\" {why}", self.name)))
+            }
             Standing::Held | Standing::Jeopardy => Ok(Guard::new(claimed, kept, grant.token)),
         }
     }
 
-    /// Whether a pushed grant, which may be short until its first renewal, can be used as it is; else the claim is asked
-    /// for again, which grants its whole TTL.
-    fn is_enough(&self, grant: Grant) -> bool {
-        !self.options.manual || grant.ttl.is_none_or(|ttl| ttl >= self.options.ttl)
+    /// Whether enough is left of a grant for a renewal to come in time; else the claim is asked for again, which grants its
+    /// whole TTL from then on. This process may have been stopped, or the waiter not polled, since the grant was made.
+    fn is_fresh(&self, grant: Grant, sent: Instant) -> bool {
+        let from = grant.from.unwrap_or(sent);
+        grant.ttl.is_none_or(|ttl| self.engine.env.now() < lease::jeopardy(from, ttl))
+    }
+
+    /// Whether a pushed grant, which may be short until its first renewal, can be used as it is.
+    fn is_enough(&self, grant: Grant, sent: Instant) -> bool {
+        let whole = !self.options.manual || grant.ttl.is_none_or(|ttl| ttl >= self.options.ttl);
+        whole && self.is_fresh(grant, sent)
     }
 
     /// Waits for a grant until `until`; `None`: for as long as it takes.
     async fn wait(&self, mode: Mode, until: Option<Instant>) -> Result<Guard> {
         let start = self.engine.env.now();
-        let mut wait = Wait { target: self, start, until, busy: None, failure: None };
+        let mut wait = Wait {
+            target: self,
+            start,
+            until,
+            heard: start,
+            silence: Duration::ZERO,
+            busy: None,
+            failure: None,
+        };
         match until {
             Some(until) if until <= start => match self.step(mode).await? {
                 Ok(guard) => Ok(guard),
@@ -146,55 +169,72 @@ struct Wait<'a> {
     target: &'a Target,
     start: Instant,
     until: Option<Instant>,
+    /// When the store last answered, or failed to.
+    heard: Instant,
+    /// For how long it has not answered.
+    silence: Duration,
     busy: Option<Busy>,
     failure: Option<Error>,
 }
 
 impl Wait<'_> {
     async fn run(&mut self, mode: Mode) -> Result<Guard> {
-        let engine = &self.target.engine;
-        let (claimed, claim) = self.target.new_claim(mode, true)?;
+        let target = self.target;
+        let engine = &target.engine;
+        let (claimed, claim) = target.new_claim(mode, true)?;
         let mut place: Option<Kept> = None;
-        let mut sent = engine.env.now();
-        let mut answered = sent;
-        let mut attempt = 0;
+        let (mut attempt, mut late) = (0, 0);
         loop {
-            match engine.backend.claim(&claim).await {
-                Ok(Progress::Granted(grant)) => return self.target.guard(claimed, &claim, grant, sent),
+            let sent = engine.env.now();
+            match target.ask(&claim).await {
+                Ok(Progress::Granted(grant)) if late < REPEATS && !target.is_fresh(grant, sent) => late += 1,
+                Ok(Progress::Granted(grant)) => return target.guard(claimed, &claim, grant, sent),
                 Ok(Progress::Queued(busy) | Progress::Busy(busy)) => {
-                    (attempt, self.failure) = (0, None);
-                    // One that the store no longer has was taken anew by this step.
-                    let kept = place.as_ref().is_some_and(|place| !place.tenure.is_lost());
-                    if let (false, Some(ttl)) = (kept, busy.place_ttl) {
+                    (attempt, late) = (0, 0);
+                    self.answered();
+                    // One that the store no longer had was taken anew by this step.
+                    place.take_if(|place| place.tenure.is_lost());
+                    if let (None, Some(ttl)) = (&place, busy.place_ttl) {
                         place = Some(engine.keeper.keep_place(&claim, sent, ttl)?);
                     }
                     self.busy = Some(busy);
-                    let woken = engine.backend.wait(&claim).await;
+                    let woken = tokio::select! {
+                        biased;
+                        woken = engine.backend.wait(&claim) => woken.map_err(nothing_lost),
+                        () = lost(place.as_ref()) => Ok(Wake::Step),
+                    };
                     // However long nothing was asked of the store: it is silent only from the next step on.
-                    answered = engine.env.now();
+                    self.answered();
                     match woken {
-                        Ok(Wake::Granted(grant)) if self.target.is_enough(grant) => {
-                            return self.target.guard(claimed, &claim, grant, sent);
+                        Ok(Wake::Granted(grant)) if target.is_enough(grant, sent) => {
+                            return target.guard(claimed, &claim, grant, sent);
                         }
                         Ok(Wake::Granted(_) | Wake::Step) => {}
-                        Err(error) => self.retry(error, &mut attempt, answered).await?,
+                        Err(error) => self.retry(error, &mut attempt).await?,
                     }
                 }
-                Err(error) => self.retry(error, &mut attempt, answered).await?,
+                Err(error) => self.retry(error, &mut attempt).await?,
             }
-            sent = engine.env.now();
         }
     }
 
+    fn answered(&mut self) {
+        (self.heard, self.silence, self.failure) = (self.target.engine.env.now(), Duration::ZERO, None);
+    }
+
     /// Pauses before the step is repeated, or gives up.
-    async fn retry(&mut self, error: Error, attempt: &mut u32, answered: Instant) -> Result<()> {
+    async fn retry(&mut self, error: Error, attempt: &mut u32) -> Result<()> {
         let env = &self.target.engine.env;
-        let silent = self.until.is_none() && env.now().since(answered) >= UNREACHABLE_FOR;
+        let now = env.now();
+        // One long gap is a process that was stopped, not a store that was asked and did not answer.
+        self.silence += now.since(self.heard).min(UNREACHABLE_FOR / 2);
+        self.heard = now;
+        let silent = self.until.is_none() && self.silence >= UNREACHABLE_FOR;
         if silent || !error.is_transient() {
             return Err(error);
         }
         self.failure = Some(error);
-        env.sleep_until(env.now() + lease::backoff(*attempt, env.random().jitter())).await;
+        env.sleep_until(now + lease::backoff(*attempt, env.random().jitter())).await;
         *attempt += 1;
         Ok(())
     }
@@ -240,6 +280,24 @@ impl Wait<'_> {
             Some(detail) => error.with_source(detail.as_ref()),
             None => error,
         }
+    }
+}
+
+/// Waits until a waiter's place is lost; for ever where it has none.
+async fn lost(place: Option<&Kept>) {
+    match place {
+        Some(place) => drop(place.tenure.lost().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// What a step says that found its claim gone, to somebody who does not hold it: to be asked again.
+fn nothing_lost(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Lost => {
+            Error::new(ErrorKind::Unknown, "the store lost an attempt to take the lock").with_source(error)
+        }
+        _ => error,
     }
 }
 

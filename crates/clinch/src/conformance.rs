@@ -60,6 +60,8 @@ use crate::env::Env;
 
 pub mod cancel;
 mod client;
+#[cfg_attr(not(test), allow(dead_code, reason = "listed when all stores have it"))]
+mod executors;
 pub mod faults;
 mod history;
 pub mod loss;
@@ -145,6 +147,7 @@ macro_rules! __for_each_property {
                 claim_not_applied
                 jeopardy_not_told
                 keeper_stalled
+                late_attempt_of_a_refused_try_holds
                 late_release_frees_a_successor
                 release_not_applied
                 reply_lost_on_claim
@@ -225,11 +228,13 @@ macro_rules! __for_each_property {
                 deadline_counts_from_the_extensions_reply
                 deadline_counts_from_the_reply
                 extension_does_not_extend
+                grant_comes_too_late
                 held_for_ever
                 odd_timeouts
                 odd_ttls
                 renewed_although_never
                 runtime_blocked
+                stated_drift_is_ignored
                 timed_out_waiter_stays
                 unanswered_wait
                 unrenewed_lease
@@ -280,6 +285,32 @@ mod tests {
         ([] $($group:ident { $($property:ident)* })*) => {
             [$((concat!(stringify!($group), ".rs"), &[$(stringify!($property)),*] as &[&str])),*]
         };
+    }
+
+    use crate::backends::memory::Memory;
+    use crate::{Env, Lane};
+
+    struct InMemory(Memory);
+
+    #[async_trait::async_trait]
+    impl super::Fixture for InMemory {
+        async fn connect(&self, env: &Env) -> std::sync::Arc<dyn crate::backend::Backend> {
+            std::sync::Arc::new(self.0.client(env.clone()))
+        }
+    }
+
+    fn in_memory() -> InMemory {
+        InMemory(Memory::new(Env::host(Lane::thread())))
+    }
+
+    #[test]
+    fn unpolled_waiter_blocks() {
+        super::run("", in_memory(), super::mutex::unpolled_waiter_blocks);
+    }
+
+    #[test]
+    fn no_runtime() {
+        super::run("", in_memory(), super::executors::no_runtime);
     }
 
     /// A property that is not in the list would be run by nobody.

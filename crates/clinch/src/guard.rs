@@ -14,7 +14,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::keeper::Kept;
 use crate::lease;
 use crate::name::LockName;
-use crate::release::free;
 use crate::tenure::{Standing, Tenure};
 use crate::token::Token;
 
@@ -41,7 +40,7 @@ impl Drop for Claimed {
     fn drop(&mut self) {
         // A forked child's copy is not its own to free.
         if !self.settled && self.engine.check_process().is_ok() {
-            self.engine.free_in_background(self.claim.clone());
+            self.engine.releases.free_in_background(self.claim.clone());
         }
     }
 }
@@ -149,12 +148,7 @@ impl Guard {
     ///
     /// Safe; a loss is remembered.
     pub async fn lost(&self) -> Loss {
-        loop {
-            let standing = self.tenure().changed(|now| !matches!(now, Standing::Lost(_))).await;
-            if let Standing::Lost(loss) = standing {
-                return loss;
-            }
-        }
+        self.tenure().lost().await
     }
 
     /// Waits until the lease stands otherwise than `standing`: from held to in jeopardy, back, or to lost.
@@ -202,7 +196,8 @@ impl Guard {
 
     /// Releases the lock and says whether it was still held.
     ///
-    /// A lost answer is asked for again until the lease has run out.
+    /// A lost answer is asked for again until the lease has run out, and after that now and then in the background, as long
+    /// as the client lives.
     ///
     /// # Cancel safety
     ///
@@ -229,12 +224,17 @@ impl Guard {
         let Guard { kept, claimed, .. } = self;
         let engine = claimed.engine.clone();
         engine.check_process()?;
-        if let Standing::Lost(loss) = kept.tenure.standing(engine.env.now()) {
+        // From here on nobody renews the lease: this future may be kept without being polled.
+        let tenure = kept.tenure.clone();
+        drop(kept);
+        // Before the look at the lease, so that the keeper does not free it at the same time.
+        let _under_way = engine.releases.begin(claimed.claim.id);
+        if let Standing::Lost(loss) = tenure.standing(engine.env.now()) {
             return Ok(Released::AlreadyLost(loss));
         }
-        let until = engine.release_until(&claimed.claim);
-        let freed = free(&*engine.backend, &engine.env, &claimed.claim, linger, until).await;
-        let lost = kept.tenure.standing(engine.env.now());
+        let until = engine.releases.until(&claimed.claim);
+        let freed = engine.releases.free(&claimed.claim, linger, until).await;
+        let lost = tenure.standing(engine.env.now());
         match (freed?, lost) {
             (Freed::Removed, _) => {
                 claimed.settle();
@@ -271,6 +271,7 @@ impl Guard {
         self.tenure().isolate();
         self.extend(self.claimed.claim.ttl).await?;
         let detached = Detached { name: self.name().clone(), claim: self.claim_id(), token: self.token };
+        self.engine().backend.forget(&self.claimed.claim);
         self.claimed.settle();
         Ok(detached)
     }

@@ -16,8 +16,9 @@ use crate::claim::{Claim, ClaimId, Loss};
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lane::caught;
 use crate::lease;
-use crate::release::free;
+use crate::release::Releases;
 use crate::sync::lock;
 use crate::tenure::{CHECK_EVERY, Policy, Standing, Tenure};
 
@@ -34,6 +35,9 @@ pub(crate) struct Keeper {
 #[derive(Debug)]
 struct Shared {
     backend: Arc<dyn Backend>,
+    releases: Arc<Releases>,
+    /// Whether the store ends by itself what nobody renews.
+    expires: bool,
     schedule: Mutex<Schedule>,
     next_id: AtomicU64,
     /// Wakes the keeper's task: something is due earlier than what it waits for, or it shall stop.
@@ -50,10 +54,12 @@ struct Schedule {
 }
 
 impl Keeper {
-    pub(crate) fn new(backend: Arc<dyn Backend>, env: Env) -> Keeper {
+    pub(crate) fn new(backend: Arc<dyn Backend>, env: Env, releases: Arc<Releases>) -> Keeper {
         Keeper {
             shared: Arc::new(Shared {
+                expires: backend.capabilities().expiry,
                 backend,
+                releases,
                 schedule: Mutex::default(),
                 next_id: AtomicU64::new(0),
                 kick: Notify::new(),
@@ -84,18 +90,20 @@ impl Keeper {
     }
 
     fn keep(&self, tenure: Tenure) -> Result<Kept> {
-        let mut schedule = lock(&self.shared.schedule);
         let next = tenure.begin(self.env.random().jitter());
-        let tenure = Arc::new(tenure);
+        let kept = Kept { shared: self.shared.clone(), tenure: Arc::new(tenure) };
         if let Some(next) = next {
-            if !schedule.running {
-                self.env.lane().spawn(keep(self.shared.clone(), self.env.clone()))?;
-                schedule.running = true;
+            let running = {
+                let mut schedule = lock(&self.shared.schedule);
+                schedule.put(next, kept.tenure.clone());
+                self.shared.arm(&mut schedule, next);
+                std::mem::replace(&mut schedule.running, true)
+            };
+            if !running {
+                self.env.lane().spawn(keep(Keeping(self.shared.clone()), self.env.clone()))?;
             }
-            schedule.put(next, tenure.clone());
-            self.shared.arm(&mut schedule, next);
         }
-        Ok(Kept { shared: self.shared.clone(), tenure })
+        Ok(kept)
     }
 
     /// Asks the store now: renews with `ttl`, or only reads when there is none.
@@ -205,7 +213,6 @@ impl Shared {
         if schedule.stopped {
             return None;
         }
-        let expires = self.backend.capabilities().expiry;
         let (mut renew, mut free) = (Vec::new(), Vec::new());
         // Renewals may go out a little early to share a trip, so look as far ahead as any of them may.
         let horizon = now + lease::coalesce(lease::MAX_TTL);
@@ -222,13 +229,9 @@ impl Shared {
                     }
                     schedule.put(review.next, tenure);
                 }
-                // What the store would keep longer than the holder may is freed now that its time is over. Whoever was told of
-                // another loss is still stopping, and frees it then.
-                None if tenure.policy.hold_until.is_some_and(|cap| cap <= now)
-                    || !expires && tenure.has_expired() =>
-                {
-                    free.push(tenure)
-                }
+                // What the store would keep longer than the holder may is freed now that the loss is told. Not what an
+                // operator took: that is the next one's when its guard is dropped.
+                None if tenure.outlived(now, self.expires) => free.push(tenure),
                 None => {}
             }
         }
@@ -244,50 +247,72 @@ struct Todo {
     next: Option<Instant>,
 }
 
+/// The keeper's task, as its schedule sees it. However it ends, with the runtime that it ran on or by a panic, all claims are
+/// told that nobody renews them any more, and the next claim starts another.
+struct Keeping(Arc<Shared>);
+
+impl Drop for Keeping {
+    fn drop(&mut self) {
+        let left = {
+            let mut schedule = lock(&self.0.schedule);
+            (schedule.running, schedule.armed) = (false, None);
+            std::mem::take(&mut schedule.due)
+        };
+        left.into_values().for_each(|tenure| tenure.abandon());
+    }
+}
+
 /// The keeper's task.
-async fn keep(shared: Arc<Shared>, env: Env) {
+async fn keep(keeping: Keeping, env: Env) {
+    let shared = &keeping.0;
     while let Some(todo) = shared.review(env.now()) {
         for batch in batches(&*shared.backend, todo.renew) {
             // Each in its own task: one that hangs on a slow server delays no other.
             tokio::spawn(renew(shared.clone(), env.clone(), batch));
         }
         for tenure in todo.free {
-            tokio::spawn(free_outheld(shared.clone(), env.clone(), tenure));
+            shared.releases.free_in_background(tenure.claim.clone());
         }
         let next = todo.next.unwrap_or_else(|| env.now() + CHECK_EVERY);
         tokio::select! {
             () = shared.kick.notified() => {}
-            losses = shared.backend.lost() => shared.tell(losses, &env),
+            losses = news(&*shared.backend, &env) => shared.tell(losses, &env),
             () = env.sleep_until(next) => {}
         }
     }
 }
 
-/// Splits renewals into batches of which each concerns one server.
-fn batches(backend: &dyn Backend, renew: Vec<Arc<Tenure>>) -> impl Iterator<Item = Vec<Arc<Tenure>>> {
-    let mut shards: BTreeMap<u64, Vec<Arc<Tenure>>> = BTreeMap::new();
-    for tenure in renew {
-        shards.entry(backend.shard(&tenure.claim.name)).or_default().push(tenure);
+/// What the store tells of its own accord. After a panic it is not asked again until the keeper has had something to do.
+async fn news(backend: &dyn Backend, env: &Env) -> Vec<(ClaimId, Loss)> {
+    match caught(backend.lost()).await {
+        Some(losses) => losses,
+        None => {
+            env.sleep_until(env.now() + CHECK_EVERY).await;
+            Vec::new()
+        }
     }
-    let chunks = |shard: Vec<Arc<Tenure>>| shard.chunks(RENEW_BATCH).map(<[_]>::to_vec).collect::<Vec<_>>();
-    shards.into_values().flat_map(chunks)
 }
 
-/// Frees a claim that was held for as long as it may be: its loss was told, and the store need not wait for its TTL.
-async fn free_outheld(shared: Arc<Shared>, env: Env, tenure: Arc<Tenure>) {
-    let until = env.now() + tenure.claim.ttl;
-    // If this fails, the lease runs out by itself, or with the guard's drop.
-    let _ = free(&*shared.backend, &env, &tenure.claim, Duration::ZERO, until).await;
+/// Splits renewals into batches of which each concerns one server and leases of about one length: a batch is given up when its
+/// shortest lease cannot wait any more, and a long one must not lose its renewal by that.
+fn batches(backend: &dyn Backend, renew: Vec<Arc<Tenure>>) -> impl Iterator<Item = Vec<Arc<Tenure>>> {
+    let mut alike: BTreeMap<(u64, u32), Vec<Arc<Tenure>>> = BTreeMap::new();
+    for tenure in renew {
+        let patience = tenure.patience().as_millis().max(1).ilog2();
+        alike.entry((backend.shard(&tenure.claim.name), patience)).or_default().push(tenure);
+    }
+    let chunks = |alike: Vec<Arc<Tenure>>| alike.chunks(RENEW_BATCH).map(<[_]>::to_vec).collect::<Vec<_>>();
+    alike.into_values().flat_map(chunks)
 }
 
 /// Renews one batch, once.
 async fn renew(shared: Arc<Shared>, env: Env, batch: Vec<Arc<Tenure>>) {
     let claims: Vec<Arc<Claim>> = batch.iter().map(|tenure| tenure.asking()).collect();
-    let patience = claims.iter().map(|claim| lease::attempt(claim.ttl)).min().unwrap_or(CHECK_EVERY);
+    let patience = batch.iter().map(|tenure| tenure.patience()).min().unwrap_or(CHECK_EVERY);
     let sent = env.now();
     let mut answers = tokio::select! {
         biased;
-        answers = shared.backend.renew(&claims) => answers,
+        answers = caught(shared.backend.renew(&claims)) => answers.unwrap_or_default(),
         () = env.sleep_until(sent + patience) => Vec::new(),
     }
     .into_iter();

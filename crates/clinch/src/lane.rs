@@ -4,7 +4,10 @@
 //! threads cannot lose locks, and a guard may be dropped anywhere. `clinch run` and simulations use their own runtime.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, mpsc};
 
 use tokio::runtime::Handle;
@@ -38,7 +41,8 @@ impl Lane {
 
     /// The tokio runtime that this is called in.
     ///
-    /// Renewals then depend on that runtime making progress: for programs whose runtime never blocks, and simulations.
+    /// Renewals and time-outs then depend on that runtime making progress: for programs whose runtime never blocks and outlives
+    /// the client, and simulations. When it ends, every lease is told lost.
     ///
     /// # Errors
     ///
@@ -109,6 +113,17 @@ impl fmt::Debug for Lane {
             Kind::Here { .. } => "Lane(here)",
         })
     }
+}
+
+/// What a future gave, or `None` when it panicked. For calls into a backend from the background: a panic there must not end
+/// what serves all other claims. The panic hook has said it.
+pub(crate) async fn caught<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+        Ok(poll) => poll.map(Some),
+        Err(_) => std::task::Poll::Ready(None),
+    })
+    .await
 }
 
 fn start() -> io::Result<Thread> {

@@ -17,7 +17,6 @@ use crate::lane::Lane;
 use crate::lease::{self, Drift};
 use crate::mutex::Mutex;
 use crate::name::LockName;
-use crate::release::free;
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::url::StoreUrl;
@@ -258,8 +257,12 @@ impl Locks {
     /// [`ErrorKind::Unavailable`] when the store did not answer.
     pub async fn release_detached(&self, name: &str, claim: ClaimId) -> Result<Released> {
         let claim = self.detached(name, claim)?;
-        let until = self.engine.release_until(&claim);
-        match free(&*self.engine.backend, &self.engine.env, &claim, Duration::ZERO, until).await? {
+        let releases = &self.engine.releases;
+        let freed = releases.free(&claim, Duration::ZERO, releases.until(&claim)).await;
+        if freed.is_err() {
+            self.engine.backend.forget(&claim);
+        }
+        match freed? {
             Freed::Removed => Ok(Released::Released),
             Freed::Absent => {
                 Ok(Released::AlreadyLost(Loss::new(LossKind::Deleted, "the store has no such claim")))

@@ -14,11 +14,11 @@ const BUFFERED_IDS: usize = 32;
 pub struct Random(Mutex<Source>);
 
 enum Source {
-    /// Unused ids, and the process that fetched them: a forked child must not hand out its parent's.
+    /// Unused ids, and the process that fetched them: a forked child must not hand out its parent's, nor move in step with it.
     System {
         ids: Vec<ClaimId>,
         pid: u32,
-        jitter: u64,
+        jitter: Option<u64>,
     },
     Seeded(u64),
 }
@@ -26,7 +26,7 @@ enum Source {
 impl Random {
     /// The operating system's generator.
     pub fn system() -> Random {
-        Random(Mutex::new(Source::System { ids: Vec::new(), pid: 0, jitter: 0x9e37_79b9_7f4a_7c15 }))
+        Random(Mutex::new(Source::System { ids: Vec::new(), pid: 0, jitter: None }))
     }
 
     /// The same numbers for the same seed, for simulations. Never for claims that others could guess.
@@ -40,11 +40,11 @@ impl Random {
             Source::Seeded(state) => {
                 Ok(ClaimId::from_bits(u128::from(split_mix(state)) << 64 | u128::from(split_mix(state))))
             }
-            Source::System { ids, pid, .. } => {
+            Source::System { ids, pid, jitter } => {
                 let me = std::process::id();
                 if *pid != me {
                     ids.clear();
-                    *pid = me;
+                    (*pid, *jitter) = (me, None);
                 }
                 match ids.pop() {
                     Some(id) => Ok(id),
@@ -61,7 +61,8 @@ impl Random {
     pub(crate) fn jitter(&self) -> f64 {
         let state = &mut *lock(&self.0);
         let bits = match state {
-            Source::Seeded(state) | Source::System { jitter: state, .. } => split_mix(state),
+            Source::Seeded(state) => split_mix(state),
+            Source::System { jitter, .. } => split_mix(jitter.get_or_insert_with(seed)),
         };
         (bits >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -81,6 +82,16 @@ fn refill(ids: &mut Vec<ClaimId>) -> Result<()> {
     })?;
     ids.extend(bytes.as_chunks::<16>().0.iter().map(|chunk| ClaimId::from_bits(u128::from_ne_bytes(*chunk))));
     Ok(())
+}
+
+/// What sets this process's instants apart from those of all others, which were perhaps started at the same time.
+fn seed() -> u64 {
+    let mut bytes = [0; 8];
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => u64::from_ne_bytes(bytes),
+        // Claims will say that the system gives no random numbers.
+        Err(_) => u64::from(std::process::id()),
+    }
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, fast, good enough to spread instants and to replay a simulation.
@@ -103,6 +114,32 @@ mod tests {
         let random = Random::system();
         let ids: HashSet<_> = (0..1000).map(|_| random.claim_id().unwrap()).collect();
         assert_eq!(ids.len(), 1000);
+    }
+
+    /// Clients that were started together would dial the same server first and retry in step.
+    #[test]
+    fn every_client_spreads_its_instants_otherwise() {
+        let first = |_| Random::system().jitter().to_bits();
+        let firsts: HashSet<u64> = (0..100).map(first).collect();
+        assert!(firsts.len() > 90, "{} of 100", firsts.len());
+    }
+
+    #[test]
+    fn a_forked_child_goes_its_own_way() {
+        let random = Random::system();
+        random.claim_id().unwrap();
+        random.jitter();
+        let parents = match &mut *lock(&random.0) {
+            Source::System { jitter, pid, .. } => {
+                // As a child finds it.
+                *pid = 0;
+                jitter.unwrap()
+            }
+            Source::Seeded(_) => panic!("no seed was given"),
+        };
+        random.claim_id().unwrap();
+        let parents_next = (split_mix(&mut parents.clone()) >> 11) as f64 / (1u64 << 53) as f64;
+        assert_ne!(random.jitter(), parents_next);
     }
 
     #[test]

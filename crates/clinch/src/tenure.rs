@@ -147,9 +147,38 @@ impl Tenure {
         matches!(lock(&self.state).standing, Standing::Lost(_))
     }
 
-    /// Whether its time ran out, which its holder knew before.
-    pub(crate) fn has_expired(&self) -> bool {
-        matches!(&lock(&self.state).standing, Standing::Lost(loss) if loss.kind == LossKind::Expired)
+    /// Waits until a loss is told, and says why.
+    pub(crate) async fn lost(&self) -> Loss {
+        loop {
+            if let Standing::Lost(loss) = self.changed(|now| !matches!(now, Standing::Lost(_))).await {
+                return loss;
+            }
+        }
+    }
+
+    /// Whether the store keeps the claim for longer than its holder had it: one held for as long as it may be, or one that
+    /// nobody renewed where the store does not end it.
+    pub(crate) fn outlived(&self, now: Instant, expires: bool) -> bool {
+        let state = lock(&self.state);
+        let ran_out = matches!(&state.standing, Standing::Lost(loss) if loss.kind == LossKind::Expired);
+        ran_out && (!expires || self.policy.hold_until.is_some_and(|cap| cap <= now))
+    }
+
+    /// How long one attempt at its renewal may take.
+    pub(crate) fn patience(&self) -> Duration {
+        let State { ask, ttl, .. } = *lock(&self.state);
+        lease::attempt(ttl.map_or(ask, |ttl| ttl.min(ask)))
+    }
+
+    /// Nobody will look after the claim any more.
+    pub(crate) fn abandon(&self) {
+        let mut state = lock(&self.state);
+        if !matches!(state.standing, Standing::Lost(_)) {
+            self.lose(
+                &mut state,
+                Loss::new(LossKind::Unverifiable, "what renewed it in the background has ended"),
+            );
+        }
     }
 
     /// Waits until the lease stands otherwise than `than`.
@@ -202,11 +231,6 @@ impl Tenure {
                     state.standing = Standing::Held;
                     self.changed.notify_waiters();
                 }
-                Ok(())
-            }
-            // A place in the queue that is gone is taken again by the waiter's own next step.
-            Renewal::Lost(_) if self.token.is_none() => {
-                state.renew_at = self.next_renewal(&state, jitter);
                 Ok(())
             }
             Renewal::Lost(loss) => {

@@ -8,6 +8,7 @@
     reason = "test code"
 )]
 
+use std::future::IntoFuture;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -16,7 +17,7 @@ use clinch::backend::Backend;
 use clinch::backends::memory::Memory;
 use clinch::conformance::faults::{Faulty, Step};
 use clinch::net::{Connector, Stream};
-use clinch::{Clock, Env, Lane, Locks, LossKind, Random};
+use clinch::{Clock, Env, ErrorKind, Lane, Locks, LossKind, Random, Standing};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// A network of one host that says what it hears.
@@ -122,6 +123,217 @@ async fn a_waiter_rides_out_a_failure_however_long_it_has_waited() {
     guard.release().await.unwrap();
     let next = waiter.await.unwrap().expect("one failure is no outage");
     next.release().await.unwrap();
+}
+
+/// A client of a store behind faults, and the same store for others.
+fn faulty(env: &Env) -> (Arc<Faulty>, Locks, Locks) {
+    let store = Memory::new(env.clone());
+    let faulty = Faulty::new(Arc::new(store.client(env.clone())), env.clock());
+    let locks = Locks::new(faulty.clone() as Arc<dyn Backend>, env.clone()).ttl(TTL).unwrap();
+    (faulty, locks, Locks::new(Arc::new(store), env.clone()).ttl(TTL).unwrap())
+}
+
+async fn pass(env: &Env, time: Duration) {
+    env.sleep_until(env.clock().now() + time).await;
+}
+
+/// A server that is stopped for longer than the TTL, and then grants what was given up long ago.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_arrives_long_after_it_was_given_up_is_freed() {
+    let env = world(5);
+    let (far, locks, near) = faulty(&env);
+    for dropped in [false, true] {
+        let late = far.send_late();
+        let mutex = locks.mutex("job").unwrap();
+        let request = tokio::spawn(async move { mutex.lock().timeout(TTL / 10).await });
+        pass(&env, Duration::from_millis(1)).await;
+        far.sever();
+        match dropped {
+            true => request.abort(),
+            false => drop(request.await.unwrap().unwrap_err()),
+        }
+        pass(&env, 4 * TTL).await;
+        assert!(late.arrive(&far).await, "not applied");
+        assert!(near.mutex("job").unwrap().try_lock().await.unwrap().is_none());
+        far.heal();
+        // Less than the TTL of the ghost.
+        pass(&env, TTL / 4).await;
+        let free = near.mutex("job").unwrap().try_lock().await.unwrap();
+        free.expect("nobody freed what was granted late").release().await.unwrap();
+    }
+    locks.close(TTL).await.unwrap();
+}
+
+/// What cannot be released is not tried for ever, and not after the client has ended.
+#[tokio::test(start_paused = true)]
+async fn releases_that_nobody_answers_are_given_up_in_the_end() {
+    let env = world(6);
+    let (far, locks, _) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    far.sever();
+    drop(guard);
+    pass(&env, Duration::from_secs(600)).await;
+    let first = far.calls_of(Step::Release);
+    assert!(locks.close(TTL).await.unwrap_err().to_string().contains("1 releases"));
+    pass(&env, Duration::from_secs(600)).await;
+    let later = far.calls_of(Step::Release) - first;
+    assert!((100..=300).contains(&later), "{later} attempts in ten minutes");
+    pass(&env, Duration::from_secs(3600)).await;
+    locks.close(Duration::ZERO).await.expect("given up");
+    let (far, locks, _) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    far.sever();
+    drop((guard, locks));
+    pass(&env, Duration::from_secs(60)).await;
+    let last = far.calls_of(Step::Release);
+    pass(&env, Duration::from_secs(60)).await;
+    assert_eq!(far.calls_of(Step::Release), last, "released after the end of its client");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_panics_loses_no_lease() {
+    let env = world(7);
+    let (far, locks, near) = faulty(&env);
+    far.panic_in(Step::Lost);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    pass(&env, TTL / 4).await;
+    far.panic_in(Step::Renew);
+    pass(&env, TTL / 4).await;
+    far.heal();
+    pass(&env, 20 * TTL).await;
+    assert!(guard.is_held(), "a panic in the backend has ended the keeper");
+    assert!(near.mutex("job").unwrap().try_lock().await.unwrap().is_none());
+    // A release that panics is repeated too.
+    far.panic_in(Step::Release);
+    drop(guard);
+    pass(&env, Duration::from_secs(1)).await;
+    far.heal();
+    pass(&env, TTL / 2).await;
+    let free = near.mutex("job").unwrap().try_lock().await.unwrap();
+    free.expect("a panic in the backend leaks the lock").release().await.unwrap();
+    // One that panics for ever loses the lease in time, and says so.
+    far.panic_in(Step::Lost);
+    far.panic_in(Step::Renew);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let deadline = guard.deadline().unwrap();
+    assert_eq!(guard.lost().await.kind, LossKind::Expired);
+    assert!(env.clock().now().since(deadline) < Duration::from_millis(5));
+}
+
+/// A waiter whose future is not polled learns of the loss of its place when it is; until then nothing spins.
+#[tokio::test(start_paused = true)]
+async fn a_place_that_was_taken_away_is_not_renewed_for_ever() {
+    let env = world(8);
+    let (far, locks, near) = faulty(&env);
+    let guard = near.mutex("job").unwrap().lock().await.unwrap();
+    let mutex = locks.mutex("job").unwrap();
+    let mut request = std::pin::pin!(mutex.lock().into_future());
+    tokio::select! {
+        biased;
+        _ = &mut request => panic!("two hold one lock"),
+        () = pass(&env, TTL / 2) => {}
+    }
+    let place = far.waiting("job")[0];
+    near.evict("job", place).await.unwrap();
+    let before = far.calls_of(Step::Renew);
+    tokio::time::timeout(10 * TTL, std::future::pending::<()>()).await.unwrap_err();
+    let renewals = far.calls_of(Step::Renew) - before;
+    assert!(renewals <= 1, "{renewals} renewals of a place that is gone");
+    tokio::select! {
+        biased;
+        _ = &mut request => panic!("two hold one lock"),
+        () = pass(&env, Duration::from_millis(1)) => {}
+    }
+    assert_eq!(near.state("job").await.unwrap().unwrap().claims.len(), 2, "it queues again");
+    guard.release().await.unwrap();
+    request.await.unwrap().release().await.unwrap();
+}
+
+/// An evicted waiter that is polled takes another place at once.
+#[tokio::test(start_paused = true)]
+async fn an_evicted_waiter_queues_again_at_once() {
+    let env = world(9);
+    let (far, locks, near) = faulty(&env);
+    let guard = near.mutex("job").unwrap().lock().await.unwrap();
+    let mutex = locks.mutex("job").unwrap();
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    pass(&env, Duration::from_secs(1)).await;
+    let place = far.waiting("job")[0];
+    let before = far.calls_of(Step::Claim);
+    near.evict("job", place).await.unwrap();
+    pass(&env, Duration::from_millis(1)).await;
+    assert_eq!(far.calls_of(Step::Claim), before + 1);
+    assert_eq!(near.state("job").await.unwrap().unwrap().claims.len(), 2);
+    guard.release().await.unwrap();
+    waiter.await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// Renewals go out in batches. One that is given up early for a short lease must not take the long ones' with it.
+#[tokio::test(start_paused = true)]
+async fn a_short_lease_does_not_cost_long_ones_their_renewals() {
+    let env = world(10);
+    let (far, locks, _) = faulty(&env);
+    far.slow_down(Step::Renew, Duration::from_millis(150));
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let short = locks.clone().ttl(Duration::from_millis(600)).unwrap().mutex("short").unwrap();
+    let end = env.clock().now() + 10 * TTL;
+    while env.clock().now() < end {
+        // Its renewals come too late.
+        short.lock().await.unwrap().lost().await;
+        assert_eq!(guard.standing(), Standing::Held);
+    }
+}
+
+/// A waiter holds nothing, so it has nothing to lose: a store that says so is asked again.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_does_not_say_that_it_lost_the_lock() {
+    let env = world(11);
+    let (far, locks, _) = faulty(&env);
+    far.miss(Step::Claim);
+    locks.mutex("job").unwrap().lock().await.unwrap().release().await.unwrap();
+    far.miss(Step::Claim);
+    let guard = locks.mutex("job").unwrap().try_lock().await.unwrap().unwrap();
+    far.miss(Step::Wait);
+    let error = locks.mutex("job").unwrap().lock().timeout(TTL).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
+    guard.release().await.unwrap();
+}
+
+/// A process that is stopped while it asks has not asked a silent store all that time.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_was_stopped_asks_again() {
+    let env = world(12);
+    let (far, locks, _) = faulty(&env);
+    let gate = far.hold_reply_of(Step::Claim);
+    far.lose_reply_of(Step::Claim);
+    let mutex = locks.mutex("job").unwrap();
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    gate.reached().await;
+    pass(&env, 10 * TTL).await;
+    gate.open();
+    waiter.await.unwrap().expect("one answer was lost").release().await.unwrap();
+}
+
+/// Leases that nobody renews any more, because the runtime that did is gone, are told so.
+#[test]
+fn a_lane_that_ended_is_told() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let lane = runtime();
+    let (locks, guard) = lane.block_on(async {
+        let env = Env::host(Lane::here().unwrap());
+        let locks = Locks::new(Arc::new(Memory::new(env.clone())), env.clone());
+        let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+        // Time for the keeper to start.
+        pass(&env, Duration::from_millis(5)).await;
+        (locks, guard)
+    });
+    drop(lane);
+    runtime().block_on(async {
+        assert_eq!(guard.lost().await.kind, LossKind::Unverifiable);
+        drop(guard);
+        let error = locks.mutex("job").unwrap().lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    });
 }
 
 /// What happens in a small contended run, with its simulated times.

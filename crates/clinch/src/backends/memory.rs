@@ -1,7 +1,8 @@
 //! `memory://`: the executable specification of the model, for one process.
 //!
 //! A lock name is an ordered queue of claims; a claim lives until it is released or its lease runs out; it is granted
-//! when all live claims ahead are compatible. Everything else is bookkeeping. All other backends are compared with this.
+//! when all live claims ahead are compatible, and loses its place when it does not take that. Everything else is
+//! bookkeeping. All other backends are compared with this.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -11,7 +12,8 @@ use async_trait::async_trait;
 use tokio::sync::Notify;
 
 use crate::backend::{
-    Backend, Busy, Capabilities, ClaimState, Freed, Grant, LockState, NOTICE, Progress, Renewal, Wake,
+    Backend, Busy, Capabilities, ClaimState, Freed, Grant, LockState, NOTICE, Progress, Renewal, TAKE_WITHIN,
+    Wake,
 };
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
 use crate::clock::Instant;
@@ -29,6 +31,14 @@ use crate::url::StoreUrl;
 pub struct Memory {
     env: Env,
     store: Arc<Mutex<Store>>,
+    news: Arc<News>,
+}
+
+/// What is to be told to one client of its own accord.
+#[derive(Debug, Default)]
+struct News {
+    losses: Mutex<Vec<(ClaimId, Loss)>>,
+    come: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -54,7 +64,10 @@ struct Entry {
     evicted: bool,
     since: SystemTime,
     expires: Instant,
+    /// Until when a waiter that could be granted has to take it.
+    take_by: Option<Instant>,
     woken: Arc<Notify>,
+    client: Arc<News>,
 }
 
 /// Opens the store of a URL: `memory://` is a store of its own; `memory://NAME` is this process's store of that name.
@@ -75,12 +88,12 @@ pub(crate) fn open_url(url: &StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
 impl Memory {
     /// An empty store in this world.
     pub fn new(env: Env) -> Memory {
-        Memory { env, store: Arc::default() }
+        Memory { env, store: Arc::default(), news: Arc::default() }
     }
 
     /// Another client of the same store, in another world.
     pub fn client(&self, env: Env) -> Memory {
-        Memory { env, store: self.store.clone() }
+        Memory { env, store: self.store.clone(), news: Arc::default() }
     }
 
     /// Looks at one queue as it is at this moment: what has expired is gone, and whoever that lets in is woken.
@@ -91,7 +104,7 @@ impl Memory {
         let queue = queues.entry(name.clone()).or_default();
         queue.expire(now);
         let result = step(queue, last, now);
-        queue.wake();
+        queue.wake(now);
         if queue.claims.is_empty() && queue.closed_until.is_none() {
             queues.remove(name);
         }
@@ -101,7 +114,7 @@ impl Memory {
 
 impl Queue {
     fn expire(&mut self, now: Instant) {
-        self.claims.retain(|entry| entry.expires > now);
+        self.claims.retain(|entry| entry.end() > now);
         self.closed_until = self.closed_until.filter(|until| *until > now);
     }
 
@@ -121,13 +134,22 @@ impl Queue {
         self.closed_until.is_none() && admits(self.modes().take(position), mode)
     }
 
-    /// Wakes the claims that could be granted, and nobody else.
-    fn wake(&self) {
-        for (position, entry) in self.claims.iter().enumerate() {
-            if !self.grants(position, entry.claim.mode) {
-                break;
-            }
-            if !entry.granted {
+    /// Wakes the claims that could be granted. Who does not take it loses its place in the end, for which the one behind it is
+    /// to look out.
+    fn wake(&mut self, now: Instant) {
+        let (mut grants, mut called) = (true, false);
+        for position in 0..self.claims.len() {
+            let Some(mode) = self.claims.get(position).map(|entry| entry.claim.mode) else { return };
+            grants = grants && self.grants(position, mode);
+            let Some(entry) = self.claims.get_mut(position).filter(|entry| !entry.granted) else { continue };
+            if !grants {
+                entry.take_by = None;
+                if std::mem::take(&mut called) {
+                    entry.woken.notify_one();
+                }
+            } else if entry.take_by.is_none() {
+                entry.take_by = Some(now + TAKE_WITHIN);
+                called = true;
                 entry.woken.notify_one();
             }
         }
@@ -153,6 +175,11 @@ impl Queue {
 }
 
 impl Entry {
+    /// When it goes if nothing happens.
+    fn end(&self) -> Instant {
+        self.take_by.map_or(self.expires, |take_by| take_by.min(self.expires))
+    }
+
     fn state(&self, granted: bool, now: Instant) -> ClaimState {
         ClaimState {
             id: self.claim.id,
@@ -161,7 +188,7 @@ impl Entry {
             token: Some(self.token),
             owner: (*self.claim.owner).clone(),
             since: self.since,
-            expires_in: Some(self.expires.since(now)),
+            expires_in: Some(self.end().since(now)),
         }
     }
 }
@@ -203,7 +230,9 @@ impl Backend for Memory {
                     evicted: false,
                     since: wall,
                     expires: now,
+                    take_by: None,
                     woken: Arc::default(),
+                    client: self.news.clone(),
                 });
             }
             let busy = queue.busy(position, Some(claim.ttl), now);
@@ -213,27 +242,27 @@ impl Backend for Memory {
                 return Ok(Progress::Queued(busy));
             }
             if !entry.granted {
-                (entry.granted, entry.since) = (true, wall);
+                (entry.granted, entry.take_by, entry.since) = (true, None, wall);
             }
             Ok(Progress::Granted(Grant { token: entry.token, ttl: Some(claim.ttl), from: None }))
         })
     }
 
     async fn wait(&self, claim: &Claim) -> Result<Wake> {
-        // A claim is woken when it can be granted; what nobody tells of is a lease that runs out, or a closed time.
-        let watch = self.at(&claim.name, |queue, _, _| {
-            let position = queue.position(claim.id)?;
-            let ends =
-                queue.claims.iter().take(position).map(|entry| entry.expires).chain(queue.closed_until);
-            Some((queue.claims.get(position)?.woken.clone(), ends.min()?))
-        });
-        if let Some((woken, end)) = watch {
+        // A claim is woken when it can be granted, or loses its place; what nobody tells of is a lease that runs out, or a closed
+        // time.
+        loop {
+            let watch = self.at(&claim.name, |queue, _, _| {
+                let position = queue.position(claim.id).filter(|at| !queue.grants(*at, claim.mode))?;
+                let ahead = queue.claims.iter().take(position).map(Entry::end);
+                Some((queue.claims.get(position)?.woken.clone(), ahead.chain(queue.closed_until).min()?))
+            });
+            let Some((woken, end)) = watch else { return Ok(Wake::Step) };
             tokio::select! {
                 () = woken.notified() => {}
                 () = self.env.sleep_until(end) => {}
             }
         }
-        Ok(Wake::Step)
     }
 
     async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal> {
@@ -250,6 +279,16 @@ impl Backend for Memory {
             })
         };
         claims.iter().map(|claim| renew(claim)).collect()
+    }
+
+    async fn lost(&self) -> Vec<(ClaimId, Loss)> {
+        loop {
+            let losses = std::mem::take(&mut *lock(&self.news.losses));
+            if !losses.is_empty() {
+                return losses;
+            }
+            self.news.come.notified().await;
+        }
     }
 
     async fn verify(&self, claim: &Claim) -> Result<Renewal> {
@@ -308,16 +347,27 @@ impl Backend for Memory {
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
         Ok(self.at(name, |queue, _, now| {
             queue.closed_until = None;
-            let Some(position) = queue.position(claim) else { return Freed::Absent };
-            match queue.claims.get_mut(position).filter(|entry| entry.granted) {
-                Some(entry) => {
-                    (entry.evicted, entry.expires) = (true, entry.expires.min(now + NOTICE));
-                    queue.hurry();
-                }
-                None => drop(queue.claims.remove(position)),
+            let position = queue.position(claim);
+            let Some(entry) = position.and_then(|position| queue.claims.get_mut(position)) else {
+                return Freed::Absent;
+            };
+            entry.client.tell(claim);
+            entry.woken.notify_one();
+            if entry.granted {
+                (entry.evicted, entry.expires) = (true, entry.expires.min(now + NOTICE));
+                queue.hurry();
+            } else {
+                queue.claims.retain(|entry| entry.claim.id != claim);
             }
             Freed::Removed
         }))
+    }
+}
+
+impl News {
+    fn tell(&self, claim: ClaimId) {
+        lock(&self.losses).push((claim, loss()));
+        self.come.notify_one();
     }
 }
 

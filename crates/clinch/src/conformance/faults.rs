@@ -27,6 +27,7 @@ pub enum Step {
     Downgrade,
     Evict,
     List,
+    Lost,
     Release,
     Renew,
     Verify,
@@ -48,6 +49,11 @@ struct Script {
     hanging: HashSet<Step>,
     losing: HashSet<Step>,
     failing: HashSet<Step>,
+    missing: HashSet<Step>,
+    panicking: HashSet<Step>,
+    slow: HashMap<Step, Duration>,
+    late: Option<Arc<Mutex<Option<Claim>>>>,
+    on_their_way: Vec<Arc<Mutex<Option<Claim>>>>,
     gates: HashMap<Step, watch::Sender<Door>>,
     hesitant: bool,
     calls: HashMap<Step, (u64, Instant)>,
@@ -55,6 +61,7 @@ struct Script {
 
 /// What shall happen to one call.
 struct Plan {
+    slow: Option<Duration>,
     hang: bool,
     lose: bool,
     gate: Option<watch::Sender<Door>>,
@@ -89,6 +96,22 @@ impl Drop for Gate {
     }
 }
 
+/// The request of a claim that is on its way; see [`Faulty::send_late`].
+#[derive(Debug)]
+pub struct Late(Arc<Mutex<Option<Claim>>>);
+
+impl Late {
+    /// Lets the request reach the store, unless its claim was released meanwhile: that it then does nothing is the backend's
+    /// contract. Says whether it did reach it.
+    pub async fn arrive(self, client: &Faulty) -> bool {
+        let claim = lock(&self.0).take();
+        match claim {
+            Some(claim) => client.inner.claim(&claim).await.is_ok(),
+            None => false,
+        }
+    }
+}
+
 impl Faulty {
     /// Wraps a backend.
     pub fn new(inner: Arc<dyn Backend>, clock: Clock) -> Arc<Faulty> {
@@ -101,9 +124,12 @@ impl Faulty {
         self.severed.send_replace(true);
     }
 
-    /// Ends [`Faulty::sever`] and all hanging; calls that hang already go on hanging.
+    /// Ends [`Faulty::sever`], all hanging and all panics; calls that hang already go on hanging.
     pub fn heal(&self) {
-        lock(&self.script).hanging.clear();
+        let mut script = lock(&self.script);
+        script.hanging.clear();
+        script.panicking.clear();
+        drop(script);
         self.severed.send_replace(false);
     }
 
@@ -120,6 +146,28 @@ impl Faulty {
     /// Fails the next call of this step, not applied.
     pub fn fail_before(&self, step: Step) {
         lock(&self.script).failing.insert(step);
+    }
+
+    /// Lets the next call of this step say that the store does not have the claim any more, not applied.
+    pub fn miss(&self, step: Step) {
+        lock(&self.script).missing.insert(step);
+    }
+
+    /// Lets every call of this step panic, not applied.
+    pub fn panic_in(&self, step: Step) {
+        lock(&self.script).panicking.insert(step);
+    }
+
+    /// Lets every call of this step take this long on its way. Only for steps that are taken in a tokio runtime.
+    pub fn slow_down(&self, step: Step, time: Duration) {
+        lock(&self.script).slow.insert(step, time);
+    }
+
+    /// Keeps the request of the next claim on its way; its answer counts as lost at once.
+    pub fn send_late(&self) -> Late {
+        let late = Arc::default();
+        lock(&self.script).late = Some(Arc::clone(&late));
+        Late(late)
     }
 
     /// Applies the next call of this step and holds its answer back until the gate opens.
@@ -151,6 +199,13 @@ impl Faulty {
         waiting.iter().filter(|(_, lock)| lock.as_str() == name).map(|(id, _)| *id).collect()
     }
 
+    fn take_late(&self) -> Option<Arc<Mutex<Option<Claim>>>> {
+        let mut script = lock(&self.script);
+        let late = script.late.take()?;
+        script.on_their_way.push(late.clone());
+        Some(late)
+    }
+
     fn plan(&self, step: Step) -> Result<Plan> {
         let mut script = lock(&self.script);
         let now = self.clock.now();
@@ -159,10 +214,15 @@ impl Faulty {
         if *self.severed.borrow() {
             return Err(Error::new(ErrorKind::Unavailable, "the client is cut off (injected)"));
         }
+        assert!(!script.panicking.contains(&step), "a panic in the backend (injected)");
+        if script.missing.remove(&step) {
+            return Err(Error::new(ErrorKind::Lost, "the claim is not there (injected)"));
+        }
         if script.failing.remove(&step) {
             return Err(Error::new(ErrorKind::Unavailable, "the step was not sent (injected)"));
         }
         Ok(Plan {
+            slow: script.slow.get(&step).copied(),
             hang: script.hanging.contains(&step),
             lose: script.losing.remove(&step),
             gate: script.gates.remove(&step),
@@ -171,7 +231,10 @@ impl Faulty {
     }
 
     async fn through<T>(&self, step: Step, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
-        let Plan { hang, lose, gate, hesitate } = self.plan(step)?;
+        let Plan { slow, hang, lose, gate, hesitate } = self.plan(step)?;
+        if let Some(time) = slow {
+            tokio::time::sleep(time).await;
+        }
         if hang {
             return pending().await;
         }
@@ -244,6 +307,10 @@ impl Backend for Faulty {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Progress> {
+        if let Some(late) = self.take_late() {
+            *lock(&late) = Some(claim.clone());
+            return Err(Error::new(ErrorKind::Unknown, "the request is on its way (injected)"));
+        }
         self.through(Step::Claim, self.inner.claim(claim)).await
     }
 
@@ -268,6 +335,7 @@ impl Backend for Faulty {
     }
 
     async fn lost(&self) -> Vec<(ClaimId, Loss)> {
+        assert!(!lock(&self.script).panicking.contains(&Step::Lost), "a panic in the backend (injected)");
         let mut severed = self.severed.subscribe();
         loop {
             // The sender is ours, so neither wait can fail.
@@ -289,7 +357,13 @@ impl Backend for Faulty {
     }
 
     async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
-        self.through(Step::Release, self.inner.release(claim, linger)).await
+        let freed = self.through(Step::Release, self.inner.release(claim, linger)).await;
+        if freed.is_ok() {
+            for late in &lock(&self.script).on_their_way {
+                lock(late).take_if(|late| late.id == claim.id);
+            }
+        }
+        freed
     }
 
     fn forget(&self, claim: &Claim) {

@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::Fixture;
 use super::client::{Client, PATIENCE, eventually, expect_waiting, join, queue, unique, until_past, within};
 use super::faults::Step;
-use crate::backend::Freed;
 use crate::claim::Mode;
 use crate::error::ErrorKind;
 use crate::guard::{Guard, Released};
@@ -101,10 +100,9 @@ async fn passes_on(one: &Client, guard: Guard, rival: &Client, name: &str) {
 pub async fn late_release_frees_a_successor(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
     let name = unique("late-release");
-    // The guard lives on, so its successor comes when its lease would have ended.
-    let holder = super::client::lock(&one.with_ttl(fixture.ttl()), &name).await;
+    let holder =
+        super::client::lock(&one.locks.clone().max_hold(Duration::from_millis(20)).unwrap(), &name).await;
     let id = holder.claim_id();
-    assert_eq!(other.locks.evict(&name, id).await.unwrap(), Freed::Removed);
     let successor = other.lock(&name).await;
     assert!(matches!(holder.release().await.unwrap(), Released::AlreadyLost(_)), "released what was gone");
     let again = one.locks.release_detached(&name, id).await.unwrap();
@@ -232,6 +230,20 @@ pub async fn reply_lost_on_try(fixture: &dyn Fixture) {
         Ok(guard) => assert!(guard.expect("the lock is free").is_held()),
         Err(error) => assert_eq!(error.kind(), ErrorKind::Unknown),
     }
+    other.expect_unused(&name).await;
+}
+
+/// P5: an attempt of a try whose answer is lost may arrive after a later one was refused. It does not hold the lock: the try
+/// has released its claim.
+pub async fn late_attempt_of_a_refused_try_holds(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("late-try");
+    let holder = other.lock(&name).await;
+    let late = one.faults.send_late();
+    assert!(one.locks.mutex(&name).unwrap().try_lock().await.unwrap().is_none(), "two hold one lock");
+    one.locks.close(PATIENCE).await.unwrap();
+    assert_eq!(holder.release().await.unwrap(), Released::Released);
+    assert!(!late.arrive(&one.faults).await, "nobody has released an attempt whose answer was lost");
     other.expect_unused(&name).await;
 }
 

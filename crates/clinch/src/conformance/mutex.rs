@@ -6,7 +6,7 @@ use std::time::Duration;
 use clinch_verify::{Property, Rules};
 
 use super::client::{
-    Client, LONG_TTL, PATIENCE, eventually, expect_waiting, join, queue, runtime, unique, within,
+    Client, LONG_TTL, PATIENCE, Polled, eventually, expect_waiting, join, queue, runtime, unique, within,
 };
 use super::history::{Ask, contend};
 use super::{Fixture, history};
@@ -74,6 +74,38 @@ pub async fn waiters_overtake(fixture: &dyn Fixture) {
     let rules = Rules { fifo, ..Rules::default() };
     let judged = [Property::Exclusion, Property::Tokens, Property::Overtaking];
     history::judge(&record.recorder.history(), rules.only(&judged));
+}
+
+/// P6: a waiter whose future is kept but not polled, as in a `select!` whose other branch is at work, does not keep the lock
+/// from those behind it. Polled again, it gets its turn.
+#[cfg_attr(not(test), allow(dead_code, reason = "listed when all stores have it"))]
+pub(super) async fn unpolled_waiter_blocks(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("unpolled");
+    let guard = one.lock(&name).await;
+    let mutex = other.locks.mutex(&name).unwrap();
+    let mut unpolled = Polled::new(mutex.lock());
+    eventually("the waiter waits", async || {
+        assert!(unpolled.once().await.is_none(), "two hold one lock");
+        (!other.faults.waiting(&name).is_empty()).then_some(())
+    })
+    .await;
+    // Behind it wait one of its own client and one of another.
+    let behind = [queue(&other.locks, &name), queue(&one.locks, &name)];
+    other.waits(&name, 2).await;
+    one.waits(&name, 1).await;
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    for waiter in behind {
+        let guard = join("a waiter behind one that is not polled is granted", waiter).await;
+        guard.verify().await.unwrap();
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+    }
+    let guard = eventually("a waiter that is polled again is granted", async || unpolled.once().await).await;
+    let guard = guard.unwrap();
+    guard.verify().await.unwrap();
+    assert!(!one.could_lock(&name).await, "two hold one lock");
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    one.expect_unused(&name).await;
 }
 
 /// P6: who asks without waiting does not pass those who wait, or, where the store promises no order, does not keep them

@@ -18,15 +18,16 @@ pub async fn evicted_holder_goes_on(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
     let name = unique("evict");
     let guard = super::client::lock(&one.with_ttl(fixture.ttl()), &name).await;
+    let token = guard.token();
     assert_eq!(other.locks.evict(&name, guard.claim_id()).await.unwrap(), Freed::Removed);
-    let next = other.lock(&name).await;
-    if one.capabilities().fencing {
-        assert!(next.token() > guard.token(), "token {} came after {}", next.token(), guard.token());
-    }
     let loss = within("an evicted holder is told", guard.lost()).await;
     assert_eq!(loss.kind, LossKind::Deleted, "{loss}");
     assert!(!guard.is_held());
     assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost(loss));
+    let next = other.lock(&name).await;
+    if one.capabilities().fencing {
+        assert!(next.token() > token, "token {} came after {token}", next.token());
+    }
     one.locks.close(PATIENCE).await.unwrap();
     next.verify().await.expect("the evicted holder's release freed its successor's lock");
     assert_eq!(next.release().await.unwrap(), Released::Released);

@@ -8,8 +8,12 @@ use super::client::{
 };
 use super::faults::Step;
 use crate::clock::Instant;
+use crate::env::Env;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Released;
+use crate::lane::Lane;
+use crate::lease::Drift;
+use crate::locks::Locks;
 
 /// How long an answer is held back where a deadline must not depend on it.
 const ANSWER_HELD_BACK: Duration = Duration::from_millis(250);
@@ -171,6 +175,54 @@ pub async fn deadline_counts_from_the_extensions_reply(fixture: &dyn Fixture) {
         deadline.since(reached)
     );
     assert!(deadline > before);
+}
+
+/// A grant whose answer comes when its lease has nearly run out, or has, is asked for again: this process may have been
+/// stopped meanwhile. Who waits without a deadline gets the lock in the end.
+pub async fn grant_comes_too_late(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("late-grant");
+    for wait in [false, true] {
+        let gate = one.faults.hold_reply_of(Step::Claim);
+        let mutex = one.with_ttl(fixture.ttl()).mutex(&name).unwrap();
+        let request =
+            tokio::spawn(
+                async move { if wait { mutex.lock().await.map(Some) } else { mutex.try_lock().await } },
+            );
+        within("the claim reaches the store", gate.reached()).await;
+        until_past(&one, one.now() + fixture.ttl() * 5 / 4).await;
+        gate.open();
+        let guard = join("the request ends", request).await.expect("a late grant is no failure");
+        let guard = guard.expect("nobody else asked for the lock");
+        guard.verify().await.unwrap();
+        assert!(guard.remaining().is_none_or(|left| left > fixture.ttl() / 4), "{:?}", guard.remaining());
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+        other.expect_unused(&name).await;
+    }
+}
+
+/// P1: a deadline leaves room for as much drift as the URL states, also after a renewal.
+pub async fn stated_drift_is_ignored(fixture: &dyn Fixture) {
+    let env = Env::host(Lane::thread()).with_drift(Drift::percent(25).unwrap());
+    let locks = match fixture.url() {
+        Some(url) => {
+            let with =
+                |drift: &str| format!("{url}{}drift={drift}", if url.contains('?') { '&' } else { '?' });
+            for odd in ["0", "26", "x"] {
+                let refused = Locks::connect(&with(odd), env.clone()).await.unwrap_err();
+                assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused:?}");
+            }
+            Locks::connect(&with("25"), Env::host(Lane::thread())).await.unwrap()
+        }
+        None => Locks::new(fixture.connect(&env).await, env.clone()),
+    };
+    let guard = lock(&locks, &unique("drift")).await;
+    let ttl = locks.lease_ttl();
+    for _ in 0..2 {
+        let Some(deadline) = guard.deadline() else { return assert!(!locks.capabilities().expiry) };
+        assert!(deadline < env.now() + ttl * 3 / 4, "{:?} from now", deadline.since(env.now()));
+        guard.extend(ttl).await.unwrap();
+    }
 }
 
 /// A lease that nobody renews is lost one TTL after it was asked for, and then somebody else's.
