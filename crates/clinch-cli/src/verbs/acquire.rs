@@ -59,14 +59,19 @@ async fn take(locks: Locks, args: &Acquire) -> Result<Report, Failure> {
         let granted = request.acquire(args.patience.limit());
         tokio::select! {
             biased;
-            guard = granted => Ok(guard?),
+            guard = granted => Ok(guard),
             signal = signals.next() => Err(signal),
         }
     };
     match guard {
-        Ok(guard) => {
+        Ok(Ok(guard)) => {
             let lease = guard.detach().await?;
             Ok(Report::Granted { claim: lease.claim.to_string(), token: lease.token.get() })
+        }
+        Ok(Err(failure)) => {
+            // A place in the queue, or a claim in doubt, is withdrawn first: nobody else would do it.
+            let _ = close(&locks).await;
+            Err(failure.into())
         }
         Err(signal) => Err(withdrawn(&locks, signal).await),
     }

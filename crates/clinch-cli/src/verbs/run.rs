@@ -85,6 +85,8 @@ impl<'a> Session<'a> {
             Ok(Waited::Granted(guard)) => guard,
             Ok(Waited::Signalled(signal)) => return self.withdrawn(signal).await,
             Err(failure) => {
+                // A place in the queue, or a claim in doubt, is withdrawn first: nobody else would do it.
+                let _ = close(&self.locks).await;
                 self.events.emit("refused", || json!({ "reason": failure.message }));
                 return Err(failure);
             }

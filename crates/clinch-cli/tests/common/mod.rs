@@ -17,11 +17,18 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// A store of its own. Processes whose ids stand in `*.pid` files of the directory are killed at the end.
 pub struct World {
     dir: tempfile::TempDir,
+    /// The store's, where it is not in the directory.
+    url: Option<String>,
 }
 
 impl World {
     pub fn new() -> World {
-        World { dir: tempfile::tempdir().unwrap() }
+        World { dir: tempfile::tempdir().unwrap(), url: None }
+    }
+
+    /// On a server's store.
+    pub fn on(url: String) -> World {
+        World { dir: tempfile::tempdir().unwrap(), url: Some(url) }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -29,7 +36,7 @@ impl World {
     }
 
     pub fn url(&self) -> String {
-        format!("file://{}", self.path("store").display())
+        self.url.clone().unwrap_or_else(|| format!("file://{}", self.path("store").display()))
     }
 
     /// `clinch` with these arguments, in the directory, on the store; as a login shell would start it.
