@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use clinch::Instant;
 
 use crate::duration;
 
@@ -147,6 +148,11 @@ impl Patience {
     /// The longest wait; `None`: for as long as it takes.
     pub(crate) fn limit(&self) -> Option<Duration> {
         if self.no_wait { Some(Duration::ZERO) } else { self.wait }
+    }
+
+    /// Until when to wait, from this moment on; `None`: for as long as it takes.
+    pub(crate) fn until(&self, now: Instant) -> Option<Instant> {
+        self.limit().map(|limit| now + limit)
     }
 }
 

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::mem::ManuallyDrop;
 use std::time::Duration;
 
-use clinch::{Env, Lane, Locks};
+use clinch::{Env, ErrorKind, Instant, Lane, Locks};
 
 use crate::args::Store;
 use crate::exit::{Failure, Outcome};
@@ -15,6 +15,9 @@ const SECRET_KEYS: [&str; 4] = ["password", "pass", "token", "secret"];
 
 /// How long the end of a verb waits for releases that are still under way.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Pause before a store that could not be reached is tried again.
+const TRY_AGAIN: Duration = Duration::from_millis(250);
 
 /// Runs a verb on the one thread of this process.
 pub(crate) fn block_on(verb: impl Future<Output = Outcome>) -> Outcome {
@@ -26,7 +29,22 @@ pub(crate) fn block_on(verb: impl Future<Output = Outcome>) -> Outcome {
 
 /// The locks of a store, renewed by the runtime that this is called in.
 pub(crate) async fn connect(store: &Store) -> Result<Locks, Failure> {
-    Ok(Locks::connect(&store.url, Env::host(Lane::here()?)).await?)
+    Ok(connect_within(&store.url, &Env::host(Lane::here()?), None).await?)
+}
+
+/// As [`connect`], for somebody who waits until then at most: a store that is down, or full just now, is tried again.
+pub(crate) async fn connect_within(url: &str, env: &Env, until: Option<Instant>) -> clinch::Result<Locks> {
+    loop {
+        match Locks::connect(url, env.clone()).await {
+            Err(error)
+                if error.kind() == ErrorKind::Unavailable
+                    && until.is_some_and(|until| env.clock().now() + TRY_AGAIN < until) =>
+            {
+                tokio::time::sleep(TRY_AGAIN).await;
+            }
+            connected => return connected,
+        }
+    }
 }
 
 /// Waits, bounded, for the releases in the background.

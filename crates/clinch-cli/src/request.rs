@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use clinch::{Guard, Locks, Mutex, RwLock, Semaphore};
+use clinch::{Guard, Instant, Locks, Mutex, RwLock, Semaphore};
 
 use crate::args::{LeaseArgs, Share};
 
@@ -28,15 +28,15 @@ impl Request {
         Ok(Request { lock, ttl: locks.lease_ttl() })
     }
 
-    /// Waits at most this long; `None`: for as long as it takes.
-    pub(crate) async fn acquire(&self, limit: Option<Duration>) -> clinch::Result<Guard> {
+    /// Waits until then at most; `None`: for as long as it takes.
+    pub(crate) async fn acquire(&self, until: Option<Instant>) -> clinch::Result<Guard> {
         let acquire = match &self.lock {
             Lock::Exclusive(mutex) => mutex.lock(),
             Lock::Shared(lock) => lock.read(),
             Lock::Permits(semaphore, count) => semaphore.acquire(*count)?,
         };
-        let guard = match limit {
-            Some(limit) => acquire.timeout(limit).await?,
+        let guard = match until {
+            Some(until) => acquire.deadline(until).await?,
             None => acquire.await?,
         };
         // A lock that was handed over has a short lease until its first renewal; a job is to be stopped a grace before

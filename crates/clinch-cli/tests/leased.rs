@@ -30,3 +30,16 @@ fn who_gave_up_leaves_the_queue_on_etcd() {
     let etcd = Etcd::start();
     who_gave_up_leaves_the_queue(&World::on(etcd.url()));
 }
+
+/// A server that is down when a command starts, or has no connection left, is not waited for.
+#[test]
+fn a_server_that_comes_late_is_waited_for() {
+    let redis = Redis::start();
+    let world = World::on(redis.url());
+    redis.kill();
+    assert_eq!(world.code(["run", "-w", "300ms", "x", "true"]), 69);
+    let mut run = world.start(["run", "-w", "60s", "x", "touch", "ran"]);
+    redis.restart();
+    eventually("the job runs", || world.path("ran").exists());
+    assert_eq!(run.code(), 0);
+}

@@ -8,12 +8,12 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use clinch::{Locks, Renew};
+use clinch::{Env, Instant, Lane, Locks, Renew};
 use rustix::process::{Signal, getppid};
 
 use super::hold::Report;
 use crate::args::{Acquire, Share, Store};
-use crate::connect::{close, connect};
+use crate::connect::{close, connect_within};
 use crate::exit::{CONFLICT, Failure, INTERNAL, Outcome, SIGNAL_BASE};
 use crate::job::signals::Signals;
 use crate::job::sys;
@@ -21,11 +21,13 @@ use crate::output::{LeaseJson, answer, answer_json, shell_word};
 use crate::request::{Request, with_lease};
 
 pub(crate) async fn run(store: &Store, args: &Acquire) -> Outcome {
-    let locks = with_lease(connect(store).await?, &args.lease, "")?;
+    let env = Env::host(Lane::here()?);
+    let until = args.patience.until(env.clock().now());
+    let locks = with_lease(connect_within(&store.url, &env, until).await?, &args.lease, "")?;
     let ttl = locks.lease_ttl();
     let can = locks.capabilities();
     let lease = if can.detached && can.processes {
-        take(locks, args).await
+        take(locks, args, until).await
     } else if can.crash_release && can.processes {
         // Wrong arguments are told here, where they can be explained.
         Request::new(&locks, &args.name, &args.share)?;
@@ -51,12 +53,12 @@ pub(crate) async fn run(store: &Store, args: &Acquire) -> Outcome {
 }
 
 /// Takes a lease and leaves it in the store.
-async fn take(locks: Locks, args: &Acquire) -> Result<Report, Failure> {
+async fn take(locks: Locks, args: &Acquire, until: Option<Instant>) -> Result<Report, Failure> {
     let locks = locks.renew(Renew::Never);
     let request = Request::new(&locks, &args.name, &args.share)?;
     let mut signals = Signals::ending().map_err(|error| Failure::system("cannot catch signals", error))?;
     let guard = {
-        let granted = request.acquire(args.patience.limit());
+        let granted = request.acquire(until);
         tokio::select! {
             biased;
             guard = granted => Ok(guard),

@@ -66,7 +66,7 @@ impl Holder {
         let request = Request::new(&locks, &args.name, &args.share)?;
         let guard = tokio::select! {
             biased;
-            guard = request.acquire(args.patience.limit()) => guard?,
+            guard = request.acquire(args.patience.until(env.clock().now())) => guard?,
             () = asker.ended() => return Ok(None),
         };
         let ttl = locks.lease_ttl();

@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{OnLost, Orphans, Run, Store};
-use crate::connect::{block_on, close};
+use crate::connect::{block_on, close, connect_within};
 use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::events::Events;
 use crate::job::loss::Plan;
@@ -47,6 +47,8 @@ struct Session<'a> {
     run: &'a Run,
     env: Env,
     locks: Locks,
+    /// Until when to wait for the lock.
+    until: Option<Instant>,
     plan: Plan,
     events: Events,
 }
@@ -62,7 +64,8 @@ impl<'a> Session<'a> {
         let events = Events::open(run.events.as_deref(), &run.name)?;
         let env = Env::host(Lane::here()?);
         // A job is not lost with others: nothing else hangs on its lease.
-        let locks = Locks::connect(&store.url, env.clone()).await?.isolated();
+        let until = run.patience.until(env.clock().now());
+        let locks = connect_within(&store.url, &env, until).await?.isolated();
         let can = locks.capabilities();
         refuse_to_linger(run, can)?;
         let ttl = can.expiry.then(|| run.lease.ttl.unwrap_or_else(|| locks.lease_ttl()));
@@ -71,7 +74,7 @@ impl<'a> Session<'a> {
         if let Some(time) = run.max_hold {
             locks = locks.max_hold(time)?;
         }
-        Ok(Session { store, run, env, locks, plan, events })
+        Ok(Session { store, run, env, locks, until, plan, events })
     }
 
     async fn run(mut self) -> Outcome {
@@ -102,10 +105,9 @@ impl<'a> Session<'a> {
 
     /// Waits for the lock, or until a signal asks us to end.
     async fn acquire(&mut self, signals: &mut Signals) -> Result<Waited, Failure> {
-        let limit = self.run.patience.limit();
         let request = Request::new(&self.locks, &self.run.name, &self.run.share)?;
-        let mut granted = pin!(request.acquire(limit));
-        let tells = limit != Some(Duration::ZERO) && (self.events.wanted() || self.run.verbose);
+        let mut granted = pin!(request.acquire(self.until));
+        let tells = !self.run.patience.no_wait && (self.events.wanted() || self.run.verbose);
         let mut waiting = pin!(tokio::time::sleep(CALLED_WAITING));
         let mut told = !tells;
         loop {
