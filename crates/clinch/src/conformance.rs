@@ -8,6 +8,7 @@
 //! | group | hazards |
 //! | --- | --- |
 //! | [`cancel`] | futures dropped at every poll |
+//! | [`executors`] | callers that run no tokio |
 //! | [`loss`] | stalled keepers, cut-off clients, lost answers, releases that come too late |
 //! | [`mutex`] | two holders, overtaking, leaked locks |
 //! | [`names`] | names that a store would fold, cut or take for something else |
@@ -60,8 +61,7 @@ use crate::env::Env;
 
 pub mod cancel;
 mod client;
-#[cfg_attr(not(test), allow(dead_code, reason = "listed when all stores have it"))]
-mod executors;
+pub mod executors;
 pub mod faults;
 mod history;
 pub mod loss;
@@ -142,6 +142,9 @@ macro_rules! __for_each_property {
                 trying_dropped_at_every_poll
                 verifying_dropped_at_every_poll
                 writing_dropped_at_every_poll
+            }
+            executors {
+                no_runtime
             }
             loss {
                 claim_not_applied
@@ -306,11 +309,6 @@ mod tests {
     #[test]
     fn unpolled_waiter_blocks() {
         super::run("", in_memory(), super::mutex::unpolled_waiter_blocks);
-    }
-
-    #[test]
-    fn no_runtime() {
-        super::run("", in_memory(), super::executors::no_runtime);
     }
 
     /// A property that is not in the list would be run by nobody.

@@ -18,7 +18,7 @@ const THREADS: usize = 3;
 const TURNS: usize = 3;
 
 /// P7, P8: connecting, locking, waiting, time-outs, renewals and releases need nothing of the caller but to be polled.
-pub(super) async fn no_runtime(fixture: &dyn Fixture) {
+pub async fn no_runtime(fixture: &dyn Fixture) {
     // The property itself runs in a runtime; a new thread has none.
     thread::scope(|scope| {
         let scene = scope.spawn(|| block_on(scene(fixture)));
