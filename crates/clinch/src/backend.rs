@@ -25,6 +25,12 @@ pub const NOTICE: Duration = Duration::from_secs(15);
 /// of its lease. A waiter whose future is kept but not polled takes nothing: then the lock goes on to the next.
 pub const TAKE_WITHIN: Duration = Duration::from_secs(3);
 
+/// How long the engine gives one call of [`Backend::renew`] for leases of this TTL: a sixth of it, at most 5 s, so that three
+/// attempts fit between the first and the deadline.
+pub fn attempt(ttl: Duration) -> Duration {
+    (ttl / 6).min(Duration::from_secs(5))
+}
+
 /// One store that can hold locks.
 ///
 /// # Contract

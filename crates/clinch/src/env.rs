@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::clock::{Clock, Instant};
+use crate::drift::Drift;
 use crate::lane::Lane;
-use crate::lease::Drift;
 use crate::net::{Connector, Tcp};
 use crate::random::Random;
 use crate::timer::{Sleep, Timers};

@@ -3,10 +3,10 @@
 //! All of it rests on one inequality: the store starts to count a TTL when a request *arrives*, so a deadline counted
 //! from before the request was *sent* is always the earlier of the two, whatever the network did in between.
 
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::clock::Instant;
+use crate::drift::Drift;
 use crate::error::{Error, Result};
 
 /// The shortest TTL: below it, scheduling noise alone would lose leases.
@@ -22,44 +22,8 @@ const MARGIN: Duration = Duration::from_millis(5);
 /// A further part of the TTL that is kept as margin, for the same reason on longer leases.
 const MARGIN_DIVISOR: u32 = 100;
 
-/// By how many percent of the time that passes the clocks of this host and of a store may run apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Drift(u32);
-
-impl Drift {
-    /// Quartz differs by 0.01 %, but a clock that is being corrected by slewing runs up to 8.3 % off (chrony's
-    /// `maxslewrate`), on the store's host as on this one.
-    pub const DEFAULT: Drift = Drift(10);
-
-    /// What `drift=` may say.
-    const RANGE: RangeInclusive<u32> = 1..=25;
-
-    /// A drift of 1 to 25 percent.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) outside that range.
-    pub fn percent(percent: u32) -> Result<Drift> {
-        if Drift::RANGE.contains(&percent) {
-            return Ok(Drift(percent));
-        }
-        let (least, most) = Drift::RANGE.into_inner();
-        Err(Error::invalid(format!(
-            "drift= is by how many percent clocks may run apart, {least} to {most}; {percent} is not"
-        )))
-    }
-
-    /// How far the clocks may come apart while this time passes.
-    pub fn over(self, time: Duration) -> Duration {
-        time / 100 * self.0
-    }
-}
-
 /// Longest pause between two attempts at a step that failed.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
-
-/// Longest single attempt at a renewal.
-const MAX_ATTEMPT: Duration = Duration::from_secs(5);
 
 /// Checks a TTL on a store that keeps its promises up to `longest`.
 pub(crate) fn check_ttl(ttl: Duration, longest: Duration) -> Result<()> {
@@ -94,11 +58,6 @@ pub(crate) fn jeopardy(sent: Instant, ttl: Duration) -> Instant {
     sent + ttl / 3 * 2
 }
 
-/// How long one attempt at a renewal may take: a sixth of the TTL, so that three fit between the first and the deadline.
-pub(crate) fn attempt(ttl: Duration) -> Duration {
-    (ttl / 6).min(MAX_ATTEMPT)
-}
-
 /// The pause before attempt `attempt` (0 for the first retry) at a step that failed: from 10 ms on, doubling to a
 /// second, and of that a random part (`jitter`, 0 to 1) between half and all.
 pub(crate) fn backoff(attempt: u32, jitter: f64) -> Duration {
@@ -111,6 +70,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::backend::attempt;
 
     fn instant() -> impl Strategy<Value = Instant> {
         (0u64..1 << 60).prop_map(Instant::from_nanos)
@@ -121,7 +81,7 @@ mod tests {
     }
 
     fn drift() -> impl Strategy<Value = Drift> {
-        Drift::RANGE.prop_map(Drift)
+        (1u32..=25).prop_map(|percent| Drift::percent(percent).unwrap())
     }
 
     proptest! {
@@ -132,7 +92,7 @@ mod tests {
         ) {
             let arrived = sent + Duration::from_nanos(flight);
             // The store's clock runs faster than ours, by less than the bound.
-            let store_expiry = arrived + ttl.div_f64(1.0 + part * f64::from(bound.0) / 100.0);
+            let store_expiry = arrived + ttl.div_f64(1.0 + part * bound.over(Duration::from_secs(1)).as_secs_f64());
             prop_assert!(deadline(sent, ttl, bound) + MARGIN <= store_expiry);
         }
 

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{NOTICE, Renewal};
+use crate::backend::{self, NOTICE, Renewal};
 use crate::claim::{Claim, Loss, LossKind};
 use crate::clock::Instant;
+use crate::drift::Drift;
 use crate::error::{Error, Result};
-use crate::lease::{self, Drift};
+use crate::lease;
 use crate::sync::lock;
 use crate::token::Token;
 
@@ -167,7 +168,7 @@ impl Tenure {
     /// How long one attempt at its renewal may take.
     pub(crate) fn patience(&self) -> Duration {
         let State { ask, ttl, .. } = *lock(&self.state);
-        lease::attempt(ttl.map_or(ask, |ttl| ttl.min(ask)))
+        backend::attempt(ttl.map_or(ask, |ttl| ttl.min(ask)))
     }
 
     /// Nobody will look after the claim any more.
@@ -238,7 +239,7 @@ impl Tenure {
                 Err(Error::lost(&self.claim.name, loss))
             }
             Renewal::Failed(error) => {
-                let pause = lease::attempt(state.ttl.unwrap_or(CHECK_EVERY)).mul_f64(0.25 + 0.25 * jitter);
+                let pause = backend::attempt(state.ttl.unwrap_or(CHECK_EVERY)).mul_f64(0.25 + 0.25 * jitter);
                 state.renew_at = (!self.policy.manual).then_some(now + pause);
                 Err(error)
             }
@@ -279,7 +280,7 @@ impl Tenure {
         let renew = state.renew_at.is_some_and(|at| at <= now + lease::coalesce(ttl));
         if renew {
             // Not due again before this attempt has failed or timed out.
-            state.renew_at = Some(now + lease::attempt(ttl).mul_f64(1.5));
+            state.renew_at = Some(now + backend::attempt(ttl).mul_f64(1.5));
         }
         if self.worry_at(&state).is_some_and(|at| at <= now) && state.standing == Standing::Held {
             state.standing = Standing::Jeopardy;

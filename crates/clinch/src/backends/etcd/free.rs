@@ -17,11 +17,10 @@ use super::wire::{
     self, Compare, KeyValue, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest,
     PutRequest, RequestOp, TxnRequest, TxnResponse,
 };
-use crate::backend::{Freed, NOTICE, Renewal};
+use crate::backend::{self, Freed, NOTICE, Renewal};
 use crate::claim::{Claim, ClaimId};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease;
 use crate::name::LockName;
 use crate::queue::admits;
 
@@ -324,7 +323,7 @@ impl Store {
         };
         let request = LeaseRequest { id: place.lease };
         let answer: LeaseKeepAliveResponse =
-            self.client.keep_alive(&request, lease::attempt(claim.ttl)).await?;
+            self.client.keep_alive(&request, backend::attempt(claim.ttl)).await?;
         if answer.ttl <= 0 {
             return Ok(Renewal::Lost(deleted()));
         }

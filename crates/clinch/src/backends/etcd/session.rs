@@ -25,10 +25,12 @@ use super::wire::{
     self, KeyValue, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, LeaseRevokeResponse, PutRequest,
     TxnRequest,
 };
+use crate::backend;
 use crate::claim::ClaimId;
 use crate::clock::Instant;
+use crate::drift::Drift;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::{self, Drift};
+
 use crate::sync::lock;
 
 /// Every how many keepalives the session's key, and some of its claims', are read.
@@ -262,7 +264,7 @@ impl Sessions {
         let sent = self.client.env.now();
         let request = LeaseRequest { id: session.lease };
         // Whoever hangs is left while there is time to ask another.
-        let answer = self.client.keep_alive(&request, lease::attempt(session.ttl)).await?;
+        let answer = self.client.keep_alive(&request, backend::attempt(session.ttl)).await?;
         if answer.ttl <= 0 {
             self.end(session);
             return Ok(false);
@@ -327,7 +329,7 @@ impl Sessions {
         let claims = self.claims.some_of(session.lease, READ_BATCH, round);
         let mut reads = vec![wire::get(&session.key)];
         reads.extend(claims.iter().map(|(_, key, _)| wire::get(key)));
-        let found = self.client.read_within(reads, lease::attempt(session.ttl)).await?;
+        let found = self.client.read_within(reads, backend::attempt(session.ttl)).await?;
         let mut found = found.ranges.into_iter();
         if found.next().is_none_or(|own| own.kvs.is_empty()) {
             self.end(session);

@@ -8,7 +8,7 @@ use super::record::{Place, Standing};
 use super::watch::{Change, Subscription};
 use crate::claim::Mode;
 use crate::clock::Instant;
-use crate::lease::Drift;
+use crate::drift::Drift;
 use crate::queue::admits;
 use crate::sync::lock;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::lease::Drift;
+use crate::drift::Drift;
 
 /// A duration in whole milliseconds, rounded up: the server must not count less than we do.
 pub(super) fn millis(duration: Duration) -> u64 {

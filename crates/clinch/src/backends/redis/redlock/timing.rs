@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::lease::Drift;
+use crate::drift::Drift;
 
 /// The shortest and the longest time for which a server's answer is waited for, unless opening its connection took longer.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));

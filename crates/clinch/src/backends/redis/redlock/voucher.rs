@@ -180,7 +180,7 @@ impl fmt::Display for Voucher {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::Drift;
+    use crate::drift::Drift;
 
     const SECOND: u64 = 1_000_000;
 
