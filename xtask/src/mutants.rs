@@ -41,14 +41,18 @@ pub(crate) fn run(only: &[String], suite_passed: bool) -> Result {
             passes_without(mutant, &tree)?;
         }
     }
-    let mut caught = 0;
+    let mut failures = Vec::new();
     for mutant in &chosen {
-        let words = catch(mutant, &tree)?;
-        caught += 1;
-        println!("mutant {}: caught: {words}", mutant.name);
+        match catch(mutant, &tree) {
+            Ok(words) => println!("mutant {}: caught: {words}", mutant.name),
+            Err(failure) => {
+                println!("{failure}");
+                failures.push(mutant.name.as_str());
+            }
+        }
     }
-    println!("mutants: {caught} planted, {caught} caught");
-    Ok(())
+    println!("mutants: {} planted, {} caught", chosen.len(), chosen.len() - failures.len());
+    if failures.is_empty() { Ok(()) } else { Err(format!("not caught: {}", failures.join(", "))) }
 }
 
 /// A test that fails anyway would catch anything.
