@@ -16,9 +16,9 @@ use crate::lease;
 use crate::name::LockName;
 use crate::token::Token;
 
-/// How long an evicted holder has, at most, to hear of it and to stop before the lock is another's: a renewal of the default
-/// TTL is due every 10 s, a lock file is looked at every 4 s, and a job that is told to end has its grace after that. Whoever
-/// hears of it and stops sooner opens the lock by its release.
+/// How long an evicted holder has, at most, to hear of it and to stop before the lock is another's: a renewal is due
+/// every 10 s, what nobody renews is looked at every 4 s, and a job that is told to end has its grace after that. Whoever hears of
+/// it and stops sooner opens the lock by its release.
 pub const NOTICE: Duration = Duration::from_secs(15);
 
 /// How long a grant that a store gave of its own accord stands until its waiter has taken it, by a step or by the first renewal

@@ -92,16 +92,14 @@ impl Keeper {
     fn keep(&self, tenure: Tenure) -> Result<Kept> {
         let next = tenure.begin(self.env.random().jitter());
         let kept = Kept { shared: self.shared.clone(), tenure: Arc::new(tenure) };
-        if let Some(next) = next {
-            let running = {
-                let mut schedule = lock(&self.shared.schedule);
-                schedule.put(next, kept.tenure.clone());
-                self.shared.arm(&mut schedule, next);
-                std::mem::replace(&mut schedule.running, true)
-            };
-            if !running {
-                self.env.lane().spawn(keep(Keeping(self.shared.clone()), self.env.clone()))?;
-            }
+        let running = {
+            let mut schedule = lock(&self.shared.schedule);
+            schedule.put(next, kept.tenure.clone());
+            self.shared.arm(&mut schedule, next);
+            std::mem::replace(&mut schedule.running, true)
+        };
+        if !running {
+            self.env.lane().spawn(keep(Keeping(self.shared.clone()), self.env.clone()))?;
         }
         Ok(kept)
     }
@@ -200,11 +198,16 @@ impl Shared {
         let losses: HashMap<ClaimId, Loss> = losses.into_iter().collect();
         let kept: Vec<Arc<Tenure>> = lock(&self.schedule).due.values().cloned().collect();
         for tenure in kept {
-            let Some(loss) = losses.get(&tenure.claim.id) else { continue };
-            let now = env.now();
-            let _ = tenure.answer(Renewal::Lost(loss.clone()), now, now, env.random().jitter());
-            self.look_again(&[tenure], now);
+            if let Some(loss) = losses.get(&tenure.claim.id) {
+                self.tell_one(tenure, loss.clone(), env);
+            }
         }
+    }
+
+    fn tell_one(&self, tenure: Arc<Tenure>, loss: Loss, env: &Env) {
+        let now = env.now();
+        let _ = tenure.answer(Renewal::Lost(loss), now, now, env.random().jitter());
+        self.look_again(&[tenure], now);
     }
 
     /// Reviews all that is due. `None`: stopped.
@@ -213,7 +216,7 @@ impl Shared {
         if schedule.stopped {
             return None;
         }
-        let (mut renew, mut free) = (Vec::new(), Vec::new());
+        let (mut renew, mut look, mut free) = (Vec::new(), Vec::new(), Vec::new());
         // Renewals may go out a little early to share a trip, so look as far ahead as any of them may.
         let horizon = now + lease::coalesce(lease::MAX_TTL);
         let (mut due, mut by) = (Vec::new(), now);
@@ -225,24 +228,29 @@ impl Shared {
             match tenure.review(now) {
                 Some(review) => {
                     if review.renew {
-                        renew.push(tenure.clone());
+                        let due = if tenure.policy.manual { &mut look } else { &mut renew };
+                        due.push(tenure.clone());
                     }
                     schedule.put(review.next, tenure);
                 }
-                // What the store would keep longer than the holder may is freed now that the loss is told. Not what an
-                // operator took: that is the next one's when its guard is dropped.
-                None if tenure.outlived(now, self.expires) => free.push(tenure),
-                None => {}
+                // What the store would keep longer than the holder may is freed a moment after the loss is told. Not what
+                // an operator took: that is the next one's when its guard is dropped.
+                None => match tenure.outlived(self.expires) {
+                    Some(at) if at <= now => free.push(tenure),
+                    Some(at) => schedule.put(at, tenure),
+                    None => {}
+                },
             }
         }
         schedule.armed = schedule.due.first_key_value().map(|((at, _), _)| *at);
-        Some(Todo { renew, free, next: schedule.armed })
+        Some(Todo { renew, look, free, next: schedule.armed })
     }
 }
 
 /// What a review of the schedule found.
 struct Todo {
     renew: Vec<Arc<Tenure>>,
+    look: Vec<Arc<Tenure>>,
     free: Vec<Arc<Tenure>>,
     next: Option<Instant>,
 }
@@ -269,6 +277,9 @@ async fn keep(keeping: Keeping, env: Env) {
         for batch in batches(&*shared.backend, todo.renew) {
             // Each in its own task: one that hangs on a slow server delays no other.
             tokio::spawn(renew(shared.clone(), env.clone(), batch));
+        }
+        for tenure in todo.look {
+            tokio::spawn(look(shared.clone(), env.clone(), tenure));
         }
         for tenure in todo.free {
             shared.releases.free_in_background(tenure.claim.clone());
@@ -323,6 +334,18 @@ async fn renew(shared: Arc<Shared>, env: Env, batch: Vec<Arc<Tenure>>) {
         let _ = tenure.answer(answer, sent, now, env.random().jitter());
     }
     shared.look_again(&batch, now);
+}
+
+/// Looks whether a lease that nobody renews is still there. That makes it no longer, and no answer proves nothing.
+async fn look(shared: Arc<Shared>, env: Env, tenure: Arc<Tenure>) {
+    let answer = tokio::select! {
+        biased;
+        answer = caught(shared.backend.verify(&tenure.claim)) => answer,
+        () = env.sleep_until(env.now() + CHECK_EVERY) => None,
+    };
+    if let Some(Ok(Renewal::Lost(loss))) = answer {
+        shared.tell_one(tenure, loss, &env);
+    }
 }
 
 fn no_answer() -> Error {

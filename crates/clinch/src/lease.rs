@@ -22,8 +22,17 @@ const MARGIN: Duration = Duration::from_millis(5);
 /// A further part of the TTL that is kept as margin, for the same reason on longer leases.
 const MARGIN_DIVISOR: u32 = 100;
 
+/// Time, and a part of the TTL as above up to a limit, between a loss that is told and the moment at which the keeper itself
+/// frees the lock. The holder's release opens it sooner.
+const TIME_TO_STOP: Duration = Duration::from_millis(250);
+const MAX_TIME_TO_STOP: Duration = Duration::from_secs(5);
+
 /// Longest pause between two attempts at a step that failed.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
+
+/// Longest time between two renewals: where the store tells nothing of its own accord, they alone tell of an eviction, and that
+/// within the [notice](crate::backend::NOTICE).
+const MAX_RENEWAL: Duration = Duration::from_secs(10);
 
 /// Checks a TTL on a store that keeps its promises up to `longest`.
 pub(crate) fn check_ttl(ttl: Duration, longest: Duration) -> Result<()> {
@@ -41,10 +50,15 @@ pub(crate) fn deadline(sent: Instant, ttl: Duration, drift: Drift) -> Instant {
     sent + ttl.saturating_sub(drift.over(ttl)).saturating_sub(ttl / MARGIN_DIVISOR).saturating_sub(MARGIN)
 }
 
-/// When to renew a lease that was last confirmed by a request sent at `sent`: a third of the TTL later, up to a tenth
-/// of that earlier by `jitter` (0 to 1), so that leases taken together do not renew together for ever.
+/// How long a holder that was told that its time is up has to stop before its claim is freed for it.
+pub(crate) fn stop_within(ttl: Duration) -> Duration {
+    (TIME_TO_STOP + ttl / MARGIN_DIVISOR).min(MAX_TIME_TO_STOP)
+}
+
+/// When to renew a lease that was last confirmed by a request sent at `sent`: a third of the TTL later, ten seconds at most, up to
+/// a tenth of that earlier by `jitter` (0 to 1), so that leases taken together do not renew together for ever.
 pub(crate) fn renewal(sent: Instant, ttl: Duration, jitter: f64) -> Instant {
-    let third = ttl / 3;
+    let third = (ttl / 3).min(MAX_RENEWAL);
     sent + third - third.mul_f64(0.1 * jitter.clamp(0.0, 1.0))
 }
 

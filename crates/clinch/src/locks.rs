@@ -69,7 +69,8 @@ pub enum Renew {
     /// The keeper, for as long as the guard lives and [`Locks::max_hold`] allows.
     #[default]
     Auto,
-    /// Nobody but [`Guard::extend`](crate::Guard::extend): the lease is lost one TTL after it was granted.
+    /// Nobody but [`Guard::extend`](crate::Guard::extend): the lease is lost one TTL after it was granted. An eviction is
+    /// told within some seconds all the same.
     Never,
 }
 
@@ -130,8 +131,8 @@ impl Locks {
         self.options.ttl
     }
 
-    /// The same locks with leases that are kept for at most `time` from their grant, renewed or not; then they are lost
-    /// and the lock is freed.
+    /// The same locks with leases that are kept for at most `time` from their grant, renewed or not; then they are lost,
+    /// and the lock is freed when the guard is dropped or, if it is not, up to five seconds later.
     ///
     /// # Errors
     ///

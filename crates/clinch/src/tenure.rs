@@ -17,10 +17,10 @@ use crate::lease;
 use crate::sync::lock;
 use crate::token::Token;
 
-/// How often a lease that never expires is looked at, in case somebody deleted it by hand.
+/// How often a lease that never expires, or that nobody renews, is looked at: an operator may have taken it away.
 pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(4);
 
-/// Where leases never expire, an evicted holder hears of it by this look, and must have stopped when the notice is over.
+/// An evicted holder may hear of it by this look alone, and must have stopped when the notice is over.
 const _: () = assert!(CHECK_EVERY.as_secs() + STOP_WITHIN.as_secs() <= NOTICE.as_secs());
 
 /// What that leaves for the look to be late, for a job's grace and its end.
@@ -44,7 +44,7 @@ pub(crate) struct Tenure {
 pub(crate) struct Policy {
     /// By how much our clock and the store's may run apart.
     pub(crate) drift: Drift,
-    /// Never renewed unless asked.
+    /// Never renewed unless asked, but looked at.
     pub(crate) manual: bool,
     /// Lost at this moment whatever the store says.
     pub(crate) hold_until: Option<Instant>,
@@ -62,6 +62,8 @@ struct State {
     isolated: bool,
     renew_at: Option<Instant>,
     standing: Standing,
+    /// When the loss was told, once its time was up.
+    expired_at: Option<Instant>,
 }
 
 /// How a lease stands.
@@ -87,7 +89,15 @@ impl Tenure {
     ) -> Tenure {
         let ask = claim.ttl;
         let isolated = claim.isolated;
-        let state = State { confirmed, ttl, ask, isolated, renew_at: None, standing: Standing::Held };
+        let state = State {
+            confirmed,
+            ttl,
+            ask,
+            isolated,
+            renew_at: None,
+            standing: Standing::Held,
+            expired_at: None,
+        };
         let due = AtomicU64::new(0);
         Tenure { id, claim, token, policy, due, state: Mutex::new(state), changed: Notify::new() }
     }
@@ -101,12 +111,12 @@ impl Tenure {
         self.due.store(at.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Sets the first renewal; says when to look first, if ever.
-    pub(crate) fn begin(&self, jitter: f64) -> Option<Instant> {
+    /// Sets the first renewal; says when to look first.
+    pub(crate) fn begin(&self, jitter: f64) -> Instant {
         let mut state = lock(&self.state);
-        state.renew_at = self.next_renewal(&state, jitter);
-        let deadline = self.deadline_of(&state);
-        state.renew_at.into_iter().chain(deadline).min()
+        let renew_at = self.next_renewal(&state, jitter);
+        state.renew_at = Some(renew_at);
+        self.deadline_of(&state).map_or(renew_at, |deadline| deadline.min(renew_at))
     }
 
     /// Notes that a request with another TTL goes out at `sent`. If that one is shorter, the deadline is from now on what
@@ -157,12 +167,12 @@ impl Tenure {
         }
     }
 
-    /// Whether the store keeps the claim for longer than its holder had it: one held for as long as it may be, or one that
-    /// nobody renewed where the store does not end it.
-    pub(crate) fn outlived(&self, now: Instant, expires: bool) -> bool {
-        let state = lock(&self.state);
-        let ran_out = matches!(&state.standing, Standing::Lost(loss) if loss.kind == LossKind::Expired);
-        ran_out && (!expires || self.policy.hold_until.is_some_and(|cap| cap <= now))
+    /// When to free a claim that the store keeps for longer than its holder had it: one held for as long as it may be, or one
+    /// that nobody renewed where the store does not end it. Its holder was told before, and has a moment to stop.
+    pub(crate) fn outlived(&self, expires: bool) -> Option<Instant> {
+        let at = lock(&self.state).expired_at?;
+        let kept = !expires || self.policy.hold_until.is_some_and(|cap| cap <= at);
+        kept.then(|| at + lease::stop_within(self.claim.ttl))
     }
 
     /// How long one attempt at its renewal may take.
@@ -200,11 +210,15 @@ impl Tenure {
         if matches!(state.standing, Standing::Lost(_)) || self.token.is_none() {
             return;
         }
-        if self.policy.hold_until.is_some_and(|cap| cap <= now) {
-            self.lose(state, Loss::new(LossKind::Expired, "held for as long as it may be"));
+        let why = if self.policy.hold_until.is_some_and(|cap| cap <= now) {
+            "held for as long as it may be"
         } else if self.deadline_of(state).is_some_and(|deadline| deadline <= now) {
-            self.lose(state, Loss::new(LossKind::Expired, "no renewal was confirmed in time"));
-        }
+            "no renewal was confirmed in time"
+        } else {
+            return;
+        };
+        state.expired_at = Some(now);
+        self.lose(state, Loss::new(LossKind::Expired, why));
     }
 
     fn lose(&self, state: &mut State, loss: Loss) {
@@ -227,7 +241,7 @@ impl Tenure {
                     state.confirmed = sent;
                     state.ttl = ttl.or(self.policy.manual.then_some(state.ask));
                 }
-                state.renew_at = self.next_renewal(&state, jitter);
+                state.renew_at = Some(self.next_renewal(&state, jitter));
                 if state.standing == Standing::Jeopardy {
                     state.standing = Standing::Held;
                     self.changed.notify_waiters();
@@ -240,7 +254,9 @@ impl Tenure {
             }
             Renewal::Failed(error) => {
                 let pause = backend::attempt(state.ttl.unwrap_or(CHECK_EVERY)).mul_f64(0.25 + 0.25 * jitter);
-                state.renew_at = (!self.policy.manual).then_some(now + pause);
+                if !self.policy.manual {
+                    state.renew_at = Some(now + pause);
+                }
                 Err(error)
             }
         }
@@ -261,11 +277,11 @@ impl Tenure {
         lock(&self.state).isolated = true;
     }
 
-    fn next_renewal(&self, state: &State, jitter: f64) -> Option<Instant> {
-        match state.ttl {
-            _ if self.policy.manual => None,
-            Some(ttl) => Some(lease::renewal(state.confirmed, ttl, jitter)),
-            None => Some(state.confirmed + CHECK_EVERY),
+    /// When it is to be renewed next, or looked at.
+    fn next_renewal(&self, state: &State, jitter: f64) -> Instant {
+        match state.ttl.filter(|_| !self.policy.manual) {
+            Some(ttl) => lease::renewal(state.confirmed, ttl, jitter),
+            None => state.confirmed + CHECK_EVERY,
         }
     }
 
@@ -280,7 +296,8 @@ impl Tenure {
         let renew = state.renew_at.is_some_and(|at| at <= now + lease::coalesce(ttl));
         if renew {
             // Not due again before this attempt has failed or timed out.
-            state.renew_at = Some(now + backend::attempt(ttl).mul_f64(1.5));
+            let attempt = if self.policy.manual { CHECK_EVERY } else { backend::attempt(ttl).mul_f64(1.5) };
+            state.renew_at = Some(now + attempt);
         }
         if self.worry_at(&state).is_some_and(|at| at <= now) && state.standing == Standing::Held {
             state.standing = Standing::Jeopardy;
@@ -313,7 +330,7 @@ impl Tenure {
 
 /// What a look at a tenure found.
 pub(crate) struct Review {
-    /// Whether a renewal is due.
+    /// Whether a renewal is due, or a look where nobody renews.
     pub(crate) renew: bool,
     /// When to look again.
     pub(crate) next: Instant,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clinch::backend::Backend;
-use clinch::{Env, ErrorKind, Guard, Locks, LossKind};
+use clinch::{Env, ErrorKind, Guard, Locks, LossKind, Renew};
 
 /// How long a state may take to come about before the test counts as failed.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -156,6 +156,40 @@ async fn a_holder_whose_file_or_directory_was_moved_is_told() {
 }
 
 /// Its claims would not meet those of other processes.
+#[tokio::test]
+async fn a_holder_that_nobody_renews_is_told_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await.ttl(Duration::from_secs(600)).unwrap().renew(Renew::Never);
+    let (moved, evicted) = (lock(&locks, "job").await, lock(&locks, "other").await);
+    std::fs::rename(the_lock_file(dir.path()), dir.path().join("moved.lock")).unwrap();
+    let other = connect(dir.path()).await;
+    let told = async { tokio::join!(moved.lost(), evicted.lost()) };
+    let evict = other.evict("other", evicted.claim_id());
+    let ((moved, evicted), _) =
+        tokio::time::timeout(PATIENCE, async { tokio::join!(told, evict) }).await.expect("told");
+    assert!(moved.to_string().contains("moved"), "{moved}");
+    assert!(evicted.to_string().contains("operator"), "{evicted}");
+}
+
+/// The holder of `clinch acquire` lets go when the time in its record has passed, without asking anybody again.
+#[tokio::test]
+async fn a_lease_whose_time_has_passed_is_renewed_by_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, outside) = (connect(dir.path()).await, connect(dir.path()).await);
+    let guard = lock(&locks, "job").await;
+    let id = guard.claim_id();
+    for _ in 0..2 {
+        outside.renew_detached("job", id, Duration::from_millis(200)).await.unwrap();
+    }
+    let end = tokio::time::Instant::now() + PATIENCE;
+    while outside.state("job").await.unwrap().unwrap().claims[0].expires_in != Some(Duration::ZERO) {
+        assert!(tokio::time::Instant::now() < end);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let error = outside.renew_detached("job", id, PATIENCE).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
+}
+
 #[tokio::test]
 async fn a_client_whose_directory_was_moved_takes_no_more_locks() {
     let dir = tempfile::tempdir().unwrap();

@@ -13,11 +13,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use clinch::backend::Backend;
+use clinch::backend::{Backend, NOTICE};
 use clinch::backends::memory::Memory;
 use clinch::conformance::faults::{Faulty, Step};
 use clinch::net::{Connector, Stream};
-use clinch::{Clock, Env, ErrorKind, Lane, Locks, LossKind, Random, Standing};
+use clinch::{Clock, Env, ErrorKind, Lane, Locks, LossKind, Random, Renew, Standing};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// A network of one host that says what it hears.
@@ -334,6 +334,66 @@ fn a_lane_that_ended_is_told() {
         let error = locks.mutex("job").unwrap().lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     });
+}
+
+/// A store that tells nothing of its own accord, and a lease that nobody renews: it is looked at instead, and stays as long
+/// as it was.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_not_renewed_hears_of_its_eviction_within_the_notice() {
+    let env = world(9);
+    let (far, locks, near) = faulty(&env);
+    far.hang(Step::Lost);
+    let locks = locks.ttl(100 * TTL).unwrap().renew(Renew::Never);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let deadline = guard.deadline();
+    pass(&env, TTL).await;
+    far.fail_before(Step::Verify);
+    pass(&env, TTL).await;
+    assert!(guard.is_held() && guard.deadline() == deadline, "a look changed something");
+    assert_eq!(far.calls_of(Step::Renew), 0);
+    near.evict("job", guard.claim_id()).await.unwrap();
+    let evicted = env.clock().now();
+    assert_eq!(guard.lost().await.kind, LossKind::Deleted);
+    let told = env.clock().now().since(evicted);
+    assert!(told < NOTICE / 2, "told {told:?} after the eviction");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_lease_hears_of_its_eviction_within_the_notice() {
+    let env = world(11);
+    let (far, locks, near) = faulty(&env);
+    far.hang(Step::Lost);
+    let guard = locks.ttl(100 * TTL).unwrap().mutex("job").unwrap().lock().await.unwrap();
+    near.evict("job", guard.claim_id()).await.unwrap();
+    let evicted = env.clock().now();
+    assert_eq!(guard.lost().await.kind, LossKind::Deleted);
+    let told = env.clock().now().since(evicted);
+    assert!(told < NOTICE, "told {told:?} after the eviction");
+}
+
+/// What the keeper frees itself, it frees later than it tells so: whoever is told needs a moment to stop.
+#[tokio::test(start_paused = true)]
+async fn a_lease_at_its_longest_is_freed_a_moment_after_its_holder_is_told() {
+    let env = world(10);
+    let (_far, locks, near) = faulty(&env);
+    let guard = locks.max_hold(TTL / 10).unwrap().mutex("job").unwrap().lock().await.unwrap();
+    let deadline = guard.deadline().unwrap();
+    let told = async {
+        guard.lost().await;
+        env.clock().now()
+    };
+    let granted = async {
+        let _next = near.mutex("job").unwrap().lock().await.unwrap();
+        env.clock().now()
+    };
+    let (told, granted) = tokio::join!(told, granted);
+    assert!(told >= deadline);
+    assert!(
+        granted >= told + Duration::from_millis(100),
+        "granted {:?} after it was told",
+        granted.since(told)
+    );
+    assert!(granted < told + TTL / 2, "the longest hold did not free it");
 }
 
 /// What happens in a small contended run, with its simulated times.

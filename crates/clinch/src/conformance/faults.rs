@@ -336,6 +336,9 @@ impl Backend for Faulty {
 
     async fn lost(&self) -> Vec<(ClaimId, Loss)> {
         assert!(!lock(&self.script).panicking.contains(&Step::Lost), "a panic in the backend (injected)");
+        if lock(&self.script).hanging.contains(&Step::Lost) {
+            pending::<()>().await;
+        }
         let mut severed = self.severed.subscribe();
         loop {
             // The sender is ours, so neither wait can fail.

@@ -212,6 +212,11 @@ impl Record {
         self.ends.is_some_and(|ends| ends <= now.as_nanos())
     }
 
+    /// Whether the time has passed at which its holder lets go.
+    pub(super) fn has_run_out(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| until <= now.as_nanos())
+    }
+
     /// Whether its holder knows that it is ending.
     pub(super) fn was_told(&self) -> bool {
         self.told

@@ -404,7 +404,9 @@ impl Held<'_> {
     pub(super) fn close_until(&mut self, until: SystemTime) -> Result<()> {
         // Rounded up: a lock must not open early.
         self.header.closed = self.header.closed.max(layout::millis(until).saturating_add(1));
-        self.write_header()
+        self.write_header()?;
+        // It may be meant to outlast a power cut.
+        self.file.sync()
     }
 
     /// Opens a lock that was kept closed.

@@ -311,7 +311,8 @@ impl File {
         held.rewrite(&record)?;
         drop(held);
         (slot.mode, slot.bell) = (Mode::Shared, None);
-        self.ring(&slot.file_name)
+        self.ring(&slot.file_name);
+        Ok(())
     }
 
     /// Ends a claim of this process.
@@ -328,7 +329,7 @@ impl File {
         // Not left to the close, since a forked child may have a copy of the descriptor.
         slot.file.unlock_all()?;
         if slot.inherited {
-            self.ring(&slot.file_name)?;
+            self.ring(&slot.file_name);
         }
         Ok(if ended { Freed::Absent } else { Freed::Removed })
     }

@@ -64,9 +64,10 @@ impl File {
         Ok(self.dir.open_lock(file_name, create)?.map(LockFile::new))
     }
 
-    /// Wakes whoever watches the lock file, where closing our own descriptor would not: others may have copies.
-    pub(super) fn ring(&self, file_name: &str) -> Result<()> {
-        self.dir.open_lock(file_name, false).map(drop)
+    /// Wakes whoever watches the lock file, where closing our own descriptor would not: others may have copies. Where that
+    /// fails, they look from time to time.
+    pub(super) fn ring(&self, file_name: &str) {
+        let _ = self.dir.open_lock(file_name, false);
     }
 
     /// Ends a claim of another process: it does not count from now on.
@@ -79,17 +80,16 @@ impl File {
         if !linger.is_zero() {
             held.close_until(world.wall + linger)?;
         }
-        self.ring_for(&world, &record)?;
+        self.ring_for(&world, &record);
         Ok(Freed::Removed)
     }
 
     /// Wakes the successor of a claim that was ended: if it waited, that one watches its bell; the lock file rings when who
-    /// ended it closes it.
-    fn ring_for(&self, world: &World<'_>, record: &Record) -> Result<()> {
+    /// ended it closes it. Where that fails, the successor looks from time to time.
+    fn ring_for(&self, world: &World<'_>, record: &Record) {
         if record.is_waiting() {
-            self.bell(world.hash, record.ticket)?;
+            let _ = self.bell(world.hash, record.ticket);
         }
-        Ok(())
     }
 
     fn renew_one(&self, claim: &Claim) -> Result<Renewal> {
@@ -97,12 +97,24 @@ impl File {
             return self.check(&mut lock(&slot));
         }
         // Another process's, which lets go at the time that its record says.
-        let until = (self.env.now() + claim.ttl).as_nanos();
         let world = self.world(&claim.name);
         let Some(file) = self.open(&world.file, false)? else { return Ok(gone()) };
         let held = file.hold_or_fail(&world)?;
-        let changed = held.change(&claim.name, claim.id, |record| record.until = Some(until))?;
-        Ok(changed.map_or_else(gone, |_| Renewal::Renewed(Some(claim.ttl))))
+        let mut old = None;
+        let changed = held.change(&claim.name, claim.id, |record| {
+            old = record.until;
+            let now = self.env.now();
+            // Once that time has passed it is never moved: its holder may be letting go.
+            if !record.has_run_out(now) {
+                record.until = Some((now + claim.ttl).as_nanos());
+            }
+        })?;
+        // The holder may have looked before the new time was written, but not before the old one had passed.
+        let in_time = old.is_none_or(|old| self.env.now().as_nanos() < old);
+        if changed.is_some() && !in_time {
+            held.change(&claim.name, claim.id, |record| record.until = old)?;
+        }
+        Ok(if changed.is_some() && in_time { Renewal::Renewed(Some(claim.ttl)) } else { gone() })
     }
 
     /// The state of one lock file; `None` when nobody is in it and it is open.
@@ -216,7 +228,7 @@ impl Backend for File {
             held.change(name, claim, |record| record.end(at(record)))?
         };
         let Some(record) = ended else { return Ok(Freed::Absent) };
-        self.ring_for(&world, &record)?;
+        self.ring_for(&world, &record);
         let told = |live: Live| live.record.is_some_and(|record| record.was_told());
         while file.live_at(record.ticket)?.is_some_and(|live| live.counts(self.env.now()) && !told(live)) {
             self.env.sleep_until(self.env.now() + RECHECK_UNWATCHED).await;

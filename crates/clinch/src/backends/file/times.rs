@@ -23,8 +23,8 @@ pub(super) const LOOK_AT_SILENT: Duration = Duration::from_millis(500);
 /// How often a client that makes claims looks whether its path still leads to its directory.
 pub(super) const LOOK_AT_DIRECTORY: Duration = Duration::from_secs(1);
 
-/// How old a file's last change must be to tell it from a later one: time stamps may be as coarse as 10 ms.
-pub(super) const STAMP_GRAIN: Duration = Duration::from_secs(1);
+/// How old a file's last change must be to tell it from a later one: time stamps may be as coarse as the 2 s of vfat.
+pub(super) const STAMP_GRAIN: Duration = Duration::from_secs(3);
 
 /// Tries to get the byte that guards the header or a record before giving up: whoever has it needs microseconds, unless
 /// it is stopped.
