@@ -84,7 +84,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::backend::attempt;
+    use crate::backend::{NOTICE, attempt};
 
     fn instant() -> impl Strategy<Value = Instant> {
         (0u64..1 << 60).prop_map(Instant::from_nanos)
@@ -130,6 +130,16 @@ mod tests {
         fn arithmetic_saturates_at_the_end_of_time(ttl in ttl()) {
             let end = Instant::from_nanos(u64::MAX);
             prop_assert_eq!(deadline(end, ttl, Drift::DEFAULT), end);
+        }
+    }
+
+    /// P2: whoever only hears of its eviction by a renewal hears of it before the lock is another's, with time to stop.
+    #[test]
+    fn a_renewal_is_due_well_within_the_notice_of_an_eviction() {
+        let sent = Instant::from_nanos(0);
+        for ttl in [MIN_TTL, Duration::from_secs(30), Duration::from_secs(600), MAX_TTL] {
+            let tried = renewal(sent, ttl, 0.0) + attempt(ttl).min(NOTICE / 3);
+            assert!(tried - sent <= NOTICE, "{ttl:?}");
         }
     }
 

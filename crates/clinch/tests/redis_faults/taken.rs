@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A TTL whose first renewal nobody lives to see: whoever hears of a loss was told.
+/// A TTL that nobody outlives.
 const NO_RENEWAL: Duration = Duration::from_secs(3600);
 
 async fn connect(redis: &Redis) -> Locks {
@@ -26,6 +26,7 @@ fn looks(redis: &Redis) -> u64 {
 async fn is_told(guard: &Guard) {
     let loss = tokio::time::timeout(PATIENCE, guard.lost()).await.expect("nobody told the holder");
     assert_eq!(loss.kind, LossKind::Deleted);
+    assert!(loss.detail.contains("the server told"), "a renewal found it: {loss}");
 }
 
 #[tokio::test]

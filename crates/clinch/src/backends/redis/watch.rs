@@ -17,8 +17,8 @@ use super::claims::Claims;
 use super::dial::Dialer;
 use super::keys::{lock_key, slot_of};
 use super::route::Route;
-use super::store::{Store, deleted};
-use crate::claim::{Claim, ClaimId, Loss, Mode};
+use super::store::Store;
+use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::name::LockName;
@@ -259,7 +259,7 @@ impl Store {
             match there {
                 Ok(false) => {
                     self.claims.held.let_go(*id);
-                    lost.push((*id, deleted()));
+                    lost.push((*id, taken_away()));
                 }
                 // The next renewal will tell.
                 Ok(true) | Err(_) => self.claims.held.unread(&[(*id, Arc::from(""))], again),
@@ -267,6 +267,11 @@ impl Store {
         }
         lost
     }
+}
+
+/// In words of its own: that it was told, and not found by a renewal, is what tests look for.
+fn taken_away() -> Loss {
+    Loss::new(LossKind::Deleted, "the server told that the claim was taken away")
 }
 
 /// Reads these, and sees to it that the server tells of their next change.
