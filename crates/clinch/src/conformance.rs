@@ -175,6 +175,7 @@ macro_rules! __for_each_property {
                 second_client_shares_a_hold
                 tokens_fall
                 tokens_fall_after_reconnecting
+                unpolled_waiter_blocks
                 waiters_overtake
             }
             names {
@@ -288,27 +289,6 @@ mod tests {
         ([] $($group:ident { $($property:ident)* })*) => {
             [$((concat!(stringify!($group), ".rs"), &[$(stringify!($property)),*] as &[&str])),*]
         };
-    }
-
-    use crate::backends::memory::Memory;
-    use crate::{Env, Lane};
-
-    struct InMemory(Memory);
-
-    #[async_trait::async_trait]
-    impl super::Fixture for InMemory {
-        async fn connect(&self, env: &Env) -> std::sync::Arc<dyn crate::backend::Backend> {
-            std::sync::Arc::new(self.0.client(env.clone()))
-        }
-    }
-
-    fn in_memory() -> InMemory {
-        InMemory(Memory::new(Env::host(Lane::thread())))
-    }
-
-    #[test]
-    fn unpolled_waiter_blocks() {
-        super::run("", in_memory(), super::mutex::unpolled_waiter_blocks);
     }
 
     /// A property that is not in the list would be run by nobody.

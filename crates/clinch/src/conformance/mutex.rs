@@ -78,8 +78,7 @@ pub async fn waiters_overtake(fixture: &dyn Fixture) {
 
 /// P6: a waiter whose future is kept but not polled, as in a `select!` whose other branch is at work, does not keep the lock
 /// from those behind it. Polled again, it gets its turn.
-#[cfg_attr(not(test), allow(dead_code, reason = "listed when all stores have it"))]
-pub(super) async fn unpolled_waiter_blocks(fixture: &dyn Fixture) {
+pub async fn unpolled_waiter_blocks(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
     let name = unique("unpolled");
     let guard = one.lock(&name).await;
@@ -91,14 +90,20 @@ pub(super) async fn unpolled_waiter_blocks(fixture: &dyn Fixture) {
     })
     .await;
     // Behind it wait one of its own client and one of another.
-    let behind = [queue(&other.locks, &name), queue(&one.locks, &name)];
+    // Which of the two comes first is left open, so each lets go for the other.
+    let behind = [&other, &one].map(|client| {
+        let waiter = queue(&client.locks, &name);
+        tokio::spawn(async move {
+            let guard = join("a waiter behind one that is not polled is granted", waiter).await;
+            guard.verify().await.unwrap();
+            assert_eq!(guard.release().await.unwrap(), Released::Released);
+        })
+    });
     other.waits(&name, 2).await;
     one.waits(&name, 1).await;
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     for waiter in behind {
-        let guard = join("a waiter behind one that is not polled is granted", waiter).await;
-        guard.verify().await.unwrap();
-        assert_eq!(guard.release().await.unwrap(), Released::Released);
+        join("a waiter behind one that is not polled has had its turn", waiter).await;
     }
     let guard = eventually("a waiter that is polled again is granted", async || unpolled.once().await).await;
     let guard = guard.unwrap();

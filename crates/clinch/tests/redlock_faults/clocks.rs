@@ -173,14 +173,3 @@ async fn a_grant_of_which_too_little_is_left_is_given_back() {
     .await;
     servers.expect_no_key(&name).await;
 }
-
-#[tokio::test]
-async fn a_larger_drift_ends_a_lease_sooner() {
-    let servers = Servers::durable(3);
-    let locks = connect(&servers.url("durable=on&max_ttl=24h&drift=25")).await;
-    let guard = lock(&locks, &unique("drift")).await;
-    assert!(guard.remaining().unwrap() < LONG_TTL.mul_f64(0.75), "{:?}", guard.remaining());
-    // Also when it has been renewed.
-    guard.extend(LONG_TTL).await.unwrap();
-    assert!(guard.remaining().unwrap() < LONG_TTL.mul_f64(0.75), "{:?}", guard.remaining());
-}
