@@ -56,7 +56,8 @@ impl Drop for Claimed {
 /// pause between your last check and your write: give [`Guard::token`] to the store that you guard.
 ///
 /// A child that was forked and runs on without `exec` has neither the lock nor its client: what it asks of them fails as
-/// [`ErrorKind::Closed`], and dropping its copy of a guard frees nothing.
+/// [`ErrorKind::Closed`], and dropping its copy of a guard frees nothing. On `file://` its copies of the descriptors keep the lock
+/// taken, should its parent die, until it ends too.
 ///
 /// # Examples
 ///
@@ -218,9 +219,10 @@ impl Guard {
     /// # Errors
     ///
     /// As [`Guard::release`], and [`ErrorKind::Unsupported`] on stores without
-    /// [`linger`](crate::Capabilities::linger); the lock is then released in the background. Ask for that property
-    /// before the work is done, with `require=linger` in the URL for one.
+    /// [`linger`](crate::Capabilities::linger), [`ErrorKind::Invalid`] for more than ten years; the lock is then released in the
+    /// background. Ask for that property before the work is done, with `require=linger` in the URL for one.
     pub async fn release_closed(self, linger: Duration) -> Result<Released> {
+        lease::check_linger(linger)?;
         let Guard { kept, claimed, .. } = self;
         let engine = claimed.engine.clone();
         engine.check_process()?;

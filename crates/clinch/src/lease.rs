@@ -15,6 +15,9 @@ pub(crate) const MIN_TTL: Duration = Duration::from_millis(100);
 /// The longest TTL. A holder that crashed blocks its lock for this long, so a longer one is surely a mistake.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// The longest time for which a lock is kept closed: it can be added to any clock's time.
+const MAX_LINGER: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
+
 /// Time between our deadline and the earliest moment at which the store may grant to another: timers fire late by some
 /// milliseconds, and whoever is told of a loss needs a moment to stop.
 const MARGIN: Duration = Duration::from_millis(5);
@@ -41,6 +44,14 @@ pub(crate) fn check_ttl(ttl: Duration, longest: Duration) -> Result<()> {
     }
     let longest = humantime::format_duration(longest);
     Err(Error::invalid(format!("a TTL must be between {MIN_TTL:?} and {longest} here; {ttl:?} is not")))
+}
+
+/// Checks for how long a lock shall stay closed.
+pub(crate) fn check_linger(time: Duration) -> Result<()> {
+    if time <= MAX_LINGER {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("a lock can be kept closed for ten years at most; {time:?} is more")))
 }
 
 /// When the holder must stop claiming to hold: `ttl` after the request was *sent*, less drift and margin.

@@ -153,6 +153,10 @@ async fn join_aborted<T>(task: tokio::task::JoinHandle<T>) -> bool {
 /// that cannot close locks says so.
 pub async fn lingering_lock_is_granted(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("linger-for-ever");
+    let error = one.lock(&name).await.release_closed(Duration::MAX).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
+    other.expect_unused(&name).await;
     if !one.capabilities().linger {
         return refuses_to_linger(&one, &other).await;
     }

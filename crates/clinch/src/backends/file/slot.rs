@@ -8,7 +8,7 @@ use super::dir::{self, Stamp};
 use super::layout::{self, Header, META, Record};
 use super::lock_file::{Live, LockFile, World, failed, in_file, kept_busy};
 use super::store::File;
-use super::times::{RECHECK, RESTARTS, STAMP_GRAIN};
+use super::times::{RECHECK, RECHECK_UNWATCHED, RESTARTS, STAMP_GRAIN};
 use super::watch::Watch;
 use crate::backend::{Busy, Freed, Grant, NOTICE, Progress, Renewal};
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
@@ -32,6 +32,8 @@ pub(super) struct Slot {
     granted_at: Instant,
     /// Whether the holder was told that an operator ends its claim.
     told: bool,
+    /// Since when its record cannot be read.
+    unreadable: Option<Instant>,
     /// How many claims it had to read to know that it has to wait.
     pub(super) behind: usize,
     /// When its waiter last looked.
@@ -76,6 +78,7 @@ impl Slot {
             granted,
             granted_at: now,
             told: false,
+            unreadable: None,
             behind: 0,
             looked: now,
             turn: None,
@@ -148,11 +151,7 @@ impl File {
     ) -> Result<Option<(Progress, Option<Place>)>> {
         let Some(held) = file.hold(world)? else {
             // Whoever has the header is about to be ahead of this claim. Without a place in the queue, ask again.
-            let busy = Busy::default();
-            return Ok(Some((
-                if claim.enqueue { Progress::Queued(busy) } else { Progress::Busy(busy) },
-                None,
-            )));
+            return Ok(Some((Progress::Queued(Busy::default()), None)));
         };
         if !self.leads_to(&world.file, file)? {
             return Ok(None);
@@ -250,8 +249,14 @@ impl File {
             return lost("somebody moved or removed the lock file or its directory");
         }
         let Some(record) = slot.file.record(slot.ticket)? else {
-            return lost("somebody damaged the lock file: the claim's record is gone");
+            // Whoever rewrites it may have been stopped in the middle.
+            let since = *slot.unreadable.get_or_insert(self.env.now());
+            if self.env.now().since(since) >= RECHECK_UNWATCHED {
+                return lost("somebody damaged the lock file: the claim's record is gone");
+            }
+            return Err(Error::new(ErrorKind::Unavailable, "the claim's record cannot be read"));
         };
+        slot.unreadable = None;
         if !record.is_ending() {
             return Ok(None);
         }
@@ -324,8 +329,10 @@ impl File {
         }
         // A younger claim that was evicted and not told has not ended yet, so an ordinary release need not look.
         let old = self.env.now().since(slot.granted_at) >= NOTICE;
-        let ended =
-            slot.told || old && slot.file.record(slot.ticket)?.is_some_and(|record| record.is_ending());
+        // Where it cannot be read, nobody may say that it was held; freed it is all the same.
+        let is_ending =
+            || slot.file.record(slot.ticket).map(|record| record.is_some_and(|record| record.is_ending()));
+        let ended = slot.told || old && is_ending().unwrap_or(true);
         // Not left to the close, since a forked child may have a copy of the descriptor.
         slot.file.unlock_all()?;
         if slot.inherited {
@@ -379,4 +386,64 @@ fn granted(ticket: u64) -> Progress {
 
 pub(super) fn not_held() -> Loss {
     Loss::new(LossKind::Deleted, "the claim is not held")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::dir::Dir;
+    use super::super::ofd;
+    use super::*;
+    use crate::env::Env;
+    use crate::lane::Lane;
+    use crate::locks::Locks;
+
+    fn store(dir: &Path) -> Arc<File> {
+        File::new(Dir::open(dir, false).unwrap(), Env::host(Lane::thread())).unwrap()
+    }
+
+    fn locks(store: &Arc<File>) -> Locks {
+        Locks::new(store.clone(), store.env.clone())
+    }
+
+    /// A disk that fails: the description of the lock file cannot be read any more.
+    #[tokio::test]
+    async fn a_release_frees_what_it_cannot_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, other) = (store(dir.path()), store(dir.path()));
+        let guard = locks(&ours).mutex("job").unwrap().lock().await.unwrap();
+        {
+            let slot = ours.slots.lock().unwrap().get(&guard.claim_id()).unwrap().clone();
+            let mut slot = lock(&slot);
+            slot.file.unlock_all().unwrap();
+            let deaf = std::fs::File::options().write(true).open(dir.path().join("job.lock")).unwrap();
+            let byte = ofd::Range { first: slot.ticket, last: slot.ticket };
+            assert!(ofd::try_lock(&deaf, byte).unwrap());
+            slot.file = LockFile::new(deaf.into());
+            slot.granted_at = Instant::from_nanos(0);
+        }
+        assert!(locks(&other).mutex("job").unwrap().try_lock().await.unwrap().is_none());
+        let released = guard.release().await.unwrap();
+        assert!(matches!(released, crate::Released::AlreadyLost(_)), "nobody knows whether it was held");
+        assert!(locks(&other).mutex("job").unwrap().try_lock().await.unwrap().is_some(), "a ghost");
+    }
+
+    /// One that takes a ticket has the header for as long as its fsync takes.
+    #[tokio::test]
+    async fn a_try_is_not_refused_by_another_claims_fsync() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        let semaphore = locks(&store).semaphore("job", 2).unwrap();
+        let held = semaphore.acquire(1).unwrap().await.unwrap();
+        let file = store.open("job.lock", false).unwrap().unwrap();
+        let meta = ofd::Range { first: META, last: META };
+        assert!(ofd::try_lock(&file, meta).unwrap());
+        let fsync = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            file.unlock_all().unwrap();
+        };
+        let (permit, ()) = tokio::join!(semaphore.try_acquire(1), fsync);
+        drop((permit.unwrap().expect("a permit is free"), held));
+    }
 }

@@ -12,7 +12,7 @@ use super::dir::Dir;
 use super::layout::{self, Header, META, Record};
 use super::lock_file::{Live, LockFile, World};
 use super::slot::{Slot, not_held};
-use super::times::RECHECK_UNWATCHED;
+use super::times::{RECHECK_UNWATCHED, TRY_FOR};
 use super::watch::Watcher;
 use crate::backend::{Backend, Capabilities, Freed, LockState, NOTICE, Progress, Renewal, Wake};
 use crate::claim::{Claim, ClaimId, Loss, LossKind};
@@ -157,9 +157,20 @@ impl Backend for File {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Progress> {
-        match self.slot(claim.id) {
-            Some(slot) => self.step(claim, &slot),
-            None => self.enter(claim),
+        let end = self.env.now() + TRY_FOR;
+        loop {
+            let progress = match self.slot(claim.id) {
+                Some(slot) => self.step(claim, &slot)?,
+                None => self.enter(claim)?,
+            };
+            match progress {
+                // Somebody takes a ticket, which does not say that this one cannot have its own.
+                Progress::Queued(_) if !claim.enqueue && self.env.now() < end => {
+                    self.env.sleep_until(self.env.now() + RECHECK_UNWATCHED).await;
+                }
+                Progress::Queued(busy) if !claim.enqueue => return Ok(Progress::Busy(busy)),
+                progress => return Ok(progress),
+            }
         }
     }
 

@@ -36,6 +36,9 @@ pub(super) const TRIES_THAT_YIELD: u32 = 90;
 /// The sleep between the others; the kernel makes some 70 µs of it.
 pub(super) const PAUSE_BETWEEN_TRIES: Duration = Duration::from_micros(20);
 
+/// How long a claim that does not wait is tried while another has the header: that one's fsync may take some time.
+pub(super) const TRY_FOR: Duration = Duration::from_secs(1);
+
 /// Tries to read a record that is just being rewritten.
 pub(super) const TRIES_TO_READ: u32 = 5;
 
