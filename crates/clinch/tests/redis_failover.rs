@@ -22,6 +22,9 @@ mod common;
 
 use common::{PATIENCE, eventually, lock};
 
+#[path = "redis_failover/replaced.rs"]
+mod replaced;
+
 /// A TTL that outlives any failover: sentinels that do not agree at once try again some seconds later.
 const LONG: Duration = Duration::from_secs(180);
 

@@ -42,8 +42,9 @@ impl Dialer {
         let address = self.locate(endpoint).await?;
         let login = self.login(&address, pushes);
         let (link, protocol) = self.limited(&address, login).await?;
-        if matches!(endpoint, Endpoint::Master(_)) {
+        if let Endpoint::Master(sentinel) = endpoint {
             expect_master(&link).await?;
+            sentinel.expect_latest(&link)?;
         }
         Ok((link, protocol))
     }

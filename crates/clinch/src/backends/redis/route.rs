@@ -82,23 +82,33 @@ impl Node {
             }
         }
         if let Some(link) = self.links.peek(dialer.env.lane()) {
-            return Ok(link);
+            return self.expect_latest(&link).map(|()| link);
         }
         let open = || {
             let (dialer, endpoint) = (dialer.clone(), self.endpoint.clone());
             async move { dialer.open_for_steps(&endpoint).await }
         };
-        Box::pin(self.links.get(&dialer.env, open)).await
+        let link = Box::pin(self.links.get(&dialer.env, open)).await?;
+        self.expect_latest(&link)?;
+        Ok(link)
     }
 
-    /// Ends the connections to all servers but this one.
-    pub(super) fn leave_all_but(&self, master: &Address) {
-        let master = master.to_string();
-        lock(&self.idle).retain(|(_, link)| link.server() == master);
+    /// Refuses a connection to a master that was replaced. Asked whenever a connection is taken: one that was being opened
+    /// or used was not there to be closed when the news came.
+    fn expect_latest(&self, link: &Link) -> Result<()> {
+        match &self.endpoint {
+            Endpoint::Master(sentinel) => sentinel.expect_latest(link),
+            Endpoint::At(_) => Ok(()),
+        }
+    }
+
+    /// Ends the connections to a master that was replaced.
+    pub(super) fn leave_replaced(&self) {
+        lock(&self.idle).retain(|(_, link)| self.expect_latest(link).is_ok());
         let links = self.links.all();
         let inboxes = self.inboxes.all();
         let all = links.iter().map(|link| &**link).chain(inboxes.iter().map(|inbox| &*inbox.link));
-        all.filter(|link| link.server() != master).for_each(Link::close);
+        all.for_each(|link| drop(self.expect_latest(link)));
     }
 }
 
@@ -213,7 +223,7 @@ impl Route {
         let runtime = Handle::try_current().map(|runtime| runtime.id()).ok();
         let idle = {
             let mut idle = lock(&node.idle);
-            idle.retain(|(_, link)| link.is_open());
+            idle.retain(|(_, link)| link.is_open() && node.expect_latest(link).is_ok());
             let at = idle.iter().position(|(owner, _)| *owner == runtime);
             at.map(|at| idle.swap_remove(at).1)
         };
@@ -224,7 +234,9 @@ impl Route {
                     let (dialer, endpoint) = (self.dialer.clone(), node.endpoint.clone());
                     async move { dialer.open_for_steps(&endpoint).await }
                 };
-                drive(self.dialer.env.lane(), open).await?
+                let link = drive(self.dialer.env.lane(), open).await?;
+                node.expect_latest(&link)?;
+                link
             }
         };
         let server = link.server().to_owned();
@@ -249,6 +261,9 @@ impl Route {
                 ));
             }
         };
+        if let Err(error) = node.expect_latest(&link) {
+            return Err(Error::new(ErrorKind::Unknown, format!("{server} did it, but is left: {error}")));
+        }
         lock(&node.idle).push((runtime, link));
         let (disks, replicas) = match &confirmed {
             Value::List(both) => match both.as_slice() {
@@ -311,7 +326,7 @@ impl Route {
         let opened = node.inboxes.get(&self.dialer.env, || {
             Inbox::open(self.dialer.clone(), node.endpoint.clone(), self.claims.clone())
         });
-        match opened.await {
+        match opened.await.and_then(|inbox| node.expect_latest(&inbox.link).map(|()| inbox)) {
             Ok(inbox) => Ok(inbox),
             Err(error) => {
                 self.mistrust(node).await;

@@ -3,11 +3,12 @@
 //! Every failover has an epoch, which grows. A sentinel that was cut off goes on naming an old master, and so does that
 //! master itself; whoever has heard of a later one never goes back.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{Stream, StreamExt};
 use tokio::sync::Notify;
 
 use super::dial::{Dialer, authenticate, cannot_log_in};
@@ -17,6 +18,7 @@ use super::reply::list;
 use super::resp::{Command, Value};
 use super::route::Node;
 use super::settings::{Address, Credentials};
+use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 
@@ -26,13 +28,22 @@ const SWITCHED: &str = "+switch-master";
 /// How often a sentinel is asked whether it is still there, and tried again when it was not.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
+/// How long the first answer that a client gets waits for those of other sentinels.
+const SOON: Duration = Duration::from_millis(100);
+
 /// The sentinels that know which server is the master.
 pub(super) struct Sentinel {
     pub(super) sentinels: Vec<Address>,
     pub(super) master: String,
     pub(super) credentials: Credentials,
-    /// The epoch of the last failover that was heard of.
-    pub(super) epoch: Mutex<u64>,
+    pub(super) latest: Mutex<Option<Latest>>,
+}
+
+/// The last failover that was heard of.
+pub(super) struct Latest {
+    epoch: u64,
+    /// The master since then; sentinels may have several names for it.
+    masters: Vec<Address>,
 }
 
 /// What one sentinel said.
@@ -41,23 +52,57 @@ struct Said {
     master: Address,
 }
 
+impl Latest {
+    fn of(said: &Said) -> Latest {
+        Latest { epoch: said.epoch, masters: vec![said.master.clone()] }
+    }
+}
+
 impl Sentinel {
-    /// Notes what a sentinel said. False: it has missed a failover.
-    fn hear(&self, said: &Said) -> bool {
-        let mut epoch = lock(&self.epoch);
-        *epoch = said.epoch.max(*epoch);
-        *epoch == said.epoch
+    /// Notes what a sentinel said, `alone`: as the only name of the master. False: it has missed a failover.
+    fn hear(&self, said: &Said, alone: bool) -> bool {
+        let mut latest = lock(&self.latest);
+        match &mut *latest {
+            Some(latest) if said.epoch < latest.epoch => return false,
+            Some(latest) if said.epoch == latest.epoch && !alone => {
+                if !latest.masters.contains(&said.master) {
+                    latest.masters.push(said.master.clone());
+                }
+            }
+            latest => *latest = Some(Latest::of(said)),
+        }
+        true
     }
 
-    /// Asks all sentinels at once for the master; the first that has not missed a failover decides.
+    /// Refuses a connection to a server that was replaced, as was heard while it was opened or lay idle: nobody would leave
+    /// it any more.
+    pub(super) fn expect_latest(&self, link: &Link) -> Result<()> {
+        let is = |master: &Address| master.to_string() == link.server();
+        if lock(&self.latest).as_ref().is_none_or(|latest| latest.masters.iter().any(is)) {
+            return Ok(());
+        }
+        link.close();
+        let message = format!("{} is no longer the master that Sentinel names", link.server());
+        Err(Error::new(ErrorKind::Unavailable, message))
+    }
+
+    /// Asks all sentinels at once for the master; the first that has not missed a failover decides. Who has heard of none
+    /// yet cannot tell, and gives the others a moment to say that they know of a later one.
     pub(super) async fn locate(&self, dialer: &Dialer) -> Result<Address> {
         let mut asked: FuturesUnordered<_> =
             self.sentinels.iter().map(|address| dialer.limited(address, self.ask(dialer, address))).collect();
         let mut failure = Error::new(ErrorKind::Unavailable, "no sentinel answered");
         let mut behind = Vec::new();
+        let fresh = lock(&self.latest).is_none();
         while let Some(answer) = asked.next().await {
             match answer {
-                Ok(said) if self.hear(&said) => return Ok(said.master),
+                Ok(said) if self.hear(&said, false) => {
+                    return Ok(if fresh {
+                        self.latest_of(asked, said, &dialer.env).await
+                    } else {
+                        said.master
+                    });
+                }
                 Ok(said) => behind.push(said),
                 Err(error) => failure = error,
             }
@@ -66,10 +111,30 @@ impl Sentinel {
         let most = behind.len() * 2 > self.sentinels.len();
         match behind.into_iter().max_by_key(|said| said.epoch).filter(|_| most) {
             Some(said) => {
-                *lock(&self.epoch) = said.epoch;
+                *lock(&self.latest) = Some(Latest::of(&said));
                 Ok(said.master)
             }
             None => Err(failure),
+        }
+    }
+
+    /// The master of the latest failover that those who answer soon know of.
+    async fn latest_of(
+        &self,
+        mut asked: impl Stream<Item = Result<Said>> + Unpin,
+        mut said: Said,
+        env: &Env,
+    ) -> Address {
+        let mut soon = pin!(env.sleep_until(env.now() + SOON));
+        loop {
+            tokio::select! {
+                answer = asked.next() => match answer {
+                    Some(Ok(other)) if other.epoch > said.epoch && self.hear(&other, false) => said = other,
+                    Some(_) => {}
+                    None => return said.master,
+                },
+                () = &mut soon => return said.master,
+            }
         }
     }
 
@@ -141,8 +206,8 @@ impl Sentinel {
         link.call(Command::new("SUBSCRIBE").arg(SWITCHED)).await.map_err(broke)?;
         loop {
             let said = dialer.limited(address, self.ask(dialer, address)).await?;
-            if let Some(node) = node.upgrade().filter(|_| self.hear(&said)) {
-                node.leave_all_but(&said.master);
+            if let Some(node) = node.upgrade().filter(|_| self.hear(&said, true)) {
+                node.leave_replaced();
             }
             loop {
                 tokio::select! {
@@ -174,5 +239,40 @@ pub(super) async fn expect_master(link: &Link) -> Result<()> {
         // Where ROLE is not allowed, the first write tells.
         Ok(_) | Err(Failure::Server { .. }) => Ok(()),
         Err(cut) => Err(cut.into_error(link.server())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use futures_util::stream;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::lane::Lane;
+    use crate::net::Tcp;
+    use crate::random::Random;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_knows_nothing_yet_lets_others_speak_and_waits_for_nobody_long() {
+        let clock = Clock::simulated(SystemTime::UNIX_EPOCH);
+        let lane = Lane::here().unwrap();
+        let env = Env::new(clock, Random::seeded(1), lane.clone(), Arc::new(Tcp::new(clock, lane)));
+        let said = |epoch, port| Said { epoch, master: Address::Tcp("h".into(), port) };
+        let sentinel = Sentinel {
+            sentinels: Vec::new(),
+            master: "m".into(),
+            credentials: Credentials { user: None, password: None },
+            latest: Mutex::default(),
+        };
+        assert!(sentinel.hear(&said(4, 1), false));
+        let others = stream::iter([Ok(said(3, 3)), Ok(said(5, 2))]).chain(stream::pending());
+        let master = sentinel.latest_of(others, said(4, 1), &env).await;
+        assert_eq!(master.to_string(), "h:2");
+        assert!(!sentinel.hear(&said(4, 1), true), "it went back");
+        let names = |sentinel: &Sentinel| lock(&sentinel.latest).as_ref().map(|latest| latest.masters.len());
+        assert!(sentinel.hear(&said(5, 7), false) && names(&sentinel) == Some(2), "another name of it");
+        assert!(sentinel.hear(&said(5, 7), true) && names(&sentinel) == Some(1));
     }
 }

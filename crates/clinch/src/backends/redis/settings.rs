@@ -125,7 +125,7 @@ impl Settings {
                     sentinels: addresses(url, 26379)?,
                     master: master.to_owned(),
                     credentials: Credentials { user, password },
-                    epoch: Mutex::default(),
+                    latest: Mutex::default(),
                 };
                 (Topology::Sentinel(Arc::new(sentinel)), db.to_owned())
             }
