@@ -32,6 +32,12 @@ impl Drift {
         )))
     }
 
+    /// The percentage.
+    #[cfg(feature = "redis")]
+    pub(crate) fn percentage(self) -> u32 {
+        self.0
+    }
+
     /// How far the clocks may come apart while this time passes.
     pub fn over(self, time: Duration) -> Duration {
         time / 100 * self.0

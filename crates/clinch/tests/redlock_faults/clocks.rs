@@ -26,9 +26,14 @@ async fn a_clock_that_was_set_ahead_does_not_help_a_second_holder() {
 /// knows nothing of that, and must not become a second holder with the third.
 async fn a_newcomer_does_not_become_a_second_holder(hazard: &str, befall: impl FnOnce(&Redis)) {
     let servers = with_clocks();
-    let gone = "127.0.0.1:1".to_owned();
-    let two = [servers.0[0].addr().to_string(), servers.0[1].addr().to_string(), gone];
-    let holder = connect_forgetful(two.into_iter()).await;
+    let third = Proxy::start(servers.0[2].addr());
+    let hosts =
+        || [servers.0[0].addr(), servers.0[1].addr(), third.addr()].into_iter().map(|addr| addr.to_string());
+    // All three are vouched for.
+    drop(connect_forgetful(hosts()).await);
+    third.refuse(true);
+    third.cut_all();
+    let holder = connect_forgetful(hosts()).await;
     let uptime =
         |at: usize| servers.0[at].client().info("server")["uptime_in_seconds"].parse::<u64>().unwrap();
     eventually("the third has run for long", async || (uptime(2) > MAX_TTL.as_secs() + 1).then_some(()))
@@ -39,7 +44,8 @@ async fn a_newcomer_does_not_become_a_second_holder(hazard: &str, befall: impl F
         .await;
     befall(&servers.0[1]);
     eventually("its clock is set", async || (uptime(1) > 3000).then_some(())).await;
-    let newcomer = clinch::connect(&servers.url("max_ttl=4s")).await.unwrap();
+    third.refuse(false);
+    let newcomer = clinch::connect(&url_of(hosts(), "max_ttl=4s")).await.unwrap();
     let second = newcomer.mutex(&name).unwrap().try_lock().await;
     let held = guard.is_held();
     assert!(!matches!(second, Ok(Some(_))), "a newcomer has it, the holder says {held}");
@@ -172,4 +178,30 @@ async fn a_grant_of_which_too_little_is_left_is_given_back() {
     })
     .await;
     servers.expect_no_key(&name).await;
+}
+
+#[tokio::test]
+async fn what_clients_of_another_group_have_left_tells_nothing() {
+    let servers = Servers::forgetful(4);
+    let of = |which: [usize; 3], query: &str| {
+        url_of(which.map(|at| servers.0[at].addr().to_string()).into_iter(), query)
+    };
+    let (here, query) = ([0, 1, 2], "max_ttl=2s&ttl=2s");
+    let first = clinch::connect(&of(here, query)).await.unwrap();
+    drop(lock(&first, "first").await);
+    let attempt =
+        async |url: String| clinch::connect(&url).await.unwrap().mutex("job").unwrap().try_lock().await;
+    for (which, more) in [([0, 1, 3], ""), (here, "&drift=25"), (here, "&prefix=p:"), (here, "&fencing=off")]
+    {
+        let error = attempt(of(which, &format!("{query}{more}")))
+            .await
+            .expect_err("nobody of this group has watched");
+        assert!(chain(&error).contains("may have forgotten"), "{which:?} {more}: {}", chain(&error));
+    }
+    // Of its own group somebody has watched for long enough by now, or soon.
+    let guard = eventually("the order of the servers tells nothing", async || {
+        attempt(of([2, 0, 1], query)).await.ok().flatten()
+    })
+    .await;
+    drop(guard);
 }

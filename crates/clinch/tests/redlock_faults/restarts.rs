@@ -122,3 +122,23 @@ async fn a_renewal_under_way_does_not_bring_a_released_lock_back() {
         servers.expect_no_key(&name).await;
     }
 }
+
+/// A server that was failed over to its replica, and back: one process all the while, with what stood there before.
+#[tokio::test]
+async fn a_server_that_was_a_replica_meanwhile_is_not_vouched_for() {
+    let servers = Servers::forgetful(4);
+    let three = || servers.0[..3].iter().map(|server| server.addr().to_string());
+    drop(connect_forgetful(three()).await);
+    let follow = async |replica: usize, master: usize| {
+        servers.0[replica].call(&["REPLICAOF", "127.0.0.1", &servers.0[master].port().to_string()]);
+        let linked = || servers.0[replica].client().info("replication")["master_link_status"] == "up";
+        eventually("it is a replica", async || linked().then_some(())).await;
+        servers.0[replica].call(&["REPLICAOF", "NO", "ONE"]);
+    };
+    follow(3, 0).await;
+    follow(0, 3).await;
+    servers.0[2].kill();
+    let newcomer = clinch::connect(&url_of(three(), "max_ttl=4s")).await.unwrap();
+    let error = newcomer.mutex("job").unwrap().try_lock().await.expect_err("it may have forgotten locks");
+    assert!(chain(&error).contains("may have forgotten"), "{}", chain(&error));
+}

@@ -107,6 +107,8 @@ pub(super) struct Server {
     policy: String,
     /// Names this run of the server; empty when it does not say.
     pub(super) run: String,
+    /// Names the history of its data: another one, where it was a replica meanwhile.
+    pub(super) history: String,
     /// For how many whole seconds it has run.
     pub(super) uptime: u64,
     /// Whether it writes what it does to a file.
@@ -125,6 +127,7 @@ impl Server {
             maxmemory: field("maxmemory").parse().unwrap_or(0),
             policy: field("maxmemory_policy").to_owned(),
             run: field("run_id").to_owned(),
+            history: field("master_replid").to_owned(),
             uptime: field("uptime_in_seconds").parse().unwrap_or(0),
             logs_writes: field("aof_enabled") == "1",
         }

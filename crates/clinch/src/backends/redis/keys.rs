@@ -17,7 +17,7 @@ const RESERVED: &str = "clinch:~{";
 /// The one fence of a server that has no slots, in Redlock.
 pub(super) const FENCE: &str = "clinch:~{fence}";
 
-/// Where clients of Redlock leave what they know of a server.
+/// What the keys begin with where clients of Redlock leave what they know of a server, each group its own.
 pub(super) const VOUCHER: &str = "clinch:~{voucher}";
 
 /// What the channels of clients begin with where channels belong to no slot.

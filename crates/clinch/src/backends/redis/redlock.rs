@@ -33,7 +33,8 @@
 //! that run evenly, and servers that remember. Both are looked after. Clients leave on each server which run of it they met, and
 //! how its clock compared with the other servers' clocks. A server's vote counts where that is still so, and has been for
 //! `max_ttl=`: it has not restarted, and its clock has run evenly with so many others that one of them is right. So **the
-//! first lock on servers that nobody has used yet is granted after `max_ttl=`**; until then requests wait, within their
+//! first lock on servers that no client of the same group has used yet is granted after `max_ttl=`**: clients believe only those that
+//! have the same servers, as they stand in the URL, and the same `prefix=`, `max_ttl=`, `drift=`, `durable=` and `fencing=`. Until then requests wait, within their
 //! deadline, and say why. A client that has just started need not wait, however long nobody has used the servers; nor do those
 //! that live for shorter than `max_ttl=`, since time counts from when the first of them came. A server that restarts, or whose
 //! clock is seen to jump, does not vote for `max_ttl=`.
@@ -77,10 +78,11 @@
 //! | --- | --- | --- |
 //! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry; `<claim id>!<token> ...` of one that was evicted and has not let go |
 //! | `clinch:~{fence}` | string | the last token of the server; without an expiry |
-//! | `clinch:~{voucher}` | string | what was seen of the server: `<run id>`, and for each other server `<its run id>=<since>,<compared>,<ahead at least>,<ahead at most>` in µs; without an expiry |
+//! | `clinch:~{voucher}:<hash>` | string | what clients of one group saw of the server: `<servers>?prefix=..&max_ttl=..&drift=..&durable=..&fencing=..`, what they have in common; `<run>`, the server's `run_id` and `master_replid`; and for each other server `<its run>=<since>,<compared>,<ahead at least>,<ahead at most>` in µs; gone 30 days after its last use |
 
 mod claims;
 mod free;
+mod group;
 mod node;
 mod reading;
 mod renewal;
@@ -101,6 +103,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
+use self::group::Group;
 use self::node::Node;
 use self::settings::Plan;
 use self::store::Quorum;
@@ -128,13 +131,18 @@ pub(crate) async fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Ba
     let Plan { nodes: settings, rules } = Plan::parse(url)?;
     // What the URL says too much is refused before anything is sent.
     url.finish()?;
+    let addresses = settings.iter().filter_map(|settings| match &settings.topology {
+        Topology::Single(address) => Some(address),
+        _ => None,
+    });
+    let group = Arc::new(Group::of(addresses, &rules, env.drift()));
     let runs = Arc::default();
     let mut nodes = Vec::new();
     for settings in settings {
         let Topology::Single(address) = &settings.topology else { continue };
         let address = address.clone();
         let dialer = Arc::new(Dialer { env: env.clone(), settings });
-        nodes.push(Node::new(address, dialer, rules.clone(), Arc::clone(&runs)));
+        nodes.push(Node::new(address, dialer, rules.clone(), group.clone(), Arc::clone(&runs)));
     }
     let needed = votes::quorum(nodes.len());
     let meet = |node: &Arc<Node>| {

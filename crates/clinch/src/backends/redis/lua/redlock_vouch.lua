@@ -2,9 +2,13 @@
 -- others, which it may have forgotten.
 --
 -- KEYS[1] the voucher; [2] the fence, where there are tokens. ARGV[1] the voucher as the client knows it, empty if there is
--- none; [2] the new one; [3] the least fence, of 16 digits.
+-- none; [2] the new one; [3] the least fence, of 16 digits; [4] what every voucher of this key begins with.
 -- Answers the voucher that stands there then.
-local known = redis.call('GET', KEYS[1]) or ''
+local known = redis.pcall('GET', KEYS[1])
+-- What is no voucher counts as nothing, and is overwritten.
+if type(known) ~= 'string' or string.sub(known, 1, #ARGV[4]) ~= ARGV[4] then
+  known = ''
+end
 if known ~= ARGV[1] then
   return known
 end
@@ -14,5 +18,6 @@ if KEYS[2] then
     redis.call('SET', KEYS[2], ARGV[3])
   end
 end
-redis.call('SET', KEYS[1], ARGV[2])
+-- 30 days: whoever uses it writes it anew, at the latest when it is older than the longest TTL, which is a day at most.
+redis.call('SET', KEYS[1], ARGV[2], 'PX', 2592000000)
 return ARGV[2]

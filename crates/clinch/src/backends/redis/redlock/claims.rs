@@ -242,8 +242,8 @@ impl Entry {
         let Some(place) = state.places.get_mut(node).filter(|_| !released) else { return };
         let in_order = match &place.mark {
             Mark::Clear | Mark::Held => true,
-            // What was sent to another run of the server has ended with it.
-            Mark::Sent(earlier) => Arc::ptr_eq(earlier, line) || earlier.run() != line.run(),
+            // What was sent to another process of the server has ended with it.
+            Mark::Sent(earlier) => Arc::ptr_eq(earlier, line) || !earlier.is_to_process_of(line),
             Mark::Leaving { .. } => false,
         };
         if in_order {

@@ -8,13 +8,13 @@ use super::super::check::Server;
 use super::super::dial::{Dialer, Endpoint};
 use super::super::failure::Failure;
 use super::super::inbox::{Inbox, Watched};
-use super::super::keys::VOUCHER;
 use super::super::link::Link;
 use super::super::reply;
 use super::super::resp::{Command, Value};
 use super::super::route::exchange;
 use super::super::script::{self, Script};
 use super::super::settings::Address;
+use super::group::Group;
 use super::settings::Rules;
 use super::timing::{self, Evenness, Offset, Patience};
 use super::turns::Ear;
@@ -32,6 +32,8 @@ pub(super) struct Node {
     pub(super) address: Address,
     pub(super) dialer: Arc<Dialer>,
     rules: Rules,
+    /// Whose word on it is believed.
+    pub(super) group: Arc<Group>,
     /// Who of all servers is which run.
     runs: Arc<Runs>,
     lines: Pool<Line>,
@@ -47,7 +49,9 @@ impl Runs {
     /// Notes which run a server is.
     fn join(&self, address: &Address, run: &str) -> Result<()> {
         let mut runs = lock(&self.0);
-        let twin = runs.iter().find(|(other, known)| *other != address && *known == run && !run.is_empty());
+        let twin = runs
+            .iter()
+            .find(|(other, known)| *other != address && process(known) == process(run) && !run.is_empty());
         if let Some((twin, _)) = twin {
             return Err(Error::invalid(format!(
                 "{twin} and {address} are one server; each must be independent of the others"
@@ -56,6 +60,11 @@ impl Runs {
         runs.insert(address.clone(), run.to_owned());
         Ok(())
     }
+}
+
+/// The process of a run. In one process a server can have several: it was a replica meanwhile, and has other data.
+fn process(run: &str) -> &str {
+    run.split_once('/').map_or(run, |(process, _)| process)
 }
 
 /// A connection, and whose it is.
@@ -99,8 +108,19 @@ pub(super) struct Left {
 }
 
 impl Left {
-    pub(super) fn read(text: String) -> Left {
-        Left { voucher: Voucher::parse(&text), text }
+    /// What does not begin with the terms of one's group counts as nothing, and is overwritten.
+    pub(super) fn read(text: String, group: &Group) -> Left {
+        match text.strip_prefix(group.terms()) {
+            Some(word) => Left { voucher: Voucher::parse(word), text },
+            None => Left::default(),
+        }
+    }
+}
+
+impl Known {
+    /// Whether this run was met last.
+    fn is_met(&self, run: &str) -> bool {
+        self.run.as_ref().is_some_and(|(known, _)| known == run)
     }
 }
 
@@ -131,6 +151,11 @@ impl Line {
     pub(super) fn run(&self) -> &str {
         &self.run
     }
+
+    /// Whether it leads to the same process, as far as is known: what was sent to another has ended with it.
+    pub(super) fn is_to_process_of(&self, other: &Line) -> bool {
+        process(&self.run) == process(&other.run)
+    }
 }
 
 impl Connection for Line {
@@ -140,7 +165,13 @@ impl Connection for Line {
 }
 
 impl Node {
-    pub(super) fn new(address: Address, dialer: Arc<Dialer>, rules: Rules, runs: Arc<Runs>) -> Arc<Node> {
+    pub(super) fn new(
+        address: Address,
+        dialer: Arc<Dialer>,
+        rules: Rules,
+        group: Arc<Group>,
+        runs: Arc<Runs>,
+    ) -> Arc<Node> {
         let known = Known {
             patience: Patience::new(Duration::from_millis(10)),
             clock: None,
@@ -154,6 +185,7 @@ impl Node {
             address,
             dialer,
             rules,
+            group,
             runs,
             lines: Pool::default(),
             inboxes: Pool::default(),
@@ -219,15 +251,23 @@ impl Node {
         Some(Acquaintance { run: run.clone(), clock: known.clock?, left: known.voucher.clone() })
     }
 
-    /// Notes that its vote counts, since it was vouched for.
-    pub(super) fn trust(&self) {
-        lock(&self.known).watch = None;
+    /// Notes that the vote of a run of it counts, since that was vouched for. False: it is another run by now.
+    pub(super) fn trust(&self, run: &str) -> bool {
+        let mut known = lock(&self.known);
+        let is_met = known.is_met(run);
+        known.watch.take_if(|_| is_met);
+        is_met
+    }
+
+    /// Whether a connection leads to the run that was met last, of which it is known whether its vote counts.
+    pub(super) fn is_met_by(&self, line: &Line) -> bool {
+        lock(&self.known).is_met(&line.run)
     }
 
     /// Notes what stands on a run of the server now.
     pub(super) fn left(&self, run: &str, left: Left) {
         let mut known = lock(&self.known);
-        if known.run.as_ref().is_some_and(|(known, _)| known == run) {
+        if known.is_met(run) {
             known.voucher = left;
         }
     }
@@ -286,7 +326,7 @@ impl Node {
         let (mut id, info, time) = (Command::new("CLIENT"), Command::new("INFO"), Command::new("TIME"));
         id.arg("ID");
         let mut left = Command::new("GET");
-        left.arg(VOUCHER);
+        left.arg(&self.group.key);
         let scripts = [
             &script::REDLOCK_CLAIM,
             &script::REDLOCK_AGREE,
@@ -306,7 +346,7 @@ impl Node {
         let id = next().ok().and_then(|id| reply::number(&id).ok()).and_then(|id| u64::try_from(id).ok());
         let info = next().map_err(|failure| self.failed(failure));
         let time = next();
-        let left = next().map(|left| Left::read(reply::lossy(&left))).unwrap_or_default();
+        let left = next().map(|left| Left::read(reply::lossy(&left), &self.group)).unwrap_or_default();
         for _ in scripts {
             next().map_err(|failure| self.failed(failure))?;
         }
@@ -321,26 +361,30 @@ impl Node {
         if self.rules.durable {
             server.refuse_forgetful(&link).await?;
         }
-        self.runs.join(&self.address, &server.run)?;
-        self.met(&server, left, link.ended(), received);
+        let run = match server.run.is_empty() {
+            true => String::new(),
+            false => format!("{}/{}", server.run, server.history),
+        };
+        self.runs.join(&self.address, &run)?;
+        self.met(&run, server.uptime, left, link.ended(), received);
         if let Some(us) = time.ok().and_then(|time| micros(&time)) {
             self.clock_read(us, sent, received);
         }
         lock(&self.known).patience = Patience::new(received.since(begun) / 3);
-        Ok(Line { link, id, run: server.run })
+        Ok(Line { link, id, run })
     }
 
     /// Takes in what a server that was just met says of itself.
-    fn met(&self, server: &Server, left: Left, ended: Arc<OnceLock<Instant>>, now: Instant) {
+    fn met(&self, run: &str, uptime: u64, left: Left, ended: Arc<OnceLock<Instant>>, now: Instant) {
         let mut known = lock(&self.known);
         known.voucher = left;
-        let before = known.run.replace((server.run.clone(), ended));
-        if before.as_ref().is_some_and(|(run, _)| *run == server.run && !run.is_empty()) {
+        let before = known.run.replace((run.to_owned(), ended));
+        if before.as_ref().is_some_and(|(before, _)| before == run && !run.is_empty()) {
             return;
         }
         let stands_in = before.is_some_and(|(_, ended)| {
             let seen = ended.get().copied().unwrap_or(now);
-            timing::stands_in(now, server.uptime, seen)
+            timing::stands_in(now, uptime, seen)
         });
         known.watch = Some(Watch { since: now, stands_in });
     }
@@ -407,9 +451,9 @@ impl Node {
         if line.run.is_empty() || before.run.is_empty() {
             return Ok((line, false));
         }
-        let Some(id) = before.id.filter(|_| line.run == before.run) else {
-            // Another run has no connections of the old one, and may have given its number to somebody else.
-            let sure = line.run != before.run;
+        let Some(id) = before.id.filter(|_| line.is_to_process_of(&before)) else {
+            // Another process has no connections of the old one, and may have given its number to somebody else.
+            let sure = !line.is_to_process_of(&before);
             return Ok((line, sure));
         };
         let mut kill = Command::new("CLIENT");

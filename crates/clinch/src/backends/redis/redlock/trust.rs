@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::super::keys::{FENCE, VOUCHER};
+use super::super::keys::FENCE;
 use super::super::reply;
 use super::super::resp::{Command, Value};
 use super::super::script;
@@ -66,10 +66,8 @@ impl Trust {
         let Some(met) = node.acquaintance() else { return Some(own) };
         let leads = self.leads(at, met.clock, now);
         match Voucher::judge(met.left.voucher.as_ref(), &self.view(&met, &leads, now), self.terms) {
-            Word::In(Duration::ZERO) => {
-                node.trust();
-                None
-            }
+            Word::In(Duration::ZERO) if node.trust(&met.run) => None,
+            Word::In(Duration::ZERO) => Some(own),
             Word::In(left) => Some(Abstention { until: own.until.min(now + left), why: own.why }),
             Word::Apart => {
                 Some(Abstention { why: "its clock and another server's have come apart".to_owned(), ..own })
@@ -147,10 +145,14 @@ impl Trust {
         let mut round = Round::new(&self.env, self.nodes.len());
         for News { at, run, before, word, newcomer } in news {
             let Some(node) = self.nodes.get(at).cloned() else { continue };
-            let keys = [VOUCHER, FENCE];
+            let keys = [node.group.key.as_str(), FENCE];
             let keys = if newcomer && fence > 0 { &keys[..] } else { &keys[..1] };
             let mut command = script::REDLOCK_VOUCH.on(keys.iter().copied());
-            command.arg(before).arg(word.voucher.to_string()).arg(format!("{fence:016}"));
+            command
+                .arg(before)
+                .arg([node.group.terms(), &word.voucher.to_string()])
+                .arg(format!("{fence:016}"));
+            command.arg(node.group.terms());
             round.ask(at, PATIENCE, leave(node, run, command));
         }
         round.answers(|_, _| false).await;
@@ -188,7 +190,7 @@ async fn leave(node: Arc<Node>, run: String, command: Command) -> Result<()> {
     let line = node.line().await?;
     if line.run() == run {
         let stands = node.run_on(&line, &script::REDLOCK_VOUCH, &command).await?;
-        node.left(&run, Left::read(reply::lossy(&stands)));
+        node.left(&run, Left::read(reply::lossy(&stands), &node.group));
     }
     Ok(())
 }

@@ -195,7 +195,15 @@ async fn ask_for_vote(
             let (us, vote) = read_vote(&answer)?;
             node.clock_read(us, sent, received);
             let vote = vote.ok_or_else(|| Error::new(ErrorKind::Unknown, "was reached too late"))?;
-            entry.answered(at, ticket, if let Vote::Ours(_) = vote { Mark::Held } else { Mark::Clear });
+            let is_ours = matches!(vote, Vote::Ours(_));
+            entry.answered(at, ticket, if is_ours { Mark::Held } else { Mark::Clear });
+            if is_ours && !node.is_met_by(&line) {
+                // Of that run it is not known any more whether its vote counts.
+                return Err(Error::new(
+                    ErrorKind::Unavailable,
+                    "is another server than the one that gave its vote",
+                ));
+            }
             Ok(vote)
         }
         Err(error) => {
