@@ -36,6 +36,8 @@ mod pushes;
 mod queues;
 #[path = "redis_faults/server.rs"]
 mod server;
+#[path = "redis_faults/silent.rs"]
+mod silent;
 #[path = "redis_faults/taken.rs"]
 mod taken;
 #[path = "redis_faults/values.rs"]

@@ -1,6 +1,9 @@
 //! Locks that an operator takes away from their holders.
 
+use super::queues::{backend, claim};
 use super::*;
+use clinch::Mode;
+use clinch::backend::{Progress, Renewal};
 
 /// What is left of a lock's lease, in milliseconds.
 fn lease_left(redis: &Redis, name: &str) -> i64 {
@@ -118,5 +121,57 @@ async fn an_evicted_lean_lock_stays_closed_until_its_holder_lets_go() {
         let guard = tokio::time::timeout(NOTICE / 2, mutex.lock()).await.expect("it stays closed").unwrap();
         assert_eq!(guard.release().await.unwrap(), Released::Released);
         assert!(far.state(&name).await.unwrap().is_none());
+    }
+}
+
+/// A copy of the holder's first step that arrives after its lock was taken away takes a place in the queue, which no renewal
+/// takes for the lock.
+#[tokio::test]
+async fn a_late_step_does_not_keep_an_evicted_holder() {
+    for evicted in [true, false] {
+        let name = unique("late-step");
+        let backend = backend(&SERVER).await;
+        let (first, next) = (claim(&name, Mode::Exclusive, 1), claim(&name, Mode::Exclusive, 2));
+        assert!(matches!(backend.claim(&first).await.unwrap(), Progress::Granted(_)));
+        assert!(matches!(backend.claim(&next).await.unwrap(), Progress::Queued(_)));
+        match evicted {
+            true => drop(backend.evict(&first.name, first.id).await.unwrap()),
+            false => drop(SERVER.call(&["DEL", &format!("clinch:{name}")])),
+        }
+        assert!(matches!(backend.claim(&first).await.unwrap(), Progress::Queued(_)));
+        let first = Arc::new(first);
+        let renewed = backend.renew(std::slice::from_ref(&first)).await.remove(0);
+        assert!(
+            matches!(renewed, Renewal::Lost(_)),
+            "a place in the queue was renewed as the lock: {renewed:?}"
+        );
+        let read = backend.verify(&first).await.unwrap();
+        assert!(matches!(read, Renewal::Lost(_)), "a place in the queue was taken for the lock: {read:?}");
+        for claim in [&first, &next] {
+            backend.release(claim, Duration::ZERO).await.unwrap();
+        }
+    }
+}
+
+/// The marker of parts whose records are lost counts until its end, whoever else is evicted.
+#[tokio::test]
+async fn an_eviction_opens_nothing_that_others_hold() {
+    let name = unique("evict-beside");
+    let backend = backend(&SERVER).await;
+    let reader = claim(&name, Mode::Shared, 1);
+    let (first, second) = (claim(&name, Mode::Exclusive, 2), claim(&name, Mode::Exclusive, 3));
+    assert!(matches!(backend.claim(&reader).await.unwrap(), Progress::Granted(_)));
+    for writer in [&first, &second] {
+        assert!(matches!(backend.claim(writer).await.unwrap(), Progress::Queued(_)));
+    }
+    let holders = SERVER.call(&["KEYS", &format!("*holders:*{name}")]).array().remove(0).text();
+    assert_eq!(SERVER.call(&["DEL", &holders]).int(), 1);
+    for evicted in [&first, &reader] {
+        backend.evict(&evicted.name, evicted.id).await.unwrap();
+        assert_eq!(SERVER.call(&["GET", &format!("clinch:{name}")]).text(), "clinch parts");
+        assert!(
+            matches!(backend.claim(&second).await.unwrap(), Progress::Queued(_)),
+            "granted beside a reader"
+        );
     }
 }

@@ -77,7 +77,7 @@ async fn lost_side_keys_neither_spin_nor_hang_nor_let_two_in() {
     futures_util::future::join_all(all).await;
 }
 
-fn claim(name: &str, mode: Mode, bits: u128) -> Claim {
+pub(super) fn claim(name: &str, mode: Mode, bits: u128) -> Claim {
     Claim {
         id: ClaimId::from_bits(bits),
         name: clinch::LockName::new(name).unwrap(),
@@ -90,7 +90,7 @@ fn claim(name: &str, mode: Mode, bits: u128) -> Claim {
     }
 }
 
-async fn backend(redis: &Redis) -> Arc<dyn Backend> {
+pub(super) async fn backend(redis: &Redis) -> Arc<dyn Backend> {
     let env = Env::new(Clock::host(), Random::system(), Lane::thread(), Detour::to(redis.addr()));
     clinch::backends::redis::open(&redis.url(), env).await.unwrap()
 }

@@ -53,8 +53,12 @@ local more
 local taken = value ~= '' and not is_marker(value)
 if not taken and not record and enqueue ~= '1' then
   -- A try: granted now or not at all. Waiters ahead come first, unless none can be reached.
-  settle(nil)
-  if call('LLEN', QUEUE) == 0 and admits(mode) then
+  local at, all
+  for _ = 1, TRIES do
+    _, at, all = settle(nil, false, nil, at)
+    if not at then break end
+  end
+  if all and admits(mode) then
     local token = next_token()
     grant(id, mode, token, owner, ttl)
     return token
@@ -72,7 +76,7 @@ elseif record or enqueue == '1' then
   keep(ttl, QUEUE)
   if not taken then
     local token
-    token, more = settle(id)
+    token, more = settle_some(id)
     if token then
       return token
     end
@@ -98,7 +102,7 @@ if queued then
   if lost then
     restore()
     local token
-    token, more = settle(id)
+    token, more = settle_some(id)
     if token then
       return token
     end

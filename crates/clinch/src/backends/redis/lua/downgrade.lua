@@ -14,5 +14,5 @@ call('HSET', CLAIMS, id, 'h s ' .. token .. ' ' .. since .. ' ' .. owner)
 call('ZADD', HOLDERS, int(now + left), id)
 call('DEL', LOCK)
 mark()
-settle(nil)
+settle_some(nil)
 return 1

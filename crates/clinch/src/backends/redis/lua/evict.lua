@@ -6,6 +6,7 @@ local id, notice = ARGV[2], tonumber(ARGV[3])
 -- The first write: one that needs no memory, so that a full server does not refuse the script.
 call('HDEL', CLAIMS, '.closed')
 local record = call('HGET', CLAIMS, id) or ''
+local score = tonumber(call('ZSCORE', HOLDERS, id) or nil)
 local removed, ends = 1, now
 if is_of(call('GETRANGE', LOCK, '0', '32'), id) then
   local left = call('PTTL', LOCK)
@@ -13,8 +14,8 @@ if is_of(call('GETRANGE', LOCK, '0', '32'), id) then
   call('SETRANGE', LOCK, '32', '!')
   call('PEXPIRE', LOCK, int(left))
   ends = now + left
-elseif string.find(record, '^h %S+ %d') then
-  ends = math.min(tonumber(call('ZSCORE', HOLDERS, id) or now), now + notice)
+elseif score and string.find(record, '^h %S+ %d') then
+  ends = math.min(score, now + notice)
   call('HSET', CLAIMS, id, (string.gsub(record, '^(h %S+ )', '%1!', 1)))
   call('ZADD', HOLDERS, int(ends), id)
 elseif string.sub(record, 1, 2) == 'w ' then
@@ -23,11 +24,6 @@ else
   removed = 0
 end
 mark()
-local head = call('LRANGE', QUEUE, '0', '0')[1]
-local _, _, _, _, inbox = waiter(head and call('HGET', CLAIMS, head))
-if inbox then
-  -- Who is next knows an end that no longer counts.
-  tell(inbox, 'n ' .. head .. ' ' .. int(now) .. ' ' .. int(ends - now))
-  settle(nil)
-end
+announce(ends - now)
+settle_some(nil)
 return removed

@@ -23,6 +23,8 @@ local now = tonumber(string.sub(us, 1, 13))
 -- Grants per script, so that a thousand readers let in at once do not block the server; and waiters who are dead, or who
 -- cannot be told, per script.
 local GRANTS, PASSES = 64, 256
+-- How many times as many dead a try passes, which has one script alone.
+local TRIES = 8
 -- WINDOW_MS: how long a grant that is pushed to a waiter lives unless the waiter renews it, which is what a dead one costs at
 -- most. SPARE_MS: how much longer than their last claim side keys live. Both are put in by `script.rs`.
 
@@ -88,14 +90,17 @@ local function holders(last)
 end
 
 -- Puts the marker of the holders of parts into the lock key, so that foreign clients are shut out until the last lease
--- ends, or takes it away when nobody is left; and keeps their records for as long.
-local function mark()
+-- ends, or takes it away when nobody is left; and keeps their records for as long. `removed`: the step took a holder away.
+local function mark(removed)
   local value = lock_value()
   if value ~= '' and not is_marker(value) then
     return false
   end
   local ends, last = shut_until()
-  if ends <= now then
+  if not last and not removed and value == 'clinch parts' then
+    -- The records of what it stands for are lost, but not its end.
+    return true
+  elseif ends <= now then
     call('DEL', LOCK)
   else
     call('SET', LOCK, last and 'clinch parts' or 'clinch closed', 'PX', int(ends - now))
@@ -171,6 +176,16 @@ local function tell(inbox, message)
   return type(heard) == 'number' and (heard > 0 or counts ~= '1')
 end
 
+-- Tells the first waiter who hears it that the end that it knows no longer counts: `ms` from now is one.
+local function announce(ms)
+  for at = 0, PASSES - 1 do
+    local id = call('LINDEX', QUEUE, int(at))
+    if not id then return end
+    local mode, ends, _, _, inbox = waiter(call('HGET', CLAIMS, id))
+    if mode and ends > now and inbox ~= '-' and tell(inbox, 'n ' .. id .. ' ' .. int(now) .. ' ' .. int(ms)) then return end
+  end
+end
+
 -- How many stand ahead of a waiter; who is farther back than 64 does not need to know by how much. And whether it stands
 -- in no queue at all, although it has a record.
 local function place_of(id)
@@ -207,7 +222,8 @@ end
 -- script, lives for its whole TTL and is returned here; every other one is pushed and lives for the window. A waiter
 -- whose inbox nobody listens to keeps its place, and the next one gets the grant. `free`: known to be free. `ids`: the
 -- first two of the queue, where they are known. `at`: where to begin.
--- Answers, besides the grant, where to go on if there was too much for one script and nobody could be told to.
+-- Answers, besides the grant, where to go on if there was too much for one script and nobody could be told to; and whether it
+-- came to the end of the queue.
 local function settle(asker, free, ids, at)
   local granted, passed, removed, own = 0, 0, 0, nil
   at = at or 0
@@ -215,7 +231,7 @@ local function settle(asker, free, ids, at)
     ids = ids or call('LRANGE', QUEUE, int(at), int(at + 1))
     local id, next_id = ids[1], ids[2]
     ids = nil
-    if not id then return own end
+    if not id then return own, nil, true end
     local records = call('HMGET', CLAIMS, id, next_id or id)
     local mode, ends, ttl, _, inbox, owner = waiter(records[1])
     if not mode or ends <= now then
@@ -256,4 +272,15 @@ local function settle(asker, free, ids, at)
   local mode, _, _, _, inbox = waiter(next_id and call('HGET', CLAIMS, next_id))
   local told = mode and inbox ~= '-' and granted + removed > 0 and tell(inbox, 'n ' .. next_id .. ' ' .. int(now) .. ' 0')
   return own, next_id and not told and at or nil
+end
+
+-- The same for whoever does not go on with the rest: those who cannot be told, more than one script passes, go behind the
+-- others, so that the next step begins with others.
+local function settle_some(asker)
+  local own, at = settle(asker)
+  if at and at > 0 then
+    call('RPUSH', QUEUE, unpack(call('LRANGE', QUEUE, '0', int(at - 1))))
+    call('LTRIM', QUEUE, int(at), '-1')
+  end
+  return own, at
 end

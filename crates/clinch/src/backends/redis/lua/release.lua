@@ -33,13 +33,11 @@ if record then
   local first = ids[1] == id
   leave(id)
   ids = call('LRANGE', QUEUE, '0', '1')
-  local next_id = first and ids[1]
-  local _, _, _, _, inbox = waiter(next_id and call('HGET', CLAIMS, next_id))
-  if inbox then
-    tell(inbox, 'n ' .. next_id .. ' ' .. int(now) .. ' 0')
+  if first then
+    announce(0)
   end
   if call('ZREM', HOLDERS, id) == 1 then
-    mark()
+    mark(true)
   end
 end
 local head = ids[1]
@@ -94,11 +92,7 @@ if gap > 0 and free and head then
   end
 end
 if linger > 0 and head then
-  -- Who is next knows an end that no longer counts.
-  local _, _, _, _, inbox = waiter(call('HGET', CLAIMS, head))
-  if inbox then
-    tell(inbox, 'n ' .. head .. ' ' .. int(now) .. ' ' .. int(linger))
-  end
+  announce(linger)
 end
 local at
 if head then

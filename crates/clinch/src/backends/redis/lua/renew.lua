@@ -1,6 +1,7 @@
 -- Renew claims of one lock, held and waiting alike; with a TTL of 0, only read them.
 --
 -- ARGV[1] begins "place" when it is their places that are renewed: a grant that nobody has taken keeps the end that it has.
+-- Otherwise a place is no answer: a late copy of the first step may have put a claim into the queue that was taken away.
 -- ARGV[2], [3], ...: claim id and TTL (ms) in turn. Answers for each how long it lives now (ms), -1: it is gone, or
 -- -2: without an end, for an operator took it away; a renewal with a TTL gives it one again.
 -- A lease never gets shorter: an older request may arrive after one that asked for more.
@@ -21,7 +22,7 @@ for i = 2, #ARGV, 2 do
       left = ttl
     end
     left = left == -1 and -2 or left
-  elseif mode then
+  elseif mode and place then
     if ends > now then
       left = math.max(ends - now, ttl)
       call('HSET', CLAIMS, id, 'w ' .. mode .. ' ' .. int(now + left - old) .. ' ' .. int(old) .. ' ' .. since
@@ -39,16 +40,16 @@ for i = 2, #ARGV, 2 do
     end
   elseif string.find(record, '^h %S+ %d') then
     local ends = tonumber(call('ZSCORE', HOLDERS, id) or 0)
-    if ends > now then
+    local value = ends > now and lock_value()
+    if value and value ~= '' and not is_marker(value) then
+      -- Deleted by force, and a foreign client has taken it.
+      call('ZREM', HOLDERS, id)
+      call('HDEL', CLAIMS, id)
+    elseif value then
       left = math.max(ends - now, place and 0 or ttl)
       if now + left > ends then
         call('ZADD', HOLDERS, int(now + left), id)
-        if not mark() then
-          -- Deleted by force, and a foreign client has taken it.
-          call('ZREM', HOLDERS, id)
-          call('HDEL', CLAIMS, id)
-          left = -1
-        end
+        mark()
       end
     end
   end
@@ -59,6 +60,6 @@ if lost then
 end
 -- A holder that died leaves a free lock and nobody who tells the queue: every renewal of a place looks after it.
 if call('EXISTS', LOCK) == 0 then
-  settle(nil)
+  settle_some(nil)
 end
 return answers
