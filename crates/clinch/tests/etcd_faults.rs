@@ -38,6 +38,8 @@ mod leases;
 mod network;
 #[path = "etcd_faults/partition.rs"]
 mod partition;
+#[path = "etcd_faults/sieve.rs"]
+mod sieve;
 #[path = "etcd_faults/silent.rs"]
 mod silent;
 #[path = "etcd_faults/stopped.rs"]

@@ -1,7 +1,12 @@
 //! Turns in the queue: of waiters that died, that nobody polls, and of holders that were evicted.
 
+use std::pin::Pin;
+use std::task::Poll;
+
+use clinch::backend::Renewal;
 use clinch_testkit::etcd_3_5;
 
+use super::sieve::{Fate, Sieve};
 use super::*;
 
 /// A place lives for a few seconds; a grant for its TTL, under the same key, with the token that the place had.
@@ -40,6 +45,13 @@ async fn polled_until_queued<F: Future + Unpin>(future: &mut F, locks: &Locks, n
     }
 }
 
+/// Has a future begin, and no more.
+async fn poll_once<F: Future + Unpin>(future: &mut F) {
+    let is_pending =
+        std::future::poll_fn(|context| Poll::Ready(Pin::new(&mut *future).poll(context).is_pending()));
+    assert!(is_pending.await, "it needs no answer");
+}
+
 /// A waiter that is kept but not polled does not keep the lock: neither when it was told of its turn, nor in its first step,
 /// though other claims keep the leases of both.
 #[tokio::test]
@@ -66,6 +78,97 @@ async fn a_waiter_that_nobody_polls_lets_the_lock_go_on() {
     late.verify().await.unwrap();
     release(late).await;
     expect_unused(&etcd, &near, "job").await;
+}
+
+/// Whether a request deletes a key of this lock in a transaction.
+fn deletes(request: &[u8], name: &str) -> bool {
+    let key = format!("/clinch/{name}/");
+    let is_delete = |at: usize| matches!(request[..at], [.., 0x1a, _, 0x0a, _]);
+    (0..request.len()).any(|at| request[at..].starts_with(key.as_bytes()) && is_delete(at))
+}
+
+/// A turn that went on to the next is over, also when the delete that passes it on comes late: whoever is polled again gets
+/// no lock that this delete then takes from it.
+#[tokio::test]
+async fn a_turn_that_is_passed_on_late_is_not_taken_after_all() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (near, far) = (connect(&etcd.url()).await, connect(&sieve.url()).await);
+    let (guard, other) = (lock(&near, "job").await, lock(&near, "other").await);
+    // It keeps the lease of the places.
+    let kept = queue(&far, "other");
+    sees_claims(&near, "other", 2).await;
+    let mutex = far.mutex("job").unwrap();
+    let mut unpolled = Box::pin(mutex.lock().into_future());
+    polled_until_queued(&mut unpolled, &near, "job", 2).await;
+    let behind = queue(&near, "job");
+    sees_claims(&near, "job", 3).await;
+    sieve.catch(Fate::Late, |request| deletes(request, "job"));
+    release(guard).await;
+    sieve.caught().await;
+    let next = tokio::select! {
+        early = &mut unpolled => panic!("granted with a delete of its key on its way: {early:?}"),
+        next = join("the one behind is granted", behind) => next,
+    };
+    sieve.let_go().await;
+    next.verify().await.unwrap();
+    release(next).await;
+    let late = within("it is granted at its next turn", unpolled).await.unwrap();
+    late.verify().await.unwrap();
+    release(late).await;
+    release(other).await;
+    release(join("the other is granted", kept).await).await;
+    expect_unused(&etcd, &near, "job").await;
+}
+
+/// A first step that nobody polls keeps no lock that it was granted, though others keep the lease which that hangs on, and
+/// nobody that of the places.
+#[tokio::test]
+async fn a_first_step_that_nobody_polls_lets_the_lock_go_on() {
+    let etcd = Etcd::start();
+    let (near, far) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let far = far.ttl(Duration::from_secs(6)).unwrap();
+    let (kept, other) = (lock(&far, "kept").await, lock(&near, "other").await);
+    let waiter = queue(&far, "other");
+    sees_claims(&near, "other", 2).await;
+    let mutex = far.mutex("job").unwrap();
+    let mut unpolled = Box::pin(mutex.lock().into_future());
+    poll_once(&mut unpolled).await;
+    sees_claims(&near, "job", 1).await;
+    // Nobody waits any more.
+    release(other).await;
+    let waiter = join("the waiter is granted", waiter).await;
+    release(lock(&near, "job").await).await;
+    release(waiter).await;
+    release(kept).await;
+    drop(unpolled);
+    expect_unused(&etcd, &near, "job").await;
+}
+
+/// A grant that is asked for again, for it came too late, is nobody's until it is taken.
+#[tokio::test]
+async fn a_stale_grant_that_nobody_takes_lets_the_lock_go_on() {
+    let etcd = Etcd::start();
+    let (near, far) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let claim = ghosts::claim(1, "job", LONG_TTL);
+    let backend = clinch::backends::etcd::open(&etcd.url(), Env::host(Lane::thread())).await.unwrap();
+    ghosts::granted(&*backend, &claim).await;
+    let (kept, mut again) = (ghosts::claim(2, "kept", LONG_TTL), backend.claim(&claim));
+    ghosts::granted(&*backend, &kept).await;
+    poll_once(&mut again).await;
+    let next = queue(&near, "job");
+    eventually("it goes on", async || {
+        let renewals = backend.renew(std::slice::from_ref(&kept)).await;
+        assert!(matches!(renewals[..], [Renewal::Renewed(_)]), "{renewals:?}");
+        next.is_finished().then_some(())
+    })
+    .await;
+    release(join("the next is granted", next).await).await;
+    drop(again);
+    for claim in [&claim, &kept] {
+        backend.release(claim, Duration::ZERO).await.unwrap();
+    }
+    expect_unused(&etcd, &far, "job").await;
 }
 
 /// What an eviction keeps closed is open as soon as its holder has heard of it and let go, long before its time.

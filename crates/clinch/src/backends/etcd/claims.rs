@@ -13,7 +13,7 @@ use super::watch::{Subscription, Watcher};
 use crate::claim::{ClaimId, Loss, LossKind};
 use crate::clock::Instant;
 use crate::env::Env;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::sync::lock;
 
 /// How old a claim is before its own key is watched. Most are gone by then, and cost nothing; the end of a lease is told
@@ -65,6 +65,11 @@ struct Slot {
 }
 
 impl Slot {
+    /// Whether no delete of it is on its way.
+    fn is_settled(&self) -> bool {
+        self.deletes == 0 && !self.is_spent
+    }
+
     /// Whether nothing can delete it any more behind the back of its next owner. No key is named after a lease that is over.
     fn is_free(&self) -> bool {
         !self.is_used && self.deletes == 0 && (!self.is_spent || self.session.is_over())
@@ -84,14 +89,14 @@ pub(super) struct Known {
     /// Whether a step was sent whose answer did not come, so that it may still reach the server.
     pub(super) in_doubt: bool,
     pub(super) lost: Option<Loss>,
-    /// Whether its turn went on to the next, for nobody took it.
-    pub(super) passed_on: bool,
+    /// Whether a delete of its key was sent: its turn goes on to the next, and its next step makes it anew.
+    pub(super) given_up: bool,
 }
 
 impl Known {
     /// Whether it can still be granted.
     pub(super) fn is_good(&self) -> bool {
-        self.lost.is_none() && !self.passed_on && !self.carrier().is_over()
+        self.lost.is_none() && !self.given_up && !self.carrier().is_over()
     }
 
     /// The session whose lease its key hangs on.
@@ -115,18 +120,29 @@ impl Claims {
         lock(&self.table).entries.get(&id).map(|entry| entry.known.clone())
     }
 
-    /// Finds a key for a claim that is about to be made. A claim that is made anew on the same lease keeps its own.
-    pub(super) fn begin(&self, id: ClaimId, session: Arc<Session>, queue: &[u8], now: Instant) -> Known {
+    /// Finds a key for a claim that is about to be made. One that is made anew on the same lease keeps its own, unless a
+    /// delete of that is on its way. `None`: its former key may still stand, and has to be ended first.
+    pub(super) fn begin(
+        &self,
+        id: ClaimId,
+        session: Arc<Session>,
+        queue: &[u8],
+        now: Instant,
+        is_ended: bool,
+    ) -> Option<Known> {
         let mut table = lock(&self.table);
+        let former = table.entries.get(&id).map(|old| &old.known);
+        let same = former.filter(|old| old.session.lease == session.lease && table.is_settled(&old.key));
+        let same = same.map(|old| (old.key.clone(), old.in_doubt));
+        if same.is_none() && !is_ended && former.is_some_and(|old| !old.is_over()) {
+            return None;
+        }
         let old = table.take(id);
-        let same = old.as_ref().map(|old| &old.known).filter(|old| old.session.lease == session.lease);
-        let (key, in_doubt) = match same {
-            Some(same) => (same.key.clone(), same.in_doubt),
-            None => (table.free_key(queue, &session), false),
-        };
+        let (key, in_doubt) = same.unwrap_or_else(|| (table.free_key(queue, &session), false));
         table.use_key(&key, &session);
-        let known =
-            Known { session, place: None, key, created: None, in_doubt, lost: None, passed_on: false };
+        // Nobody is to hear of what was lost before.
+        table.losses.retain(|(lost, _)| *lost != id);
+        let known = Known { session, place: None, key, created: None, in_doubt, lost: None, given_up: false };
         let stepping = old.as_ref().and_then(|old| old.stepping).or(Some(now));
         let entry =
             Entry { known: known.clone(), guard: None, view: None, leaving: None, stepping, taken: false };
@@ -134,7 +150,7 @@ impl Claims {
         drop(table);
         // Ends watches, which takes other locks.
         drop(old);
-        known
+        Some(known)
     }
 
     /// Has a claim take another key: something that is not ours stands under this one.
@@ -273,6 +289,8 @@ impl Claims {
     pub(super) fn steps(&self, id: ClaimId, since: Option<Instant>) {
         if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
             entry.stepping = since.map(|since| entry.stepping.unwrap_or(since));
+            // One that is asked for again was not used.
+            entry.taken &= since.is_none();
         }
     }
 
@@ -283,7 +301,8 @@ impl Claims {
         let is_unheard = |entry: &Entry| {
             let unread = entry.view.as_ref().and_then(|view| view.unread_since());
             let since = entry.stepping.into_iter().chain(unread).min();
-            entry.known.carrier().lease == lease && !entry.taken && since.is_some_and(|since| since <= before)
+            // The answer that tells on which it hangs may be the one that was not heard.
+            entry.known.may_hang_on(lease) && !entry.taken && since.is_some_and(|since| since <= before)
         };
         table.entries.iter().filter(|(_, entry)| is_unheard(entry)).map(|(id, _)| *id).take(count).collect()
     }
@@ -295,11 +314,11 @@ impl Claims {
         entry.map(|entry| entry.taken = true).is_some()
     }
 
-    /// Has the turn of a claim go on to the next, unless its waiter has taken it.
-    pub(super) fn pass_on(&self, id: ClaimId) -> bool {
+    /// Has the turn of a claim go on to the next by a delete of this key of it, unless its waiter has taken it.
+    pub(super) fn pass_on(self: &Arc<Claims>, id: ClaimId, key: &[u8]) -> Option<Deleting> {
         let mut table = lock(&self.table);
-        let entry = table.entries.get_mut(&id).filter(|entry| !entry.taken);
-        entry.map(|entry| entry.known.passed_on = true).is_some()
+        table.entries.get(&id).filter(|entry| !entry.taken && entry.known.key[..] == *key)?;
+        table.deleting(self, id)
     }
 
     /// What a waiting claim has ahead of it.
@@ -400,8 +419,14 @@ impl Table {
         leaving.map(|(id, entry)| (*id, entry.known.clone())).take(count).collect()
     }
 
+    fn is_settled(&self, key: &[u8]) -> bool {
+        self.keys.get(key).is_none_or(Slot::is_settled)
+    }
+
     fn deleting(&mut self, claims: &Arc<Claims>, id: ClaimId) -> Option<Deleting> {
-        let key = self.entries.get(&id)?.known.key.clone();
+        let known = &mut self.entries.get_mut(&id)?.known;
+        known.given_up = true;
+        let key = known.key.clone();
         self.keys.get_mut(&key)?.deletes += 1;
         Some(Deleting { claims: claims.clone(), key, is_answered: false })
     }
@@ -453,6 +478,13 @@ impl Deleting {
     /// The answer came, or it was surely not applied.
     pub(super) fn answered(mut self) {
         self.is_answered = true;
+    }
+
+    /// Takes in what came of it.
+    pub(super) fn came_to<T>(self, answer: &Result<T>) {
+        if !matches!(answer, Err(error) if error.kind() == ErrorKind::Unknown) {
+            self.answered();
+        }
     }
 }
 

@@ -50,16 +50,30 @@ impl Store {
         let sent = self.now();
         let known = match self.claims.get(claim.id).filter(Known::is_good) {
             Some(known) => known,
-            None => {
-                let session = self.sessions.open(claim.ttl, claim.isolated).await?;
-                self.claims.begin(claim.id, session, &self.queue(&claim.name), self.now())
-            }
+            None => self.begin(claim).await?,
         };
         match known.created {
             Some(created) => self.look(claim, &known, created, sent).await,
             None if claim.enqueue => self.enqueue(claim, &known, sent).await,
             None => self.try_now(claim, &known, sent).await,
         }
+    }
+
+    /// Takes in a claim that is new, or whose former key was lost or given up; what may stand of that is ended first.
+    async fn begin(&self, claim: &Claim) -> Result<Known> {
+        let queue = self.queue(&claim.name);
+        let former = self.claims.get(claim.id);
+        // On the same lease, a step of it that came through unheard is found.
+        let session = self.carrier_to_be(claim, former.as_ref()).await?;
+        if let Some(known) = self.claims.begin(claim.id, session.clone(), &queue, self.now(), false) {
+            return Ok(known);
+        }
+        let is_doubted = match former {
+            Some(former) => self.end_own(claim, &former, Duration::ZERO).await?.1,
+            None => false,
+        };
+        let known = self.claims.begin(claim.id, session, &queue, self.now(), !is_doubted);
+        known.ok_or_else(|| Error::new(ErrorKind::Unavailable, "an earlier step of the claim may still come"))
     }
 
     /// Makes the claim's key: on the lease of its TTL if nobody else is there, for then it is granted; else on that of the

@@ -65,17 +65,15 @@ impl Store {
                 None => Ok(Freed::Absent),
             };
         };
-        let mut doubted = known.in_doubt.then(|| known.session.clone());
-        let freed = if known.created.is_some() && doubted.is_none() && linger.is_zero() {
-            self.delete_own(claim.id).await?
+        let (freed, is_doubted) = if known.created.is_some() && !known.in_doubt && linger.is_zero() {
+            (self.delete_own(claim.id).await?, false)
         } else {
-            let stand = known.created.map(|created| Stand { created, lease: known.carrier().lease });
-            self.end_key(claim, &known.key, stand, &mut doubted, linger).await?
+            self.end_own(claim, &known, linger).await?
         };
-        match doubted {
-            None => self.claims.forget(claim.id),
+        match is_doubted {
+            false => self.claims.forget(claim.id),
             // A step of it may still come, which the next keepalive sees to.
-            Some(_) => self.claims.leave(claim.id, self.now()),
+            true => self.claims.leave(claim.id, self.now()),
         }
         if known.session.isolated {
             self.sessions.revoke(&known.session).await;
@@ -84,16 +82,31 @@ impl Store {
     }
 
     /// Deletes the key of a claim of this client.
-    pub(super) async fn delete_own(&self, id: ClaimId) -> Result<Freed> {
+    async fn delete_own(&self, id: ClaimId) -> Result<Freed> {
         let Some(deleting) = self.claims.deleting(id) else { return Ok(Freed::Absent) };
         let answer = self.client.delete(deleting.key()).await;
-        if !matches!(&answer, Err(error) if error.kind() == ErrorKind::Unknown) {
-            deleting.answered();
-        }
+        deleting.came_to(&answer);
         // One that was evicted has only kept the lock closed.
         let is_own = |kv: &KeyValue| !Place::read(kv).is_evicted(id);
         let found = answer?.prev_kvs;
         Ok(if found.first().is_some_and(is_own) { Freed::Removed } else { Freed::Absent })
+    }
+
+    /// Ends the key of a claim of this client, wherever it stands, and says whether a step of it may still come.
+    pub(super) async fn end_own(
+        &self,
+        claim: &Claim,
+        known: &Known,
+        linger: Duration,
+    ) -> Result<(Freed, bool)> {
+        let mut doubted = known.in_doubt.then(|| known.session.clone());
+        let stand = known.created.map(|created| Stand { created, lease: known.carrier().lease });
+        let deleting = self.claims.deleting(claim.id);
+        let freed = self.end_key(claim, &known.key, stand, &mut doubted, linger).await;
+        if let Some(deleting) = deleting {
+            deleting.came_to(&freed);
+        }
+        Ok((freed?, doubted.is_some()))
     }
 
     /// Deletes or closes a claim's key; for a claim in doubt, raises the fence of its session, and takes that out of
@@ -169,7 +182,7 @@ impl Store {
     }
 
     /// Deletes a key if it is still the one that was seen.
-    async fn delete_as_seen(&self, place: &Place) -> Result<Freed> {
+    pub(super) async fn delete_as_seen(&self, place: &Place) -> Result<Freed> {
         let compare =
             vec![Compare::created(&place.key, place.created), Compare::lease(&place.key, place.lease)];
         let txn = TxnRequest { compare, success: vec![wire::delete(&place.key)], failure: Vec::new() };

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::claims::{Claims, Deleting, Known};
+use super::claims::{Claims, Known};
 use super::client::Client;
 use super::flight::Flights;
 use super::keys;
@@ -311,9 +311,7 @@ impl Sessions {
         let deletes = sweeping.iter().map(|(_, deleting)| wire::delete(deleting.key())).collect();
         let answer = self.client.txn(TxnRequest { success: deletes, ..TxnRequest::default() }).await;
         let (swept, deleting): (Vec<_>, Vec<_>) = sweeping.into_iter().unzip();
-        if !matches!(&answer, Err(error) if error.kind() == ErrorKind::Unknown) {
-            deleting.into_iter().for_each(Deleting::answered);
-        }
+        deleting.into_iter().for_each(|deleting| deleting.came_to(&answer));
         if let Ok(Some(_)) = answer {
             self.claims.swept(swept.into_iter());
         }

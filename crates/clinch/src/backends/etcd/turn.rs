@@ -14,7 +14,7 @@ use super::record::Place;
 use super::session::Session;
 use super::store::Store;
 use super::wire::{self, Compare, PutRequest, RangeRequest, TxnRequest};
-use crate::backend::TAKE_WITHIN;
+use crate::backend::{Freed, TAKE_WITHIN};
 use crate::claim::{Claim, ClaimId, Mode};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
@@ -51,7 +51,7 @@ impl Store {
             ErrorKind::Exhausted => Ok(Turn::Full(error)),
             _ => Err(error),
         };
-        let session = match self.carrier_to_be(claim, known).await {
+        let session = match self.carrier_to_be(claim, Some(known)).await {
             Ok(session) => session,
             Err(error) => return full(error),
         };
@@ -78,9 +78,10 @@ impl Store {
     }
 
     /// The session whose lease is to carry a claim that is granted, with most of its time left.
-    async fn carrier_to_be(&self, claim: &Claim, known: &Known) -> Result<Arc<Session>> {
-        let session = &known.session;
-        if !session.is_over() && self.sessions.keep(session, session.ttl / 3).await?.is_some() {
+    pub(super) async fn carrier_to_be(&self, claim: &Claim, known: Option<&Known>) -> Result<Arc<Session>> {
+        if let Some(Known { session, .. }) = known
+            && self.sessions.keep(session, session.ttl / 3).await?.is_some()
+        {
             return Ok(session.clone());
         }
         self.sessions.open(claim.ttl, claim.isolated).await
@@ -108,11 +109,15 @@ impl Store {
         let ahead = RangeRequest { limit: i64::from(own.mode() == Mode::Exclusive), ..ahead };
         let found = self.client.read(vec![ahead]).await?;
         let ahead = found.ranges.iter().flat_map(|range| &range.kvs).map(|kv| Place::read(kv).mode());
-        if !admits(ahead, own.mode()) || !self.claims.pass_on(id) {
+        if !admits(ahead, own.mode()) {
             return Ok(());
         }
-        self.delete_own(id).await?;
-        self.claims.deleted(id, own.created);
+        let Some(deleting) = self.claims.pass_on(id, &known.key) else { return Ok(()) };
+        let deleted = self.delete_as_seen(&own).await;
+        deleting.came_to(&deleted);
+        if deleted? == Freed::Removed {
+            self.claims.deleted(id, own.created);
+        }
         Ok(())
     }
 }

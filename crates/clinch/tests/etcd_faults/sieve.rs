@@ -1,0 +1,119 @@
+//! A proxy that knows one request when it sees it.
+
+use std::sync::Mutex;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use super::*;
+
+/// What becomes of the request that is looked for.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Fate {
+    /// It waits. Once it is let go the server answers it, but nobody hears that.
+    Late,
+    /// It is the last that passes: from then on nothing does, either way, until that is over.
+    Last,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    Looking,
+    Caught(Fate),
+    LetGo,
+    Answered,
+}
+
+type Wanted = (Box<dyn Fn(&[u8]) -> bool + Send>, Fate);
+
+pub(super) struct Sieve {
+    addr: SocketAddr,
+    state: Arc<State>,
+}
+
+struct State {
+    wanted: Mutex<Option<Wanted>>,
+    phase: watch::Sender<Phase>,
+}
+
+impl Sieve {
+    pub(super) async fn start(server: SocketAddr) -> Sieve {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let state = Arc::new(State { wanted: Mutex::default(), phase: watch::channel(Phase::Looking).0 });
+        let all = state.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let state = all.clone();
+                tokio::spawn(async move { state.carry(client, server).await });
+            }
+        });
+        Sieve { addr, state }
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("etcd://{}", self.addr)
+    }
+
+    /// Looks for a request.
+    pub(super) fn catch(&self, fate: Fate, is_it: impl Fn(&[u8]) -> bool + Send + 'static) {
+        *self.state.wanted.lock().unwrap() = Some((Box::new(is_it), fate));
+    }
+
+    pub(super) async fn caught(&self) {
+        within("it is sent", self.state.until(|phase| phase != Phase::Looking)).await;
+    }
+
+    /// Lets a late request go, and waits until the server has answered it; or opens the way again.
+    pub(super) async fn let_go(&self) {
+        if self.state.phase.send_replace(Phase::LetGo) == Phase::Caught(Fate::Late) {
+            within("it is answered", self.state.until(|phase| phase == Phase::Answered)).await;
+        }
+    }
+}
+
+impl State {
+    async fn until(&self, is_it: impl Fn(Phase) -> bool) {
+        self.phase.subscribe().wait_for(|phase| is_it(*phase)).await.unwrap();
+    }
+
+    fn is_cut(&self) -> bool {
+        *self.phase.borrow() == Phase::Caught(Fate::Last)
+    }
+
+    /// Carries a connection until either end is gone, or it has missed something.
+    async fn carry(&self, mut client: TcpStream, server: SocketAddr) -> Option<()> {
+        let mut server = TcpStream::connect(server).await.ok()?;
+        let (mut up, mut down) = (vec![0; 65536], vec![0; 65536]);
+        loop {
+            let sent = tokio::select! {
+                count = client.read(&mut up) => Ok(up.get(..count.ok()?)?),
+                count = server.read(&mut down) => Err(down.get(..count.ok()?)?),
+            };
+            if self.is_cut() {
+                self.until(|phase| phase == Phase::LetGo).await;
+                return None;
+            }
+            match sent {
+                Ok([]) | Err([]) => return None,
+                Err(answer) => client.write_all(answer).await.ok()?,
+                Ok(request) => {
+                    let caught = self.wanted.lock().unwrap().take_if(|(is_it, _)| is_it(request));
+                    let caught = caught.map(|(_, fate)| fate);
+                    if let Some(fate) = caught {
+                        self.phase.send_replace(Phase::Caught(fate));
+                    }
+                    if caught == Some(Fate::Late) {
+                        self.until(|phase| phase == Phase::LetGo).await;
+                        server.write_all(request).await.ok()?;
+                        server.readable().await.ok()?;
+                        self.phase.send_replace(Phase::Answered);
+                        return None;
+                    }
+                    server.write_all(request).await.ok()?;
+                }
+            }
+        }
+    }
+}
