@@ -59,16 +59,18 @@ impl Engine {
         self.closed.store(true, Ordering::Release);
         let end = self.env.now() + patience;
         let finished = self.releases.finish(end).await;
+        if let Err(left) = finished {
+            let message = format!(
+                "{left} releases were not answered within {patience:?}, or were refused; their leases run out"
+            );
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
         tokio::select! {
             biased;
-            () = self.backend.close(), if finished.is_ok() => {}
+            () = self.backend.close() => {}
             () = self.env.sleep_until(end) => {}
         }
-        finished.map_err(|left| {
-            let message =
-                format!("{left} releases were still under way after {patience:?}; their leases run out");
-            Error::new(ErrorKind::Unavailable, message)
-        })
+        Ok(())
     }
 
     /// After a single step's answer was lost: pauses and says that it is to be asked for again, a few times.

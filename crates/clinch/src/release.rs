@@ -113,23 +113,26 @@ impl Releases {
         let _ = self.env.lane().spawn(release);
     }
 
-    /// Waits until nothing is under way; says how many still were at `until`.
+    /// Waits until nothing is under way; says how many still were at `until`, or were refused or given no answer for so long
+    /// that they are only tried now and then: nobody waits for those.
     pub(crate) async fn finish(&self, until: Instant) -> Result<(), usize> {
         let mut end = std::pin::pin!(self.env.sleep_until(until));
         loop {
             let mut done = std::pin::pin!(self.done.notified());
             done.as_mut().enable();
-            let pending = {
+            let (under_way, left) = {
                 let state = lock(&self.state);
-                state.under_way.len() + state.left.len()
+                (state.under_way.len(), state.left.len())
             };
-            if pending == 0 {
-                return Ok(());
+            match (under_way, left) {
+                (0, 0) => return Ok(()),
+                (0, left) => return Err(left),
+                _ => {}
             }
             tokio::select! {
                 biased;
                 () = done => {}
-                () = &mut end => return Err(pending),
+                () = &mut end => return Err(under_way + left),
             }
         }
     }

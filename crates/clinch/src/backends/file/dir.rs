@@ -289,9 +289,11 @@ impl fmt::Debug for Dir {
 /// What an I/O error lets a caller conclude.
 pub(super) fn kind(error: &io::Error) -> ErrorKind {
     match error.kind() {
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::IsADirectory => {
-            ErrorKind::Refused
-        }
+        io::ErrorKind::PermissionDenied
+        | io::ErrorKind::ReadOnlyFilesystem
+        | io::ErrorKind::IsADirectory
+        // A pipe in place of the file.
+        | io::ErrorKind::NotSeekable => ErrorKind::Refused,
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Exhausted,
         _ if error.raw_os_error() == Some(libc::ENOLCK) => ErrorKind::Exhausted,
         io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename => ErrorKind::Invalid,

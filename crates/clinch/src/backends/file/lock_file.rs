@@ -510,6 +510,9 @@ pub(super) fn in_file(dir: &Dir, file: &str, error: Error) -> Error {
 pub(super) fn failed(error: io::Error) -> Error {
     let message = match kind(&error) {
         ErrorKind::Exhausted => "no room for the lock's record; free some disk space, quota or kernel locks",
+        ErrorKind::Refused if error.kind() == io::ErrorKind::NotSeekable => {
+            "what stands in place of the lock file is no regular file; remove it"
+        }
         ErrorKind::Refused => "the lock file may not be written; is the file system read-only?",
         _ => "reading or writing a lock file failed",
     };
