@@ -205,3 +205,22 @@ async fn what_clients_of_another_group_have_left_tells_nothing() {
     .await;
     drop(guard);
 }
+
+#[tokio::test]
+async fn what_is_no_voucher_is_overwritten() {
+    let servers = Servers::forgetful(3);
+    let url = servers.url("max_ttl=1s&ttl=1s");
+    drop(clinch::connect(&url).await.unwrap());
+    let key = "return redis.call('KEYS', 'clinch:~{voucher}:*')[1]";
+    let keys: Vec<String> = servers.0.iter().map(|server| server.call(&["EVAL", key, "0"]).text()).collect();
+    servers.0[0].call(&["SET", &keys[0], "something else"]);
+    servers.0[1].call(&[&b"SET"[..], keys[1].as_bytes(), &[0xff, 0xfe]]);
+    servers.0[2].call(&["DEL", &keys[2]]);
+    servers.0[2].call(&["LPUSH", &keys[2], "x"]);
+    drop(clinch::connect(&url).await.unwrap());
+    for (server, key) in servers.0.iter().zip(&keys) {
+        let begin = server.call(&["GETRANGE", key, "0", "8"]);
+        assert_eq!(begin, Reply::Text("127.0.0.1".into()), "{key}");
+        assert!(server.call(&["PTTL", key]).int() > 29 * 86_400_000);
+    }
+}

@@ -39,15 +39,19 @@
 //! that live for shorter than `max_ttl=`, since time counts from when the first of them came. A server that restarts, or whose
 //! clock is seen to jump, does not vote for `max_ttl=`.
 //!
-//! What is left: clocks of a majority that are set together; steps of a clock by less than `drift=` percent of `max_ttl=`, which
+//! What is left: clocks of a majority that are set together; a clock that jumps ahead and back while nobody looks, or of which
+//! a client that was there told nobody else; an address that goes on to another server and back within the 30 days for which
+//! servers keep what was seen of them; steps of a clock by less than `drift=` percent of `max_ttl=`, which
 //! a client that has just come does not see, and which end shorter leases early; `FLUSHALL` or a `DEL` by an operator; and a client that
 //! cannot read `INFO` of servers that are called durable and are not. Where a server is so far away that
 //! `drift=` percent of `max_ttl=` are no longer than two round trips, each client watches it for itself.
 //!
 //! Tokens are those of the servers, `max(last + 1, time in microseconds)`, and the largest of a quorum's counts. It is on a
 //! quorum, together with the vote, before it is given out, so a later holder meets it on at least one server and gets a larger one.
-//! Claims ask for a token slightly ahead of the servers' clocks; those mostly agree on it, so that the write-back is not needed.
-//! A server that restarts is given the others' last token.
+//! Claims ask for a token slightly ahead of the clocks of a quorum; servers mostly agree on it, so that the write-back is not needed,
+//! and one whose clock is ahead does not pull the tokens along. A server that restarts is given the last token of so many others that every
+//! quorum without it is among them, and only then do those vouch for it that come later; a client that is there itself for `max_ttl=`
+//! does not wait for that.
 //!
 //! # Waiting
 //!
@@ -60,12 +64,16 @@
 //!
 //! # Rights
 //!
-//! The least that a user needs on each server, for the default prefix; `+select` for databases other than 0:
+//! The least that a user needs on each server, for the default prefix; `+select` for databases other than 0. With another
+//! `prefix=` its keys come in addition: `~clinch:~*` is needed under any.
 //!
 //! ```text
 //! user clinch on >PASSWORD ~clinch:* resetchannels -@all +evalsha +script|load +time +set +get +getset +getrange +setrange
 //!   +pttl +pexpire +del +scan +info +ping +client|id +client|kill +client|tracking +client|caching
 //! ```
+//!
+//! A client that has just started needs all servers that answer to accept it: also one that refuses its password, or is a
+//! replica, fails it.
 //!
 //! `durable=on` looks at `appendfsync` where the user may (`+config|get`), and is believed where not.
 //!

@@ -16,14 +16,14 @@ if us >= '9007199254740992' or #us > 16 then
 end
 local token = '0000000000000000'
 if KEYS[2] then
-  -- All have 16 digits, so they compare as text.
-  token = us < ARGV[3] and ARGV[3] or us
+  -- What a quorum's clocks say, where that is known: this server's own may be ahead.
+  token = ARGV[3] ~= token and ARGV[3] or us
 end
 
 if redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. token .. ' ' .. us .. ' ' .. ARGV[4], 'NX', 'PX', ARGV[2]) then
   local last = KEYS[2] and redis.call('GETSET', KEYS[2], token)
   if last and #last == 16 and last >= token then
-    -- The clock went back, or two claims share a microsecond.
+    -- All have 16 digits, so they compare as text. The clock went back, or two claims share a microsecond.
     if last >= '9007199254740992' then
       redis.call('SET', KEYS[2], last)
       redis.call('DEL', KEYS[1])

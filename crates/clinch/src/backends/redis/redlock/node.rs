@@ -88,6 +88,8 @@ struct Known {
     watch: Option<Watch>,
     /// What was left on the server.
     voucher: Left,
+    /// Why nothing can be left on it.
+    refuses: Option<String>,
     /// Why no connection could be opened, and until when nobody tries again.
     rests: Option<(Instant, Error)>,
 }
@@ -179,6 +181,7 @@ impl Node {
             abstains: None,
             watch: None,
             voucher: Left::default(),
+            refuses: None,
             rests: None,
         };
         Arc::new(Node {
@@ -234,8 +237,9 @@ impl Node {
                 let why = match stands_in {
                     true => "it is another server than before".to_owned(),
                     false => format!(
-                        "it was met first {}s ago and may have forgotten locks",
-                        now.since(since).as_secs()
+                        "it was met first {}s ago and may have forgotten locks{}",
+                        now.since(since).as_secs(),
+                        known.refuses.as_deref().unwrap_or_default()
                     ),
                 };
                 let abstention = Abstention { until: since + max_ttl, why };
@@ -346,7 +350,12 @@ impl Node {
         let id = next().ok().and_then(|id| reply::number(&id).ok()).and_then(|id| u64::try_from(id).ok());
         let info = next().map_err(|failure| self.failed(failure));
         let time = next();
-        let left = next().map(|left| Left::read(reply::lossy(&left), &self.group)).unwrap_or_default();
+        let left = match next() {
+            Ok(left) => Left::read(reply::lossy(&left), &self.group),
+            // Something else has the key, and is overwritten.
+            Err(failure) if failure.code() == "WRONGTYPE" => Left::default(),
+            Err(failure) => return Err(self.voucher_refused(self.failed(failure))),
+        };
         for _ in scripts {
             next().map_err(|failure| self.failed(failure))?;
         }
@@ -391,7 +400,7 @@ impl Node {
 
     /// Until when, by the server's clock, what is sent now is of use; none, where the clock is not known.
     pub(super) fn end_of_use(&self) -> String {
-        let latest = lock(&self.known).clock.map(|clock| clock.latest_us(self.now(), self.evenness()));
+        let latest = lock(&self.known).clock.map(|clock| clock.likely_latest_us(self.now(), self.evenness()));
         let on_its_way = u64::try_from(timing::ON_ITS_WAY.as_micros()).unwrap_or(u64::MAX);
         let end = latest.map_or(u64::MAX, |latest| latest.saturating_add(on_its_way));
         format!("{:016}", end.min(9_999_999_999_999_999))
@@ -474,6 +483,24 @@ impl Node {
         });
         let inbox = opened.await?;
         Ok((inbox.watch(key).await?, inbox))
+    }
+
+    /// Says which key it is about.
+    fn voucher_refused(&self, error: Error) -> Error {
+        let text = format!(
+            "{}: clients need the right to the keys clinch:~*, under any prefix=, so also to \"{}\", where they leave what they \
+             saw of a server",
+            self.address, self.group.key
+        );
+        Error::new(error.kind(), text).with_source(error)
+    }
+
+    /// Notes whether something could be left on the server.
+    pub(super) fn told(&self, answer: Result<()>) {
+        let refused = answer.err().filter(|error| !error.is_transient());
+        lock(&self.known).refuses = refused.map(|error| {
+            format!("; what is seen of it cannot be left in its key \"{}\": {error}", self.group.key)
+        });
     }
 
     fn failed(&self, failure: Failure) -> Error {

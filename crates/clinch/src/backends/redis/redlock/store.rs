@@ -25,6 +25,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 use crate::token::Token;
 
+/// How often a waiter asks that waits for servers that do not vote.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
 /// A lock on several servers that know nothing of each other.
 pub(super) struct Quorum {
     pub(super) env: Env,
@@ -102,7 +105,8 @@ impl Quorum {
                     self.nodes.iter().map(|node| node.patience(claim.ttl)).min().unwrap_or_default() / 5;
                 Some(now + timing::split_pause(trip, entry.splits(), self.env.random().jitter()))
             }
-            Some(left) => Some(now + left + Duration::from_millis(1)),
+            // Others that said nothing, or that the lock was taken, may say something else much sooner.
+            Some(left) => Some(now + (left + Duration::from_millis(1)).min(ASK_AGAIN)),
             None => None,
         };
         entry.refused(again, split);

@@ -138,13 +138,20 @@ impl Trust {
     }
 
     async fn tell(&self, news: Vec<News>) {
-        let fence = match self.rules.fencing && news.iter().any(|news| news.newcomer) {
-            true => self.fence().await,
-            false => 0,
+        let fences = match self.rules.fencing && news.iter().any(|news| news.newcomer) {
+            true => self.fences().await,
+            false => Vec::new(),
         };
+        let fence = fences.iter().map(|(_, fence)| *fence).max().unwrap_or(0);
         let mut round = Round::new(&self.env, self.nodes.len());
         for News { at, run, before, word, newcomer } in news {
             let Some(node) = self.nodes.get(at).cloned() else { continue };
+            // So many others that each quorum without it is among them knew the last token; if not, it is told later.
+            let others = fences.iter().filter(|(other, _)| *other != at).count();
+            if newcomer && self.rules.fencing && others < self.nodes.len() - quorum(self.nodes.len()) {
+                self.due.store(0, Ordering::Relaxed);
+                continue;
+            }
             let keys = [node.group.key.as_str(), FENCE];
             let keys = if newcomer && fence > 0 { &keys[..] } else { &keys[..1] };
             let mut command = script::REDLOCK_VOUCH.on(keys.iter().copied());
@@ -155,11 +162,18 @@ impl Trust {
             command.arg(node.group.terms());
             round.ask(at, PATIENCE, leave(node, run, command));
         }
-        round.answers(|_, _| false).await;
+        round
+            .answers(|at, answer| {
+                if let Some(node) = self.nodes.get(at) {
+                    node.told(answer);
+                }
+                false
+            })
+            .await;
     }
 
-    /// The largest fence of all servers that answer.
-    async fn fence(&self) -> u64 {
+    /// The fences of all servers that answer.
+    async fn fences(&self) -> Vec<(usize, u64)> {
         let mut round = Round::new(&self.env, self.nodes.len());
         for (at, node) in self.nodes.iter().enumerate() {
             let node = node.clone();
@@ -174,14 +188,14 @@ impl Trust {
                 Ok(fence.first().and_then(token).unwrap_or(0))
             });
         }
-        let mut largest = 0;
+        let mut fences = Vec::new();
         round
-            .answers(|_, fence| {
-                largest = largest.max(fence.unwrap_or(0));
+            .answers(|at, fence| {
+                fences.extend(fence.ok().map(|fence| (at, fence)));
                 false
             })
             .await;
-        largest
+        fences
     }
 }
 

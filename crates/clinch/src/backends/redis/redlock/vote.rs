@@ -71,6 +71,8 @@ impl Quorum {
         entry: &Arc<Entry>,
         sent: Instant,
     ) -> Result<Ballot<'_>> {
+        // First of all, since only the clocks of those count that vote.
+        let abstentions: Vec<_> = (0..self.nodes.len()).map(|at| self.trust.abstention(at, sent)).collect();
         let clocks = self.nodes.iter().filter_map(|node| node.clock(sent));
         let least = timing::least_token(clocks, sent, self.quorum(), self.trust.terms.evenness);
         let request = self.request(claim, key, least)?;
@@ -78,8 +80,8 @@ impl Quorum {
         let ticket = entry.begin_vote();
         let silence = timing::silence(claim.ttl);
         let mut round = Round::new(&self.env, self.nodes.len()).lenient(silence, self.quorum());
-        for (at, node) in self.nodes.iter().enumerate() {
-            if let Some(abstention) = self.trust.abstention(at, sent) {
+        for ((at, node), abstention) in self.nodes.iter().enumerate().zip(abstentions) {
+            if let Some(abstention) = abstention {
                 let left = abstention.until.since(sent);
                 tally.note(at, Vote::Abstains { left, why: abstention.why });
             } else if entry.mark(at).is_unsettled() {
