@@ -3,7 +3,8 @@
 use std::pin::Pin;
 use std::task::Poll;
 
-use clinch::backend::Renewal;
+use clinch::Claim;
+use clinch::backend::{Freed, Progress, Renewal};
 use clinch_testkit::etcd_3_5;
 
 use super::sieve::{Fate, Sieve};
@@ -78,6 +79,10 @@ async fn a_waiter_that_nobody_polls_lets_the_lock_go_on() {
     late.verify().await.unwrap();
     release(late).await;
     expect_unused(&etcd, &near, "job").await;
+}
+
+fn contains(all: &[u8], part: &[u8]) -> bool {
+    all.windows(part.len()).any(|window| window == part)
 }
 
 /// Whether a request deletes a key of this lock in a transaction.
@@ -169,6 +174,67 @@ async fn a_stale_grant_that_nobody_takes_lets_the_lock_go_on() {
         backend.release(claim, Duration::ZERO).await.unwrap();
     }
     expect_unused(&etcd, &far, "job").await;
+}
+
+/// Whoever is granted while an operator puts it out of the queue is told before another is granted, and so keeps the lock
+/// here, also where its key does not change its lease.
+#[tokio::test]
+async fn a_waiter_that_is_granted_while_it_is_evicted_is_a_holder() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (near, far) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let operator = connect(&sieve.url()).await;
+    let guard = lock(&near, "job").await;
+    let waiter = queue(&far.ttl(Duration::from_secs(3)).unwrap(), "job");
+    sees_claims(&near, "job", 2).await;
+    let waiting = near.state("job").await.unwrap().unwrap().claims[1].id;
+    sieve.catch(Fate::Late, |request| deletes(request, "job"));
+    let evicted = tokio::spawn(async move { operator.evict("job", waiting).await });
+    sieve.caught().await;
+    release(guard).await;
+    let granted = join("the waiter is granted", waiter).await;
+    evicted.abort();
+    sieve.let_go().await;
+    granted.verify().await.unwrap();
+    release(granted).await;
+    expect_unused(&etcd, &near, "job").await;
+}
+
+/// A waiter with a lease of its own is granted though the answer was lost that told of its turn, and its place with it.
+#[tokio::test]
+async fn an_isolated_waiter_does_not_queue_behind_its_own_grant() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let near = connect(&etcd.url()).await;
+    let backend = clinch::backends::etcd::open(&sieve.url(), Env::host(Lane::thread())).await.unwrap();
+    let guard = lock(&near, "job").await;
+    let claim = Claim { isolated: true, place: true, ..(*ghosts::claim(1, "job", LONG_TTL)).clone() };
+    assert!(matches!(backend.claim(&claim).await.unwrap(), Progress::Queued(_)));
+    let place = backend.key(claim.id).unwrap();
+    release(guard).await;
+    within("it hears that nobody is ahead", backend.wait(&claim)).await.unwrap();
+    // What hangs the key on its lease leaves the value as it is; a look says in the same field how it is sorted, and by what.
+    let keeps_value =
+        |request: &[u8]| request.windows(3).any(|part| part[..2] == *b"\x28\x01" && part[2] != 0x30);
+    let moves =
+        move |request: &[u8]| contains(request, b"/clinch/job/") && keeps_value(&[request, b"\0"].concat());
+    sieve.catch(Fate::Last, moves);
+    backend.claim(&claim).await.unwrap_err();
+    sieve.caught().await;
+    // That of the near one and that of the claim are left.
+    let is_over = async || (etcd.leases().len() == 2).then_some(());
+    eventually("the lease of the places runs out", is_over).await;
+    assert_eq!(carrier(&etcd, &place).1, LONG_TTL.as_secs());
+    sieve.let_go().await;
+    let claim = Arc::new(claim);
+    eventually("it hears of that", async || {
+        let renewals = backend.renew(std::slice::from_ref(&claim)).await;
+        matches!(renewals[..], [Renewal::Lost(_)]).then_some(())
+    })
+    .await;
+    ghosts::granted(&*backend, &claim).await;
+    assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+    expect_unused(&etcd, &near, "job").await;
 }
 
 /// What an eviction keeps closed is open as soon as its holder has heard of it and let go, long before its time.

@@ -27,6 +27,9 @@ use crate::queue::admits;
 /// How often a write is begun anew because the key had been moved to another lease.
 const TURNS: usize = 4;
 
+/// How many an evicted waiter may have in its way to be known to wait; etcd takes 128 conditions in a transaction.
+const IN_THE_WAY: usize = 60;
+
 /// A claim that is being released. Dropped before it is: whoever keeps its lease alive has to see to it.
 struct Leaving<'a> {
     claims: &'a Claims,
@@ -193,7 +196,7 @@ impl Store {
     /// An operator's release; opens a lock that lingers closed as well.
     pub(super) async fn evict_claim(&self, name: &LockName, id: ClaimId) -> Result<Freed> {
         for _ in 0..TURNS {
-            let places = self.places(name).await?;
+            let (revision, places) = self.places_at(name).await?;
             for closed in &places {
                 if matches!(closed.standing, Standing::Closed { evicted: None, .. }) {
                     self.delete_as_seen(closed).await?;
@@ -205,16 +208,28 @@ impl Store {
             };
             let (ahead, rest) = places.split_at(at);
             let Some(place) = rest.first() else { return Ok(Freed::Absent) };
-            let is_held = admits(ahead.iter().map(Place::mode), place.mode());
-            let freed = match is_held {
-                true => self.evict_holder(place).await?,
-                false => self.delete_as_seen(place).await?,
+            let freed = match in_the_way(ahead, place) {
+                Some(in_the_way) => self.evict_waiter(place, in_the_way, revision).await?,
+                None => self.evict_holder(place).await?,
             };
             if freed == Freed::Removed {
                 return Ok(freed);
             }
         }
         Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease while it was evicted"))
+    }
+
+    /// Puts a waiter out of the queue if all who were in its way at that revision still are: else it may hold the lock by
+    /// now, and has to be told before another does. Its own key may stand as it did, where its TTL is as short as a place's.
+    async fn evict_waiter(&self, place: &Place, in_the_way: &[Place], revision: i64) -> Result<Freed> {
+        let unchanged = in_the_way.iter().flat_map(|other| {
+            [Compare::created(&other.key, other.created), Compare::unchanged_since(&other.key, revision)]
+        });
+        let stand = Stand { created: place.created, lease: place.lease };
+        let compare = Stand::compare(Some(stand), &place.key).into_iter().chain(unchanged).collect();
+        let txn = TxnRequest { compare, success: vec![wire::delete(&place.key)], failure: Vec::new() };
+        let deleted = self.client.txn(txn).await?.is_some_and(|answer| answer.succeeded);
+        Ok(if deleted { Freed::Removed } else { Freed::Absent })
     }
 
     /// Takes the lock from its holder, but keeps it closed until the holder has heard of that and released it, until its lease
@@ -349,6 +364,13 @@ impl Store {
         }
         Ok(Renewal::Renewed(Some(claim.ttl)))
     }
+}
+
+/// Those of all ahead who alone keep a claim waiting; `None` when it holds the lock, or perhaps does.
+fn in_the_way<'a>(ahead: &'a [Place], place: &Place) -> Option<&'a [Place]> {
+    let keep = |few: &&[Place]| !admits(few.iter().map(Place::mode), place.mode());
+    let mut each = ahead.iter().map(std::slice::from_ref);
+    each.find(keep).or_else(|| (2..=IN_THE_WAY).filter_map(|count| ahead.get(..count)).find(keep))
 }
 
 /// How a claim's key stood when it was last seen.

@@ -46,8 +46,13 @@ impl Store {
 
     /// The claims on a lock, first created first.
     pub(super) async fn places(&self, name: &LockName) -> Result<Vec<Place>> {
+        Ok(self.places_at(name).await?.1)
+    }
+
+    /// The same, and the revision at which they stood so.
+    pub(super) async fn places_at(&self, name: &LockName) -> Result<(i64, Vec<Place>)> {
         let found: RangeResponse = self.client.call(wire::RANGE, &wire::scan(&self.queue(name))).await?;
-        Ok(found.kvs.iter().map(Place::read).collect())
+        Ok((wire::revision(found.header.as_ref()), found.kvs.iter().map(Place::read).collect()))
     }
 
     pub(super) async fn state_of(&self, name: &LockName) -> Result<Option<LockState>> {
