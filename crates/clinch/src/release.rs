@@ -95,13 +95,8 @@ impl Releases {
             let releases = &under_way.0;
             let until = releases.env.now() + RELEASE_FOR;
             let freed = caught(releases.free(&claim, Duration::ZERO, until)).await;
-            match freed {
-                Some(Ok(_)) => {}
-                // No repetition changes that.
-                Some(Err(error)) if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unsupported) => {
-                    releases.backend.forget(&claim);
-                }
-                Some(Err(_)) | None => releases.leave(claim),
+            if !releases.is_over(&claim, freed) {
+                releases.leave(claim);
             }
         });
         if self.backend.capabilities().inline
@@ -111,6 +106,18 @@ impl Releases {
         }
         // Without a background thread the claim is left to its lease.
         let _ = self.env.lane().spawn(release);
+    }
+
+    /// Whether a release is over: the store has answered it, or no repetition changes what it said.
+    fn is_over(&self, claim: &Claim, freed: Option<Result<Freed>>) -> bool {
+        match freed {
+            Some(Ok(_)) => true,
+            Some(Err(error)) if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unsupported) => {
+                self.backend.forget(claim);
+                true
+            }
+            Some(Err(_)) | None => false,
+        }
     }
 
     /// Waits until nothing is under way; says how many still were at `until`, or were refused or given no answer for so long
@@ -180,7 +187,10 @@ impl Drop for UnderWay {
 async fn sweep(releases: Weak<Releases>) {
     while let Some(releases) = releases.upgrade() {
         let Some((under_way, claim, until)) = releases.next_left() else { return };
-        if let Some(Ok(_)) = caught(releases.backend.release(&claim, Duration::ZERO)).await {
+        // Whoever releases it now leaves it here again if nobody answers.
+        let Some(under_way) = under_way else { continue };
+        let freed = caught(releases.backend.release(&claim, Duration::ZERO)).await;
+        if releases.is_over(&claim, freed) {
             continue;
         }
         let now = releases.env.now();

@@ -190,6 +190,21 @@ async fn releases_that_nobody_answers_are_given_up_in_the_end() {
     assert_eq!(far.calls_of(Step::Release), last, "released after the end of its client");
 }
 
+/// What the store says can never be released is not tried again, however long nobody answered before.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_is_refused_for_good_is_given_up() {
+    let env = world(8);
+    let (far, locks, _) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    far.sever();
+    drop(guard);
+    pass(&env, Duration::from_secs(60)).await;
+    far.heal();
+    far.deny(Step::Release);
+    pass(&env, Duration::from_secs(60)).await;
+    locks.close(Duration::ZERO).await.expect("tried again for ever");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_backend_that_panics_loses_no_lease() {
     let env = world(7);

@@ -51,6 +51,7 @@ struct Script {
     failing: HashSet<Step>,
     missing: HashSet<Step>,
     panicking: HashSet<Step>,
+    denied: HashSet<Step>,
     slow: HashMap<Step, Duration>,
     late: Option<Arc<Mutex<Option<Claim>>>>,
     on_their_way: Vec<Arc<Mutex<Option<Claim>>>>,
@@ -124,11 +125,12 @@ impl Faulty {
         self.severed.send_replace(true);
     }
 
-    /// Ends [`Faulty::sever`], all hanging and all panics; calls that hang already go on hanging.
+    /// Ends [`Faulty::sever`], all hanging, all panics and all denials; calls that hang already go on hanging.
     pub fn heal(&self) {
         let mut script = lock(&self.script);
         script.hanging.clear();
         script.panicking.clear();
+        script.denied.clear();
         drop(script);
         self.severed.send_replace(false);
     }
@@ -156,6 +158,11 @@ impl Faulty {
     /// Lets every call of this step panic, not applied.
     pub fn panic_in(&self, step: Step) {
         lock(&self.script).panicking.insert(step);
+    }
+
+    /// Lets every call of this step fail for good, not applied.
+    pub fn deny(&self, step: Step) {
+        lock(&self.script).denied.insert(step);
     }
 
     /// Lets every call of this step take this long on its way. Only for steps that are taken in a tokio runtime.
@@ -215,6 +222,9 @@ impl Faulty {
             return Err(Error::new(ErrorKind::Unavailable, "the client is cut off (injected)"));
         }
         assert!(!script.panicking.contains(&step), "a panic in the backend (injected)");
+        if script.denied.contains(&step) {
+            return Err(Error::invalid("the step is not possible (injected)"));
+        }
         if script.missing.remove(&step) {
             return Err(Error::new(ErrorKind::Lost, "the claim is not there (injected)"));
         }

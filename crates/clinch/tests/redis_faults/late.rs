@@ -1,6 +1,9 @@
 //! Requests and answers that arrive when nobody wants them any more.
 
+use super::queues::{backend, claim};
 use super::*;
+use clinch::backend::Progress;
+use clinch::{Claim, Mode};
 
 /// A server, and a client whose one connection leads through a proxy that has just become a black hole; its later
 /// connections do not.
@@ -105,4 +108,18 @@ async fn the_grave_of_a_claim_is_not_kept_for_ever() {
         lock(&near, "job").await.release().await.unwrap();
     }
     assert_eq!(redis.call(&["HGETALL", &claims]).array(), []);
+}
+
+/// Whoever releases a detached claim does not know whether all its steps have arrived.
+#[tokio::test]
+async fn a_claim_that_comes_after_its_detached_release_leaves_nothing() {
+    let name = unique("late-detached");
+    let (near, backend) = (connect(&SERVER.url()).await, backend(&SERVER).await);
+    let detached = lock(&near, &name).await.detach().await.unwrap();
+    let first = Claim { id: detached.claim, ..claim(&name, Mode::Exclusive, 0) };
+    let released = near.release_detached(&name, detached.claim).await.unwrap();
+    assert!(matches!(released, Released::Released), "{released:?}");
+    let progress = backend.claim(&Claim { enqueue: false, ..first }).await.unwrap();
+    assert!(matches!(progress, Progress::Busy(_)), "the claim came back: {progress:?}");
+    expect_unused(&SERVER, &near, &name).await;
 }

@@ -163,13 +163,15 @@ impl Store {
     }
 
     /// Releases or withdraws a claim.
-    async fn free(&self, name: &LockName, id: ClaimId, linger: Duration) -> Result<Freed> {
-        let keys = self.keys(name);
+    async fn free(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
+        let (keys, id) = (self.keys(&claim.name), claim.id);
+        // A client knows of no step of a claim that was detached, perhaps elsewhere.
+        let in_doubt = self.claims.is_in_doubt(id) || claim.isolated && !claim.enqueue;
         let linger = match millis(linger) {
             0 => Cow::from("0"),
             ms => ms.to_string().into(),
         };
-        let step = [&*linger, if self.claims.is_in_doubt(id) { "1" } else { "0" }, "0"];
+        let step = [&*linger, if in_doubt { "1" } else { "0" }, "0"];
         let mut command = self.command(&script::RELEASE, &keys, step);
         command.arg(id);
         let answer = match self.route.run(keys.slot, &script::RELEASE, &command).await {
@@ -388,7 +390,7 @@ impl Backend for Store {
 
     async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
         self.claims.held.let_go(claim.id);
-        let freed = self.free(&claim.name, claim.id, linger).await?;
+        let freed = self.free(claim, linger).await?;
         self.claims.forget(claim.id);
         Ok(freed)
     }
