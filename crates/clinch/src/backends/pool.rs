@@ -28,7 +28,7 @@ struct Cells<C> {
     opening: Vec<(Id, Opening<C>)>,
     /// Runtimes that have ended, or drive no connections, though a caller stands in their context.
     idle: Vec<Id>,
-    /// How often opening has failed since it last did not, and until when nobody opens again.
+    /// How often opening has failed lately, and until when nobody opens again.
     rests: (u32, Instant),
 }
 
@@ -41,6 +41,9 @@ const REST: Duration = Duration::from_millis(10);
 
 /// How often it doubles.
 const DOUBLINGS: u32 = 5;
+
+/// For how long after a pause the next one is longer: a connection that opens well and is of no use at once has failed, too.
+const LATELY: Duration = Duration::from_secs(1);
 
 /// How many runtimes that are of no use are remembered.
 const MOST_IDLE: usize = 16;
@@ -152,8 +155,8 @@ impl<C: Connection> Pool<C> {
         runtime.spawn(async move {
             pause.await;
             let opened = future.await;
-            if let Some(cells) = pool.upgrade() {
-                lock(&cells).rest(opened.is_ok(), &env);
+            if let Some(cells) = pool.upgrade().filter(|_| opened.is_err()) {
+                lock(&cells).rest(&env);
             }
             report.send_replace(Some(opened.map(Arc::new)));
             // Kept until nobody knows of the connection any more, so that a closed channel means a dead runtime.
@@ -161,6 +164,12 @@ impl<C: Connection> Pool<C> {
         });
         cells.opening.push((runtime.id(), opening.clone()));
         (opening, true)
+    }
+
+    /// Notes that a connection was of no use though it could be opened, which rests as an opening that failed.
+    #[cfg(feature = "redis")]
+    pub(super) fn failed(&self, env: &Env) {
+        lock(&self.0).rest(env);
     }
 
     /// Forgets a connection that is of no use, unless somebody has replaced it already.
@@ -172,17 +181,13 @@ impl<C: Connection> Pool<C> {
 }
 
 impl<C> Cells<C> {
-    /// Notes whether opening went well; if not, for how long nobody opens again: many callers make no storm.
-    fn rest(&mut self, well: bool, env: &Env) {
-        let (failures, _) = self.rests;
+    /// Notes that opening failed, and for how long nobody opens again: many callers make no storm.
+    fn rest(&mut self, env: &Env) {
+        let (failures, until) = self.rests;
         let now = env.now();
-        self.rests = match well {
-            true => (0, now),
-            false => {
-                let pause = (REST * (1 << failures)).mul_f64(1.0 - env.random().jitter() / 2.0);
-                ((failures + 1).min(DOUBLINGS), now + pause)
-            }
-        };
+        let failures = if now < until + LATELY { failures } else { 0 };
+        let pause = (REST * (1 << failures)).mul_f64(1.0 - env.random().jitter() / 2.0);
+        self.rests = ((failures + 1).min(DOUBLINGS), now + pause);
     }
 }
 
@@ -209,13 +214,22 @@ where
 
 #[cfg(all(test, feature = "redis"))]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use std::time::SystemTime;
 
     use super::*;
     use crate::clock::Clock;
     use crate::net::Tcp;
     use crate::random::Random;
+
+    #[derive(Default)]
+    struct Closing(AtomicBool);
+
+    impl Connection for Closing {
+        fn is_open(&self) -> bool {
+            !self.0.load(Ordering::Relaxed)
+        }
+    }
 
     struct Open;
 
@@ -225,12 +239,35 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn many_callers_of_a_store_that_is_down_share_few_dials() {
+    #[allow(clippy::unwrap_used, reason = "test code")]
+    fn simulated() -> Env {
         let clock = Clock::simulated(SystemTime::UNIX_EPOCH);
         let lane = Lane::here().unwrap();
         let tcp = Tcp::new(clock, lane.clone());
-        let env = Env::new(clock, Random::seeded(1), lane, Arc::new(tcp));
+        Env::new(clock, Random::seeded(1), lane, Arc::new(tcp))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_opens_well_and_is_of_no_use_makes_no_storm() {
+        let (env, pool, mut dials) = (simulated(), Pool::<Closing>::default(), 0);
+        let end = env.now() + Duration::from_secs(10);
+        while env.now() < end {
+            let connection = pool.get(&env, || async { Ok(Closing::default()) }).await.unwrap();
+            connection.0.store(true, Ordering::Relaxed);
+            pool.failed(&env);
+            dials += 1;
+        }
+        assert!((10..100).contains(&dials), "{dials} in 10 s");
+        env.sleep_until(env.now() + Duration::from_secs(5)).await;
+        pool.failed(&env);
+        let failed = env.now();
+        pool.get(&env, || async { Ok(Closing::default()) }).await.unwrap();
+        assert!(env.now().since(failed) <= REST, "what was of use for long is opened again at once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_callers_of_a_store_that_is_down_share_few_dials() {
+        let env = simulated();
         let (pool, dials) = (Arc::new(Pool::<Open>::default()), Arc::new(AtomicU32::new(0)));
         let end = env.now() + Duration::from_secs(10);
         let mut callers = tokio::task::JoinSet::new();

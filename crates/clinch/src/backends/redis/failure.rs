@@ -109,6 +109,16 @@ impl Failure {
         Some((slot.parse().ok()?, host, port.parse().ok()?))
     }
 
+    /// Whether it may pass by itself.
+    pub(super) fn passes(&self) -> bool {
+        match self {
+            Failure::Cut { .. } => true,
+            Failure::Server { code, .. } => {
+                meaning(code).is_some_and(|(kind, _)| kind == ErrorKind::Unavailable)
+            }
+        }
+    }
+
     /// Whether this server is not, or no longer, the one to ask.
     pub(super) fn is_wrong_server(&self) -> bool {
         matches!(self.code(), "READONLY" | "MASTERDOWN" | "CLUSTERDOWN" | "UNBLOCKED")
@@ -248,6 +258,8 @@ mod tests {
             let Err(failure) = Failure::check(Value::Error(error.into())) else { panic!("an answer") };
             let told = failure.into_error("h:1");
             assert_eq!(told.kind(), kind, "{error}: {told}");
+            let Err(failure) = Failure::check(Value::Error(error.into())) else { panic!("an answer") };
+            assert_eq!(failure.passes(), kind == Unavailable, "{error}");
             assert!(!told.to_string().contains("user_script:"), "{told}");
             assert!(!told.to_string().contains("args beginning"), "{told}");
         }

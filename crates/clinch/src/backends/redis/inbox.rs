@@ -11,7 +11,6 @@ use tokio::sync::watch;
 use super::dial::{Dialer, Endpoint, Protocol};
 use super::failure::Failure;
 use super::link::Link;
-use super::reply;
 use super::resp::{Command, Value};
 use super::script;
 use super::watch::Watch;
@@ -87,8 +86,9 @@ impl Inbox {
         let tracking = protocol == Protocol::Three
             && match link.call(&tracking).await {
                 Ok(_) => true,
-                Err(Failure::Server { .. }) => false,
-                Err(cut) => return Err(cut.into_error(link.server())),
+                // A server that is busy can, in a while.
+                Err(failure) if failure.passes() => return Err(failure.into_error(link.server())),
+                Err(_) => false,
             };
         let (id, link, runtime) = (NEXT.fetch_add(1, Ordering::Relaxed), Arc::new(link), Handle::current());
         runtime.spawn(attend(id, Arc::downgrade(&link), dialer, listener));
@@ -152,7 +152,7 @@ impl Inbox {
     }
 
     /// Reads which of these locks are their claims', and has the server tell when one of them changes. `None`: it cannot.
-    pub(super) async fn read(&self, watches: &[Watch]) -> Result<Option<Vec<bool>>> {
+    pub(super) async fn read(&self, watches: &[Watch]) -> Result<Option<Value>, Failure> {
         if !self.tracking {
             return Ok(None);
         }
@@ -162,21 +162,17 @@ impl Inbox {
         for (id, _) in watches {
             read.arg(*id);
         }
-        let failed = |failure: Failure| failure.into_error(self.link.server());
-        let mut answers = self.link.call_together([&opt_in, &read]).await.map_err(failed)?;
+        let mut answers = self.link.call_together([&opt_in, &read]).await?;
         if matches!(&answers[..], [_, Value::Error(error)] if error.starts_with("NOSCRIPT")) {
             let load = script::WATCH.load();
-            answers = self.link.call_together([&load, &opt_in, &read]).await.map_err(failed)?.split_off(1);
+            answers = self.link.call_together([&load, &opt_in, &read]).await?.split_off(1);
         }
-        match (answers.pop(), answers.pop()) {
+        let (answer, opted) = (answers.pop(), answers.pop());
+        match Failure::check(opted.unwrap_or(Value::Nil)) {
+            Err(failure) if failure.passes() => Err(failure),
             // Who may not opt in is not told.
-            (_, Some(Value::Error(_))) => Ok(None),
-            (Some(answer), _) => {
-                let answer = Failure::check(answer).map_err(failed)?;
-                let held = reply::list(&answer)?.iter().map(|held| Ok(reply::number(held)? == 1));
-                held.collect::<Result<_>>().map(Some)
-            }
-            (None, _) => Ok(None),
+            Err(_) => Ok(None),
+            Ok(_) => answer.map(Failure::check).transpose(),
         }
     }
 }

@@ -23,8 +23,9 @@ use crate::sync::lock;
 /// How often one command is sent elsewhere before it is given back to the caller's own loop.
 const REDIRECTS: u32 = 5;
 
-/// How long a server may take to confirm that a grant is on its replicas or on disk.
-const CONFIRM_MS: u32 = 1000;
+/// How long a server may take to confirm that a grant is on its replicas or on disk: less than after how long its
+/// connection may be given up as silent.
+const CONFIRM_MS: u32 = 800;
 
 /// The servers of one URL.
 pub(super) struct Route {
@@ -177,9 +178,11 @@ impl Route {
                 false => match self.link(&node).await {
                     Ok(link) => {
                         let answer = exchange(&link, command, script, asking).await;
-                        if answer.as_ref().is_err_and(Failure::is_wrong_server) {
-                            // Whoever is the master now, it is not this one: the next step asks again who is.
+                        if answer.as_ref().is_err_and(Failure::is_wrong_server) && link.is_open() {
+                            // Whoever is the master now, it is not this one: the next step asks again who is, and not
+                            // sooner than after an opening that failed.
                             link.close();
+                            node.links.failed(&self.dialer.env);
                         }
                         Ok(answer.map_err(|failure| (failure, link.server().to_owned())))
                     }
@@ -318,8 +321,15 @@ impl Route {
     }
 
     /// The inbox of the server that has the slot, whatever it listens to.
-    pub(super) async fn watcher(&self, slot: u16) -> Result<Arc<Inbox>> {
-        self.inbox_of(&self.node(slot).await?).await
+    pub(super) async fn watcher(&self, slot: u16) -> Result<(Arc<Inbox>, Arc<Node>)> {
+        let node = self.node(slot).await?;
+        Ok((self.inbox_of(&node).await?, node))
+    }
+
+    /// Takes note of a server that a slot has moved to, if this answer of another says so.
+    pub(super) fn has_moved(&self, failure: &Failure, from: &Arc<Node>) -> bool {
+        let moved = failure.redirect().filter(|_| failure.code() == "MOVED");
+        moved.and_then(|(slot, host, port)| self.redirected(slot, host, port, from, true)).is_some()
     }
 
     async fn inbox_of(&self, node: &Arc<Node>) -> Result<Arc<Inbox>> {

@@ -176,7 +176,10 @@ impl Store {
         command.arg(id);
         let answer = match self.route.run(keys.slot, &script::RELEASE, &command).await {
             Err(error)
-                if error.kind() == ErrorKind::Unavailable && self.route.is_cluster() && linger == "0" =>
+                // What is in doubt is buried first, which only the whole script does.
+                if error.kind() == ErrorKind::Unavailable
+                    && self.route.is_cluster()
+                    && step[..2] == ["0"; 2] =>
             {
                 return Box::pin(self.free_alone(&keys, id)).await.ok_or(error);
             }

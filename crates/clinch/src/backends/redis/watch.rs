@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 use super::claims::Claims;
 use super::dial::Dialer;
 use super::keys::{lock_key, slot_of};
+use super::reply;
 use super::route::Route;
 use super::store::Store;
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
@@ -52,8 +53,6 @@ struct State {
     /// When to look for leases that are not watched; `None`: when there is one again.
     next: Option<Instant>,
     looking: bool,
-    /// The server tells nothing.
-    deaf: bool,
 }
 
 struct Lease {
@@ -74,7 +73,7 @@ impl Held {
     /// Notes that a claim was granted.
     pub(super) fn hold(&self, claim: &Claim, now: Instant) {
         let mut state = lock(&self.state);
-        if claim.mode != Mode::Exclusive || state.deaf {
+        if claim.mode != Mode::Exclusive {
             return;
         }
         state.remove(claim.id);
@@ -121,7 +120,7 @@ impl Held {
     /// What is to be read at this moment, by whoever gets it; nothing while somebody is at it.
     fn begin(&self, now: Instant) -> Option<Vec<(ClaimId, LockName)>> {
         let mut state = lock(&self.state);
-        if state.looking || state.deaf || state.next.is_none_or(|next| next > now) {
+        if state.looking || state.next.is_none_or(|next| next > now) {
             return None;
         }
         let due = |lease: &Lease| matches!(lease.sight, Sight::Due(at) if at <= now);
@@ -168,9 +167,12 @@ impl Held {
         self.news.notify_one();
     }
 
-    /// The server cannot tell of changes.
-    fn is_deaf(&self) {
-        *lock(&self.state) = State { deaf: true, ..State::default() };
+    /// The server cannot tell of these. Another may: the next that is held is looked at again.
+    fn untold(&self, watches: &[Watch]) {
+        let mut state = lock(&self.state);
+        for (id, _) in watches {
+            state.remove(*id);
+        }
     }
 
     fn missed(&self) -> Vec<(ClaimId, LockName)> {
@@ -228,9 +230,8 @@ impl Store {
         loop {
             if let Some(due) = held.begin(env.now()) {
                 let look = look(self.route.clone(), self.claims.clone(), self.dialer.clone(), due);
-                if env.lane().spawn(look).is_err() {
-                    held.is_deaf();
-                }
+                // Where nothing runs any more, nothing is looked at.
+                let _ = env.lane().spawn(look);
             }
             let lost = self.confirm(held.missed()).await;
             if !lost.is_empty() {
@@ -291,7 +292,7 @@ async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: 
         async move {
             match read(route, held, slot, batch).await {
                 Ok(Some(answers)) => held.read(batch, &answers),
-                Ok(None) => held.is_deaf(),
+                Ok(None) => held.untold(batch),
                 Err(_) => held.unread(batch, dialer.env.now() + PAUSE),
             }
         }
@@ -301,9 +302,24 @@ async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: 
 }
 
 async fn read(route: &Route, held: &Held, slot: u16, batch: &[Watch]) -> Result<Option<Vec<bool>>> {
-    let inbox = route.watcher(slot).await?;
-    held.reading(batch, inbox.id);
-    inbox.read(batch).await
+    let mut moved = false;
+    loop {
+        let (inbox, node) = route.watcher(slot).await?;
+        held.reading(batch, inbox.id);
+        let failure = match inbox.read(batch).await {
+            Ok(None) => return Ok(None),
+            Ok(Some(answer)) => {
+                let held = reply::list(&answer)?.iter().map(|held| Ok(reply::number(held)? == 1));
+                return held.collect::<Result<_>>().map(Some);
+            }
+            Err(failure) => failure,
+        };
+        // The server that has the slot now is asked at once, unless the two point at each other.
+        if moved || !route.has_moved(&failure, &node) {
+            return Err(failure.into_error(inbox.link.server()));
+        }
+        moved = true;
+    }
 }
 
 #[cfg(test)]
@@ -358,6 +374,20 @@ mod tests {
         let due = held.begin(START + YOUNG).unwrap();
         assert_eq!(due, [(claim(1).id, claim(1).name)], "what was told while it was read is read again");
         assert_eq!(held.missed(), []);
+    }
+
+    #[test]
+    fn what_one_server_cannot_tell_of_keeps_nothing_else_from_being_watched() {
+        let held = Held::default();
+        let watches = watched(&held, &[claim(1), claim(2)]);
+        held.untold(&watches[..1]);
+        held.done();
+        assert!(!held.is_idle(), "the other is watched no more");
+        held.closed(1);
+        assert_eq!(held.begin(START + YOUNG).unwrap().len(), 1);
+        held.untold(&watches);
+        held.done();
+        watched(&held, &[claim(3)]);
     }
 
     #[test]
