@@ -220,7 +220,7 @@ async fn who_polls_beside_a_prefix_gets_a_turn() {
 async fn who_holds_without_a_queue_is_freed_although_somebody_queues() {
     let servers: Vec<Redis> = (0..3).map(|_| Redis::start()).collect();
     let hosts: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
-    let quorum = connect_quick(&format!("redlock://{}?max_ttl=4s", hosts.join(",")), 4).await;
+    let quorum = connect_quick(&format!("redlock://{}?max_ttl=8s", hosts.join(",")), 8).await;
     let lean = connect(&format!("{}?lean=on", servers[0].url())).await;
     for holds in [&quorum, &lean] {
         let full = connect(&servers[0].url()).await;
