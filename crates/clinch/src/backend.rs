@@ -19,6 +19,8 @@ use crate::token::Token;
 /// How long an evicted holder has, at most, to hear of it and to stop before the lock is another's: a renewal is due
 /// every 10 s, what nobody renews is looked at every 4 s, and a job that is told to end has its grace after that. Whoever hears of
 /// it and stops sooner opens the lock by its release.
+/// One that is cut off from the store all that time does not hear of it and goes on until its own deadline: what it writes then only
+/// a fencing token keeps out.
 pub const NOTICE: Duration = Duration::from_secs(15);
 
 /// How long a grant that a store gave of its own accord stands until its waiter has taken it, by a step or by the first renewal

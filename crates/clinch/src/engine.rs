@@ -56,6 +56,8 @@ impl Engine {
 
     /// Refuses new claims and waits until the releases under way are done, at most `patience` long.
     pub(crate) async fn close(&self, patience: Duration) -> Result<()> {
+        // A forked child would end leases that its parent goes on using.
+        self.check_process()?;
         self.closed.store(true, Ordering::Release);
         let end = self.env.now() + patience;
         let finished = self.releases.finish(end).await;

@@ -64,6 +64,7 @@ async fn child_refused(url: &str, locks: Locks, guard: Guard) {
     closed(locks.mutex("other").unwrap().try_lock().await.unwrap_err());
     closed(locks.mutex("other").unwrap().lock().timeout(Duration::from_secs(1)).await.unwrap_err());
     closed(locks.list("").await.unwrap_err());
+    closed(locks.close(Duration::from_secs(1)).await.unwrap_err());
     closed(locks.state("job").await.unwrap_err());
     closed(locks.evict("job", guard.claim_id()).await.unwrap_err());
     closed(locks.renew_detached("job", guard.claim_id(), Duration::from_secs(1)).await.unwrap_err());

@@ -335,6 +335,14 @@ impl Claims {
         drop(old);
     }
 
+    /// Forgets a claim that will take no more steps here, if its lease ends by itself. One on a lease that others keep is still
+    /// to be swept.
+    pub(super) fn forget_isolated(&self, id: ClaimId) {
+        if self.get(id).is_some_and(|known| known.carrier().isolated) {
+            self.forget(id);
+        }
+    }
+
     /// Forgets a claim that is gone.
     pub(super) fn forget(&self, id: ClaimId) {
         let entry = lock(&self.table).take(id);

@@ -200,6 +200,10 @@ impl Backend for Store {
         Err(Error::new(ErrorKind::Unavailable, "etcd ended one lease after another; is it overloaded?"))
     }
 
+    fn forget(&self, claim: &Claim) {
+        self.claims.forget_isolated(claim.id);
+    }
+
     async fn wait(&self, claim: &Claim) -> Result<Wake> {
         match self.claims.view(claim.id) {
             Some(view) => self.watch(claim, &view).await,
