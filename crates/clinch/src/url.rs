@@ -90,7 +90,6 @@ impl StoreUrl {
     }
 
     /// Takes a whole number.
-    #[cfg(feature = "redis")]
     pub(crate) fn take_number(&mut self, key: &'static str) -> Result<Option<u32>> {
         let Some(text) = self.take(key)? else { return Ok(None) };
         let number = text.parse().map_err(|error| {
