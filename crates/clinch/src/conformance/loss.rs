@@ -104,9 +104,12 @@ pub async fn late_release_frees_a_successor(fixture: &dyn Fixture) {
         super::client::lock(&one.locks.clone().max_hold(Duration::from_millis(20)).unwrap(), &name).await;
     let id = holder.claim_id();
     let successor = other.lock(&name).await;
-    assert!(matches!(holder.release().await.unwrap(), Released::AlreadyLost(_)), "released what was gone");
+    assert!(
+        matches!(holder.release().await.unwrap(), Released::AlreadyLost(_)),
+        "a late release released what was gone"
+    );
     let again = one.locks.release_detached(&name, id).await.unwrap();
-    assert!(matches!(again, Released::AlreadyLost(_)), "released what was gone");
+    assert!(matches!(again, Released::AlreadyLost(_)), "a late release released what was gone");
     one.locks.close(PATIENCE).await.unwrap();
     successor.verify().await.expect("a late release freed the successor's lock");
     assert!(!one_could(fixture, &name).await, "a late release freed the successor's lock");
