@@ -17,8 +17,8 @@ use crate::name::LockName;
 use crate::token::Token;
 
 /// How long an evicted holder has, at most, to hear of it and to stop before the lock is another's: a renewal is due
-/// every 10 s, what nobody renews is looked at every 4 s, and a job that is told to end has its grace after that. Whoever hears of
-/// it and stops sooner opens the lock by its release.
+/// every 5 s, what nobody renews is looked at every 4 s, one of these may hang for 3 s before the next is sent, and a job that is
+/// told to end has 4 s after that. Whoever hears of it and stops sooner opens the lock by its release.
 /// One that is cut off from the store all that time does not hear of it and goes on until its own deadline: what it writes then only
 /// a fencing token keeps out.
 pub const NOTICE: Duration = Duration::from_secs(15);
@@ -27,10 +27,13 @@ pub const NOTICE: Duration = Duration::from_secs(15);
 /// of its lease. A waiter whose future is kept but not polled takes nothing: then the lock goes on to the next.
 pub const TAKE_WITHIN: Duration = Duration::from_secs(3);
 
-/// How long the engine gives one call of [`Backend::renew`] for leases of this TTL: a sixth of it, at most 5 s, so that three
-/// attempts fit between the first and the deadline.
+/// The longest that one attempt to hear from the store may take.
+pub(crate) const MAX_ATTEMPT: Duration = Duration::from_secs(3);
+
+/// How long the engine gives one call of [`Backend::renew`] for leases of this TTL: a sixth of it, at most 3 s, so that three
+/// attempts fit between the first and the deadline, and two into the [notice](NOTICE) of an eviction.
 pub fn attempt(ttl: Duration) -> Duration {
-    (ttl / 6).min(Duration::from_secs(5))
+    (ttl / 6).min(MAX_ATTEMPT)
 }
 
 /// One store that can hold locks.

@@ -21,8 +21,6 @@ pub(crate) struct Engine {
     pub(crate) env: Env,
     pub(crate) keeper: Keeper,
     pub(crate) releases: Arc<Releases>,
-    /// The process that made this. A forked child has its connections and descriptors, but no threads to keep anything.
-    process: u32,
     closed: AtomicBool,
 }
 
@@ -30,19 +28,12 @@ impl Engine {
     pub(crate) fn new(backend: Arc<dyn Backend>, env: Env) -> Arc<Engine> {
         let releases = Releases::new(backend.clone(), env.clone());
         let keeper = Keeper::new(backend.clone(), env.clone(), releases.clone());
-        let process = std::process::id();
-        Arc::new(Engine { backend, env, keeper, releases, process, closed: AtomicBool::new(false) })
+        Arc::new(Engine { backend, env, keeper, releases, closed: AtomicBool::new(false) })
     }
 
     /// Refuses everything in a forked child.
     pub(crate) fn check_process(&self) -> Result<()> {
-        if self.process == std::process::id() {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Closed,
-            "this client belongs to the process that this one was forked from; connect again",
-        ))
+        self.env.process().check()
     }
 
     /// Refuses new claims after [`Engine::close`].
@@ -88,6 +79,11 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        if self.env.process().is_left() {
+            // What a forked child shares with its parent, and would close for both, stays as it is until it ends.
+            std::mem::forget((self.backend.clone(), self.env.clone()));
+            return;
+        }
         self.keeper.stop();
     }
 }

@@ -6,12 +6,14 @@ use crate::clock::{Clock, Instant};
 use crate::drift::Drift;
 use crate::lane::Lane;
 use crate::net::{Connector, Tcp};
+use crate::process::Process;
 use crate::random::Random;
 use crate::timer::{Sleep, Timers};
 
 /// Everything outside the process that a client touches, so that a simulator can stand in for it.
 ///
-/// [`Env::host`] is the real world; [`Env::new`] takes the parts.
+/// [`Env::host`] is the real world; [`Env::new`] takes the parts. It belongs to the process in which its [`Lane`] was made: a forked
+/// child makes its own.
 #[derive(Clone, Debug)]
 pub struct Env {
     clock: Clock,
@@ -56,6 +58,11 @@ impl Env {
         &self.connector
     }
 
+    /// The process that this world is of; a child that is forked from it needs another.
+    pub(crate) fn process(&self) -> Process {
+        self.lane.process()
+    }
+
     pub(crate) fn lane(&self) -> &Lane {
         &self.lane
     }
@@ -68,7 +75,8 @@ impl Env {
         &self.random
     }
 
-    /// Waits until the clock reads at least `until`, on any executor. Costs nothing before its first poll.
+    /// Waits until the clock reads at least `until`, on any executor. Costs nothing before its first poll. In a forked child, where
+    /// nothing could wake it, it waits for nothing.
     ///
     /// # Cancel safety
     ///

@@ -21,13 +21,20 @@ use crate::token::Token;
 pub(crate) struct Claimed {
     engine: Arc<Engine>,
     claim: Arc<Claim>,
+    /// What has become of it once it was granted.
+    tenure: Option<Arc<Tenure>>,
     /// Whether somebody else has taken over freeing it.
     settled: bool,
 }
 
 impl Claimed {
     pub(crate) fn new(engine: Arc<Engine>, claim: Arc<Claim>) -> Claimed {
-        Claimed { engine, claim, settled: false }
+        Claimed { engine, claim, tenure: None, settled: false }
+    }
+
+    /// The claim as it is to be freed.
+    fn leaving(&self) -> Arc<Claim> {
+        self.tenure.as_ref().map_or_else(|| self.claim.clone(), |tenure| tenure.leaving())
     }
 
     /// Nothing of the claim is in the store, or it shall stay there.
@@ -40,7 +47,7 @@ impl Drop for Claimed {
     fn drop(&mut self) {
         // A forked child's copy is not its own to free.
         if !self.settled && self.engine.check_process().is_ok() {
-            self.engine.releases.free_in_background(self.claim.clone());
+            self.engine.releases.free_in_background(self.leaving());
         }
     }
 }
@@ -55,8 +62,8 @@ impl Drop for Claimed {
 /// another, and [`Guard::lost`] fires by then even if the store never answers. What no lock service can prevent is a
 /// pause between your last check and your write: give [`Guard::token`] to the store that you guard.
 ///
-/// A child that was forked and runs on without `exec` has neither the lock nor its client: what it asks of them fails as
-/// [`ErrorKind::Closed`], and dropping its copy of a guard frees nothing. On `file://` its copies of the descriptors keep the lock
+/// A child that was forked and runs on without `exec` has neither the lock nor its client: its copy of the guard says that the lock
+/// is lost, what it asks of the store fails as [`ErrorKind::Closed`], and dropping its copy of a guard frees nothing. On `file://` its copies of the descriptors keep the lock
 /// taken, should its parent die, until it ends too.
 ///
 /// # Examples
@@ -98,7 +105,8 @@ pub struct Detached {
 }
 
 impl Guard {
-    pub(crate) fn new(claimed: Claimed, kept: Kept, token: Token) -> Guard {
+    pub(crate) fn new(mut claimed: Claimed, kept: Kept, token: Token) -> Guard {
+        claimed.tenure = Some(kept.tenure.clone());
         Guard { kept, claimed, token }
     }
 
@@ -234,8 +242,9 @@ impl Guard {
         if let Standing::Lost(loss) = tenure.standing(engine.env.now()) {
             return Ok(Released::AlreadyLost(loss));
         }
-        let until = engine.releases.until(&claimed.claim);
-        let freed = engine.releases.free(&claimed.claim, linger, until).await;
+        let claim = claimed.leaving();
+        let until = engine.releases.until(&claim);
+        let freed = engine.releases.free(&claim, linger, until).await;
         let lost = tenure.standing(engine.env.now());
         match (freed?, lost) {
             (Freed::Removed, _) => {
@@ -263,6 +272,7 @@ impl Guard {
     /// [`ErrorKind::Unsupported`] on stores whose leases end with their process, and those of [`Guard::extend`]; the lock
     /// is then released.
     pub async fn detach(self) -> Result<Detached> {
+        self.engine().check_process()?;
         if !self.engine().backend.capabilities().detached {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -281,12 +291,14 @@ impl Guard {
     /// A descriptor that keeps the lock held in every process that inherits it, on stores where the kernel frees a lock
     /// with its last descriptor; `None` elsewhere. Close-on-exec is set. [`Guard::release`] frees the lock nevertheless.
     pub fn descriptor(&self) -> Option<OwnedFd> {
+        self.engine().check_process().ok()?;
         self.engine().backend.descriptor(self.claim_id())
     }
 
     /// The key that stands for this lease in the store, on stores where your own transactions can be made conditional on
     /// it; `None` elsewhere. See [`fence`](crate::fence).
     pub fn store_key(&self) -> Option<String> {
+        self.engine().check_process().ok()?;
         self.engine().backend.key(self.claim_id())
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{Backend, Grant, Renewal};
+use crate::backend::{Backend, Grant, MAX_ATTEMPT, Renewal};
 use crate::claim::{Claim, ClaimId, Loss};
 use crate::clock::Instant;
 use crate::env::Env;
@@ -21,6 +21,7 @@ use crate::lease;
 use crate::release::Releases;
 use crate::sync::lock;
 use crate::tenure::{CHECK_EVERY, Policy, Standing, Tenure};
+use crate::token::Token;
 
 /// Claims per call of [`Backend::renew`]: a trip's cost is well spread, and one answer stays small.
 const RENEW_BATCH: usize = 256;
@@ -72,7 +73,7 @@ impl Keeper {
     pub(crate) fn keep_place(&self, claim: &Arc<Claim>, sent: Instant, ttl: Duration) -> Result<Kept> {
         let place = Arc::new(Claim { place: true, ..(**claim).clone() });
         let policy = Policy { drift: self.env.drift(), manual: false, hold_until: None };
-        self.keep(Tenure::new(self.shared.id(), place, None, sent, Some(ttl), policy))
+        self.keep(place, None, sent, Some(ttl), policy)
     }
 
     /// Keeps a granted lease alive until it is dropped or lost.
@@ -86,10 +87,18 @@ impl Keeper {
         let from = grant.from.unwrap_or(sent);
         // What the store would keep for ever but nobody renews is kept for one TTL at a time.
         let ttl = grant.ttl.or(policy.manual.then_some(claim.ttl));
-        self.keep(Tenure::new(self.shared.id(), claim.clone(), Some(grant.token), from, ttl, policy))
+        self.keep(claim.clone(), Some(grant.token), from, ttl, policy)
     }
 
-    fn keep(&self, tenure: Tenure) -> Result<Kept> {
+    fn keep(
+        &self,
+        claim: Arc<Claim>,
+        token: Option<Token>,
+        from: Instant,
+        ttl: Option<Duration>,
+        policy: Policy,
+    ) -> Result<Kept> {
+        let tenure = Tenure::new(self.shared.id(), claim, token, from, ttl, policy, self.env.process());
         let next = tenure.begin(self.env.random().jitter());
         let kept = Kept { shared: self.shared.clone(), tenure: Arc::new(tenure) };
         let running = {
@@ -104,17 +113,22 @@ impl Keeper {
         Ok(kept)
     }
 
-    /// Asks the store now: renews with `ttl`, or only reads when there is none.
+    /// Asks the store now: renews with `ttl`, or only reads when there is none. What is lost is not asked for, nor waited for any
+    /// longer: a renewal would only make the store keep it.
     pub(crate) async fn confirm(&self, tenure: &Arc<Tenure>, ttl: Option<Duration>) -> Result<()> {
-        let backend = &self.shared.backend;
         let sent = self.env.now();
-        let answer = match ttl {
-            None => backend.verify(&tenure.claim).await?,
-            Some(ttl) => {
-                tenure.ask(sent, ttl);
-                let mut answers = backend.renew(&[tenure.asking()]).await;
-                answers.pop().unwrap_or_else(|| Renewal::Failed(no_answer()))
-            }
+        if let Standing::Lost(loss) = tenure.standing(sent) {
+            return Err(Error::lost(&tenure.claim.name, loss));
+        }
+        if let Some(ttl) = ttl {
+            tenure.ask(sent, ttl, self.env.random().jitter());
+            // Before anything is waited for: this future may be dropped, and the deadline be nearer than it was.
+            self.shared.look_again(std::slice::from_ref(tenure), sent);
+        }
+        let answer = tokio::select! {
+            biased;
+            answer = self.shared.ask(tenure, ttl.is_some()) => answer?,
+            loss = tenure.lost() => return Err(Error::lost(&tenure.claim.name, loss)),
         };
         match (answer, ttl) {
             // A read proves the lease as it is; it does not make it longer.
@@ -147,7 +161,10 @@ pub(crate) struct Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        lock(&self.shared.schedule).take(&self.tenure);
+        // A forked child's copy of the schedule is nobody's, and may be locked for ever.
+        if !self.tenure.is_left() {
+            lock(&self.shared.schedule).take(&self.tenure);
+        }
     }
 }
 
@@ -171,6 +188,15 @@ impl Schedule {
 impl Shared {
     fn id(&self) -> u64 {
         self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Renews one claim, or reads whether it is there.
+    async fn ask(&self, tenure: &Tenure, renew: bool) -> Result<Renewal> {
+        if !renew {
+            return self.backend.verify(&tenure.claim).await;
+        }
+        let mut answers = self.backend.renew(&[tenure.asking()]).await;
+        Ok(answers.pop().unwrap_or_else(|| Renewal::Failed(no_answer())))
     }
 
     /// Makes sure that the keeper's task wakes by `next`.
@@ -233,8 +259,8 @@ impl Shared {
                     }
                     schedule.put(review.next, tenure);
                 }
-                // What the store would keep longer than the holder may is freed a moment after the loss is told. Not what
-                // an operator took: that is the next one's when its guard is dropped.
+                // What its holder may not have any more is freed for it a moment after the loss is told. Not what an operator
+                // took: that is the next one's when its guard is dropped.
                 None => match tenure.outlived(self.expires) {
                     Some(at) if at <= now => free.push(tenure),
                     Some(at) => schedule.put(at, tenure),
@@ -282,7 +308,7 @@ async fn keep(keeping: Keeping, env: Env) {
             tokio::spawn(look(shared.clone(), env.clone(), tenure));
         }
         for tenure in todo.free {
-            shared.releases.free_in_background(tenure.claim.clone());
+            shared.releases.free_in_background(tenure.leaving());
         }
         let next = todo.next.unwrap_or_else(|| env.now() + CHECK_EVERY);
         tokio::select! {
@@ -341,7 +367,7 @@ async fn look(shared: Arc<Shared>, env: Env, tenure: Arc<Tenure>) {
     let answer = tokio::select! {
         biased;
         answer = caught(shared.backend.verify(&tenure.claim)) => answer,
-        () = env.sleep_until(env.now() + CHECK_EVERY) => None,
+        () = env.sleep_until(env.now() + MAX_ATTEMPT) => None,
     };
     if let Some(Ok(Renewal::Lost(loss))) = answer {
         shared.tell_one(tenure, loss, &env);

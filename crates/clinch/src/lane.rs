@@ -15,11 +15,12 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::process::Process;
 use crate::sync::lock;
 
 /// Runs futures in the background.
 #[derive(Clone)]
-pub struct Lane(Arc<Kind>);
+pub struct Lane(Arc<Kind>, Process);
 
 enum Kind {
     Thread(Mutex<Option<Thread>>),
@@ -36,7 +37,7 @@ struct Thread {
 impl Lane {
     /// A thread of its own, started by the first future that is spawned.
     pub fn thread() -> Lane {
-        Lane(Arc::new(Kind::Thread(Mutex::new(None))))
+        Lane(Arc::new(Kind::Thread(Mutex::new(None))), Process::this())
     }
 
     /// The tokio runtime that this is called in.
@@ -51,15 +52,21 @@ impl Lane {
         let runtime = Handle::try_current().map_err(|error| {
             Error::invalid("Lane::here needs a tokio runtime around it").with_source(error)
         })?;
-        Ok(Lane(Arc::new(Kind::Here { runtime, tasks: Mutex::default() })))
+        Ok(Lane(Arc::new(Kind::Here { runtime, tasks: Mutex::default() }), Process::this()))
+    }
+
+    /// Whose it is. In a forked child nothing runs on it.
+    pub(crate) fn process(&self) -> Process {
+        self.1
     }
 
     /// Runs a future in the background; it is dropped with the lane.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Exhausted`] when the thread could not be started.
+    /// [`ErrorKind::Exhausted`] when the thread could not be started; [`ErrorKind::Closed`] in a forked child.
     pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+        self.1.check()?;
         match &*self.0 {
             Kind::Here { runtime, tasks } => {
                 let task = runtime.spawn(future).abort_handle();
@@ -79,6 +86,7 @@ impl Lane {
     ///
     /// As [`Lane::spawn`].
     pub(crate) fn handle(&self) -> Result<Handle> {
+        self.1.check()?;
         let thread = match &*self.0 {
             Kind::Here { runtime, .. } => return Ok(runtime.clone()),
             Kind::Thread(thread) => thread,

@@ -86,6 +86,7 @@ mod locks;
 mod mutex;
 mod name;
 pub mod net;
+mod process;
 #[cfg(any(feature = "etcd", feature = "memory", feature = "file"))]
 mod queue;
 mod random;

@@ -79,8 +79,9 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// As [`connect`].
+    /// As [`connect`], and [`ErrorKind::Closed`] for a world of the process that this one was forked from.
     pub async fn connect(url: &str, env: Env) -> Result<Locks> {
+        env.process().check()?;
         let mut url = StoreUrl::parse(url)?;
         let ttl = url.take_duration("ttl")?;
         let require = url.take("require")?;

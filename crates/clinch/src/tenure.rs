@@ -2,29 +2,39 @@
 //!
 //! State and judgement only: what the keeper and the guard ask and tell. Reads no clock, calls no store.
 
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{self, NOTICE, Renewal};
+use crate::backend::{self, MAX_ATTEMPT, NOTICE, Renewal};
 use crate::claim::{Claim, Loss, LossKind};
 use crate::clock::Instant;
 use crate::drift::Drift;
 use crate::error::{Error, Result};
 use crate::lease;
+use crate::process::Process;
 use crate::sync::lock;
 use crate::token::Token;
 
 /// How often a lease that never expires, or that nobody renews, is looked at: an operator may have taken it away.
 pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(4);
 
-/// An evicted holder may hear of it by this look alone, and must have stopped when the notice is over.
-const _: () = assert!(CHECK_EVERY.as_secs() + STOP_WITHIN.as_secs() <= NOTICE.as_secs());
+/// An evicted holder may hear of it by a renewal alone, or by a look where nobody renews. It must do so although one of them hangs,
+/// and have stopped when the notice is over.
+const _: () = {
+    let (attempt, left) = (MAX_ATTEMPT.as_secs(), NOTICE.as_secs() - STOP_WITHIN.as_secs());
+    // The second is sent as soon as the first was given up.
+    assert!(lease::MAX_RENEWAL.as_secs() + 2 * attempt <= left);
+    // The second is sent when it is due.
+    assert!(attempt <= CHECK_EVERY.as_secs() && 2 * CHECK_EVERY.as_secs() + attempt <= left);
+};
 
-/// What that leaves for the look to be late, for a job's grace and its end.
-const STOP_WITHIN: Duration = Duration::from_secs(10);
+/// What that leaves for timers to be late, for a job's grace and its end.
+const STOP_WITHIN: Duration = Duration::from_secs(4);
 
 /// A claim's time in the store, queued or held, as far as it is known here.
 #[derive(Debug)]
@@ -33,6 +43,7 @@ pub(crate) struct Tenure {
     pub(crate) claim: Arc<Claim>,
     pub(crate) token: Option<Token>,
     pub(crate) policy: Policy,
+    process: Process,
     /// Where the keeper finds it in its schedule; changed only while that is locked.
     due: AtomicU64,
     state: Mutex<State>,
@@ -58,6 +69,8 @@ struct State {
     ttl: Option<Duration>,
     /// The TTL to ask for.
     ask: Duration,
+    /// The longest that was ever asked for: the store may keep the claim for as long.
+    longest: Duration,
     /// Whether the lease shall end for itself from now on.
     isolated: bool,
     renew_at: Option<Instant>,
@@ -86,6 +99,7 @@ impl Tenure {
         confirmed: Instant,
         ttl: Option<Duration>,
         policy: Policy,
+        process: Process,
     ) -> Tenure {
         let ask = claim.ttl;
         let isolated = claim.isolated;
@@ -93,13 +107,14 @@ impl Tenure {
             confirmed,
             ttl,
             ask,
+            longest: ask,
             isolated,
             renew_at: None,
             standing: Standing::Held,
             expired_at: None,
         };
         let due = AtomicU64::new(0);
-        Tenure { id, claim, token, policy, due, state: Mutex::new(state), changed: Notify::new() }
+        Tenure { id, claim, token, policy, process, due, state: Mutex::new(state), changed: Notify::new() }
     }
 
     /// When the keeper looks at it, if it does.
@@ -120,20 +135,25 @@ impl Tenure {
     }
 
     /// Notes that a request with another TTL goes out at `sent`. If that one is shorter, the deadline is from now on what
-    /// it would be with it: the answer may get lost.
-    pub(crate) fn ask(&self, sent: Instant, ttl: Duration) {
+    /// it would be with it: the answer may get lost, or nobody wait for it.
+    pub(crate) fn ask(&self, sent: Instant, ttl: Duration, jitter: f64) {
         let drift = self.policy.drift;
         let mut state = lock(&self.state);
-        state.ask = ttl;
+        (state.ask, state.longest) = (ttl, state.longest.max(ttl));
         if state.ttl.is_some_and(|old| {
             lease::deadline(sent, ttl, drift) < lease::deadline(state.confirmed, old, drift)
         }) {
             (state.confirmed, state.ttl) = (sent, Some(ttl));
+            let renew_at = self.next_renewal(&state, jitter);
+            state.renew_at = state.renew_at.map(|at| at.min(renew_at));
         }
     }
 
     /// When the holder must stop claiming to hold; `None`: never.
     pub(crate) fn deadline(&self) -> Option<Instant> {
+        if self.is_left() {
+            return Some(Instant::from_nanos(0));
+        }
         let state = lock(&self.state);
         self.deadline_of(&state)
     }
@@ -148,9 +168,17 @@ impl Tenure {
 
     /// How the lease stands at `now`. A passed deadline is a loss, whether or not the keeper came to say so.
     pub(crate) fn standing(&self, now: Instant) -> Standing {
+        if self.is_left() {
+            return Standing::Lost(left());
+        }
         let mut state = lock(&self.state);
         self.expire(&mut state, now);
         state.standing.clone()
+    }
+
+    /// Whether this is a forked child of the process that holds it: the lock is its parent's.
+    pub(crate) fn is_left(&self) -> bool {
+        self.process.is_left()
     }
 
     /// Whether a loss was told. Of a place, which has no deadline, the store alone tells that.
@@ -167,18 +195,26 @@ impl Tenure {
         }
     }
 
-    /// When to free a claim that the store keeps for longer than its holder had it: one held for as long as it may be, or one
-    /// that nobody renewed where the store does not end it. Its holder was told before, and has a moment to stop.
+    /// When to free a claim whose time is up, should its holder not do so. It was told before, and has a moment to stop. Where the
+    /// store ends what nobody renews, not sooner than that: it does not end what others keep alive with a lease that they share.
     pub(crate) fn outlived(&self, expires: bool) -> Option<Instant> {
-        let at = lock(&self.state).expired_at?;
-        let kept = !expires || self.policy.hold_until.is_some_and(|cap| cap <= at);
-        kept.then(|| at + lease::stop_within(self.claim.ttl))
+        let state = lock(&self.state);
+        let at = state.expired_at?;
+        let stopped = at + lease::stop_within(self.claim.ttl);
+        let capped = self.policy.hold_until.is_some_and(|cap| cap <= at);
+        let ends = state.ttl.filter(|_| expires && !capped).map(|ttl| state.confirmed + ttl);
+        Some(ends.map_or(stopped, |ends| ends.max(stopped)))
+    }
+
+    /// The claim as it is to be freed: what knows only its TTL knows for how long the store may keep it.
+    pub(crate) fn leaving(&self) -> Arc<Claim> {
+        let longest = lock(&self.state).longest;
+        self.asked_with(longest, self.claim.isolated)
     }
 
     /// How long one attempt at its renewal may take.
     pub(crate) fn patience(&self) -> Duration {
-        let State { ask, ttl, .. } = *lock(&self.state);
-        backend::attempt(ttl.map_or(ask, |ttl| ttl.min(ask)))
+        patience(&lock(&self.state))
     }
 
     /// Nobody will look after the claim any more.
@@ -197,11 +233,17 @@ impl Tenure {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let standing = lock(&self.state).standing.clone();
+            let is_left = self.is_left();
+            let standing = match is_left {
+                true => Standing::Lost(left()),
+                false => lock(&self.state).standing.clone(),
+            };
             if !than(&standing) {
                 return standing;
             }
-            changed.await;
+            // One that began before a fork goes on in the child, too, where nobody tells it anything.
+            poll_fn(|cx| if self.is_left() == is_left { changed.as_mut().poll(cx) } else { Poll::Ready(()) })
+                .await;
         }
     }
 
@@ -253,9 +295,10 @@ impl Tenure {
                 Err(Error::lost(&self.claim.name, loss))
             }
             Renewal::Failed(error) => {
-                let pause = backend::attempt(state.ttl.unwrap_or(CHECK_EVERY)).mul_f64(0.25 + 0.25 * jitter);
+                // Counted from when it was sent: what hung for long is repeated at once.
+                let pause = patience(&state).mul_f64(0.25 + 0.25 * jitter);
                 if !self.policy.manual {
-                    state.renew_at = Some(now + pause);
+                    state.renew_at = Some((sent + pause).max(now));
                 }
                 Err(error)
             }
@@ -265,6 +308,10 @@ impl Tenure {
     /// The claim as it is to be renewed.
     pub(crate) fn asking(&self) -> Arc<Claim> {
         let State { ask: ttl, isolated, .. } = *lock(&self.state);
+        self.asked_with(ttl, isolated)
+    }
+
+    fn asked_with(&self, ttl: Duration, isolated: bool) -> Arc<Claim> {
         if ttl == self.claim.ttl && isolated == self.claim.isolated {
             self.claim.clone()
         } else {
@@ -296,7 +343,7 @@ impl Tenure {
         let renew = state.renew_at.is_some_and(|at| at <= now + lease::coalesce(ttl));
         if renew {
             // Not due again before this attempt has failed or timed out.
-            let attempt = if self.policy.manual { CHECK_EVERY } else { backend::attempt(ttl).mul_f64(1.5) };
+            let attempt = if self.policy.manual { CHECK_EVERY } else { patience(&state).mul_f64(1.5) };
             state.renew_at = Some(now + attempt);
         }
         if self.worry_at(&state).is_some_and(|at| at <= now) && state.standing == Standing::Held {
@@ -326,6 +373,16 @@ impl Tenure {
         let renewed = !self.policy.manual && self.token.is_some();
         state.ttl.filter(|_| renewed).map(|ttl| lease::jeopardy(state.confirmed, ttl))
     }
+}
+
+/// How long one attempt at a renewal may take.
+fn patience(state: &State) -> Duration {
+    backend::attempt(state.ttl.map_or(state.ask, |ttl| ttl.min(state.ask)))
+}
+
+/// What a forked child is told of its parent's lease.
+fn left() -> Loss {
+    Loss::new(LossKind::Unverifiable, "the lock is held by the process that this one was forked from")
 }
 
 /// What a look at a tenure found.

@@ -77,10 +77,13 @@ impl Future for Sleep {
             return Poll::Ready(());
         }
         let timers = self.timers.clone();
+        // Without a background thread, as in a forked child, nothing can wake us later. Waking early is the safe side: every
+        // caller looks at the clock or at the state again.
+        if timers.lane.process().is_left() {
+            return Poll::Ready(());
+        }
         let mut state = lock(&timers.shared.state);
         if timers.drive(&mut state).is_err() {
-            // Without a background thread nothing can wake us later. Waking early is the safe side: every caller
-            // looks at the clock or at the state again.
             return Poll::Ready(());
         }
         let id = match self.id {
@@ -102,7 +105,9 @@ impl Future for Sleep {
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        if let Some(id) = self.id {
+        if let Some(id) = self.id
+            && !self.timers.lane.process().is_left()
+        {
             lock(&self.timers.shared.state).sleepers.remove(&(self.until, id));
         }
     }

@@ -1,4 +1,5 @@
-//! What a forked child may do with what it has of its parent: nothing. Only `file://` is shown; the engine says it for all.
+//! What a forked child may do with what it has of its parent: nothing, and nothing of it hangs. Only `file://` and `memory://`
+//! are shown; the engine says it for all.
 
 #![allow(
     clippy::expect_used,
@@ -8,18 +9,43 @@
     unsafe_code,
     reason = "test code; fork(2) is unsafe"
 )]
-#![cfg(all(target_os = "linux", feature = "file"))]
+#![cfg(all(target_os = "linux", feature = "file", feature = "memory"))]
 
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
-use clinch::{ErrorKind, Guard, Locks};
+use clinch::{Env, ErrorKind, Guard, Lane, Locks, Loss, LossKind, Standing};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().build().unwrap()
 }
 
-/// Set for [`parent`] when it is to fork.
+/// Set for [`parent`] and [`busy_parent`] when they are to fork.
 const FORK: &str = "CLINCH_TEST_FORK";
+
+fn fork() -> i32 {
+    // SAFETY: the child is allowed to run on in glibc, whose allocator is made ready for it, and it ends with `_exit`.
+    unsafe { libc::fork() }
+}
+
+/// What a child does, and its end. One that hangs is killed.
+fn end(run: impl FnOnce()) -> ! {
+    // SAFETY: asks for a signal, which ends the process since nothing handles it.
+    unsafe { libc::alarm(30) };
+    let sound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+    // SAFETY: ends the process and does nothing else.
+    unsafe { libc::_exit(i32::from(sound.is_err())) }
+}
+
+fn join(child: i32) {
+    let mut status = 0;
+    // SAFETY: waits for the child made above and writes its status.
+    assert_eq!(unsafe { libc::waitpid(child, std::ptr::from_mut(&mut status), 0) }, child);
+    assert_eq!(status, 0, "the child failed or hung");
+}
 
 /// Holds a lock and forks; nothing by itself, since a child that runs on has only one of its parent's threads.
 #[test]
@@ -34,19 +60,11 @@ fn parent() {
         let guard = locks.mutex("job").unwrap().lock().await.unwrap();
         (locks, guard)
     });
-    // SAFETY: the child is allowed to run on in glibc, whose allocator is made ready for it, and it ends with `_exit`.
-    let child = unsafe { libc::fork() };
+    let child = fork();
     if child == 0 {
-        let sound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            runtime().block_on(child_refused(&url, locks, guard));
-        }));
-        // SAFETY: ends the process and does nothing else.
-        unsafe { libc::_exit(i32::from(sound.is_err())) };
+        end(|| runtime().block_on(child_refused(&url, locks, guard)));
     }
-    let mut status = 0;
-    // SAFETY: waits for the child made above and writes its status.
-    assert_eq!(unsafe { libc::waitpid(child, std::ptr::from_mut(&mut status), 0) }, child);
-    assert_eq!(status, 0, "the child failed");
+    join(child);
     runtime().block_on(async {
         guard.verify().await.unwrap();
         let other = clinch::connect(&url).await.unwrap();
@@ -69,6 +87,14 @@ async fn child_refused(url: &str, locks: Locks, guard: Guard) {
     closed(locks.evict("job", guard.claim_id()).await.unwrap_err());
     closed(locks.renew_detached("job", guard.claim_id(), Duration::from_secs(1)).await.unwrap_err());
     closed(locks.release_detached("job", guard.claim_id()).await.unwrap_err());
+    assert!(!guard.is_held() && matches!(guard.standing(), Standing::Lost(_)), "{guard:?}");
+    assert_eq!(guard.remaining(), Some(Duration::ZERO));
+    assert!(guard.deadline().is_some_and(|deadline| deadline < Env::host(Lane::thread()).clock().now()));
+    assert!(guard.descriptor().is_none());
+    let loss = guard.lost().await;
+    assert_eq!(loss.kind, LossKind::Unverifiable);
+    assert!(loss.detail.contains("forked"), "{loss}");
+    assert_eq!(guard.changed(&Standing::Held).await, Standing::Lost(loss));
     closed(guard.verify().await.unwrap_err());
     closed(guard.extend(Duration::from_secs(1)).await.unwrap_err());
     closed(guard.release().await.unwrap_err());
@@ -80,9 +106,74 @@ async fn child_refused(url: &str, locks: Locks, guard: Guard) {
     drop(own.mutex("other").unwrap().try_lock().await.unwrap().expect("a client of its own works"));
 }
 
+/// Forks again and again while other threads are at work on the same client, and hold whatever mutex they hold.
+#[test]
+fn busy_parent() {
+    if std::env::var_os(FORK).is_none() {
+        return;
+    }
+    let env = Env::host(Lane::thread());
+    let locks = runtime().block_on(Locks::connect("memory://", env.clone())).unwrap();
+    let lock = |name: &str| runtime().block_on(locks.mutex(name).unwrap().lock().into_future()).unwrap();
+    let shared = Arc::new(lock("shared"));
+    let over = Arc::new(AtomicBool::new(false));
+    let (mutex, free) = (locks.mutex("shared").unwrap(), locks.mutex("free").unwrap());
+    let (looked, ended) = (shared.clone(), over.clone());
+    let busy = std::thread::spawn(move || {
+        let runtime = runtime();
+        while !ended.load(Ordering::Relaxed) {
+            let waited = runtime.block_on(mutex.lock().timeout(Duration::from_micros(100)).into_future());
+            assert_eq!(waited.unwrap_err().kind(), ErrorKind::TimedOut);
+            for _ in 0..100 {
+                drop(runtime.block_on(free.try_lock()).unwrap());
+                looked.deadline();
+            }
+        }
+    });
+    for round in 0..100 {
+        let guard = lock(&format!("job/{round}"));
+        let mut waiting = Box::pin(async { shared.lost().await });
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let child = fork();
+        if child == 0 {
+            let (env, shared) = (env.clone(), shared.clone());
+            end(|| runtime().block_on(child_of_busy(env, guard, shared, waiting)));
+        }
+        join(child);
+        assert!(guard.is_held() && shared.is_held());
+    }
+    over.store(true, Ordering::Relaxed);
+    busy.join().unwrap();
+}
+
+async fn child_of_busy(env: Env, guard: Guard, shared: Arc<Guard>, waiting: impl Future<Output = Loss>) {
+    assert!(!guard.is_held() && !shared.is_held(), "{guard:?}");
+    assert_eq!(shared.remaining(), Some(Duration::ZERO));
+    assert_eq!(waiting.await.kind, LossKind::Unverifiable);
+    let error = guard.detach().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error:?}");
+    env.sleep_until(env.clock().now() + Duration::from_millis(1)).await;
+    let error = Locks::connect("memory://", env).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error:?}");
+    assert!(error.to_string().contains("forked"), "{error}");
+    let locks = clinch::connect("memory://").await.unwrap();
+    let _guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let waited = locks.mutex("job").unwrap().lock().timeout(Duration::from_millis(1)).await;
+    assert_eq!(waited.unwrap_err().kind(), ErrorKind::TimedOut, "a client of its own works");
+}
+
+fn run(test: &str) {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = command.args(["--exact", test, "--nocapture"]).env(FORK, "1").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
 #[test]
 fn a_forked_child_is_refused_and_frees_nothing() {
-    let mut test = std::process::Command::new(std::env::current_exe().unwrap());
-    let output = test.args(["--exact", "parent", "--nocapture"]).env(FORK, "1").output().unwrap();
-    assert!(output.status.success(), "{output:?}");
+    run("parent");
+}
+
+#[test]
+fn a_child_that_was_forked_at_any_moment_hangs_nowhere() {
+    run("busy_parent");
 }

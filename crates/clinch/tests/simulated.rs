@@ -386,6 +386,158 @@ async fn a_long_lease_hears_of_its_eviction_within_the_notice() {
     assert!(told < NOTICE, "told {told:?} after the eviction");
 }
 
+/// How long after its eviction a holder hears of it from a store that tells nothing of its own accord, if the first attempt
+/// to ask hangs.
+async fn told_by_the_second_attempt(seed: u64, renew: Renew) -> Duration {
+    let env = world(seed);
+    let (far, locks, near) = faulty(&env);
+    let step = if renew == Renew::Auto { Step::Renew } else { Step::Verify };
+    let next = async || {
+        let calls = far.calls_of(step);
+        while far.calls_of(step) == calls {
+            pass(&env, Duration::from_millis(10)).await;
+        }
+    };
+    far.hang(Step::Lost);
+    let guard = locks.ttl(100 * TTL).unwrap().renew(renew).mutex("job").unwrap().lock().await.unwrap();
+    // One got through just now, so the next is far away.
+    next().await;
+    near.evict("job", guard.claim_id()).await.unwrap();
+    let evicted = env.clock().now();
+    far.hang(step);
+    next().await;
+    far.heal();
+    far.hang(Step::Lost);
+    assert_eq!(guard.lost().await.kind, LossKind::Deleted);
+    env.clock().now().since(evicted)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_eviction_is_heard_in_time_although_one_attempt_hangs() {
+    for seed in 0..8 {
+        for renew in [Renew::Auto, Renew::Never] {
+            let told = told_by_the_second_attempt(seed, renew).await;
+            let left = NOTICE.saturating_sub(told);
+            assert!(left >= Duration::from_secs(4), "seed {seed}, {renew:?}: {left:?} left to stop");
+        }
+    }
+}
+
+/// Whether a future is ready at its first poll; it is dropped then.
+async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        done = future => Some(done),
+        () = std::future::ready(()) => None,
+    }
+}
+
+/// A shorter lease that was asked for ends when it says, also if nobody waits for the answer.
+#[tokio::test(start_paused = true)]
+async fn a_shorter_lease_is_told_lost_in_time_although_its_request_was_dropped() {
+    for renew in [Renew::Auto, Renew::Never] {
+        let env = world(13);
+        let (far, locks, _) = faulty(&env);
+        let guard = locks.renew(renew).mutex("job").unwrap().lock().await.unwrap();
+        far.hang(Step::Renew);
+        assert!(at_once(guard.extend(Duration::from_secs(1))).await.is_none());
+        let deadline = guard.deadline().unwrap();
+        assert!(deadline < env.clock().now() + Duration::from_secs(1));
+        assert_eq!(guard.lost().await.kind, LossKind::Expired);
+        let late = env.clock().now().since(deadline);
+        assert!(late < Duration::from_millis(5), "{renew:?}: told {late:?} late");
+    }
+    // One that can be renewed is, as soon as its TTL wants it.
+    let env = world(14);
+    let (far, locks, _) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    far.hang(Step::Renew);
+    assert!(at_once(guard.extend(Duration::from_secs(1))).await.is_none());
+    far.heal();
+    pass(&env, TTL).await;
+    assert!(guard.is_held(), "a request that was dropped lost the lease");
+}
+
+/// What a guard asks of a store that does not answer ends with its lease, and what is lost is not renewed any more.
+#[tokio::test(start_paused = true)]
+async fn a_lost_lease_is_neither_waited_for_nor_renewed() {
+    let env = world(15);
+    let (far, locks, near) = faulty(&env);
+    let guard = locks.clone().renew(Renew::Never).mutex("job").unwrap().lock().await.unwrap();
+    far.hang(Step::Verify);
+    far.hang(Step::Renew);
+    let both = async { tokio::join!(guard.verify(), guard.extend(TTL)) };
+    let (verified, extended) = tokio::time::timeout(2 * TTL, both).await.expect("waits for ever");
+    assert_eq!(verified.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(extended.unwrap_err().kind(), ErrorKind::Lost);
+    drop(guard);
+    far.heal();
+    // The store has it for longer than its holder may.
+    let guard = locks.max_hold(Duration::from_secs(1)).unwrap().mutex("job").unwrap().lock().await.unwrap();
+    pass(&env, Duration::from_secs(1)).await;
+    let calls = far.calls_of(Step::Renew);
+    assert_eq!(guard.extend(100 * TTL).await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(guard.verify().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(far.calls_of(Step::Renew), calls, "a lost lease was renewed");
+    assert!(near.mutex("job").unwrap().lock().timeout(TTL).await.is_ok());
+}
+
+/// A store's lease may carry many claims, and others renew it: what ran out for its holder does not end by itself then. The
+/// holder is stuck and drops nothing.
+#[tokio::test(start_paused = true)]
+async fn a_lost_lease_that_others_keep_alive_is_freed() {
+    let env = world(16);
+    let (far, locks, near) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    far.hang(Step::Renew);
+    let lost = tokio::time::timeout(2 * TTL, async {
+        while guard.is_held() {
+            near.renew_detached("job", guard.claim_id(), TTL).await.unwrap();
+            pass(&env, Duration::from_secs(1)).await;
+        }
+        env.clock().now()
+    });
+    let (lost, mut freed) = (lost.await.expect("never lost"), None);
+    while freed.is_none() && env.clock().now().since(lost) < 4 * TTL {
+        let kept = near.renew_detached("job", guard.claim_id(), TTL).await;
+        freed = kept.is_err().then(|| env.clock().now().since(lost));
+        pass(&env, Duration::from_millis(10)).await;
+    }
+    let freed = freed.expect("nobody frees what its holder has lost");
+    // Not sooner than a store would have let it end.
+    assert!(freed > Duration::from_secs(2), "freed {freed:?} after it was told");
+    assert!(near.mutex("job").unwrap().try_lock().await.unwrap().is_some());
+}
+
+/// A release is repeated for as long as the store may keep what `extend` asked for, not for the TTL of the beginning.
+#[tokio::test(start_paused = true)]
+async fn what_was_extended_is_released_for_as_long_as_that_lasts() {
+    const LONG: Duration = Duration::from_secs(5 * 3600);
+    for dropped in [false, true] {
+        let env = world(17);
+        let (far, locks, near) = faulty(&env);
+        let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+        guard.extend(LONG).await.unwrap();
+        guard.extend(TTL).await.unwrap();
+        far.sever();
+        let released = match dropped {
+            true => {
+                drop(guard);
+                None
+            }
+            false => Some(tokio::spawn(guard.release())),
+        };
+        pass(&env, LONG / 2).await;
+        far.heal();
+        pass(&env, TTL).await;
+        let free = near.mutex("job").unwrap().try_lock().await.unwrap();
+        free.expect("its release was given up").release().await.unwrap();
+        if let Some(released) = released {
+            released.await.unwrap().expect("the release was given up");
+        }
+    }
+}
+
 /// What the keeper frees itself, it frees later than it tells so: whoever is told needs a moment to stop.
 #[tokio::test(start_paused = true)]
 async fn a_lease_at_its_longest_is_freed_a_moment_after_its_holder_is_told() {
