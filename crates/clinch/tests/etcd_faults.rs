@@ -12,12 +12,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use clinch::backend::Backend;
 use clinch::net::{Connector, Stream};
-use clinch::{ClaimId, Clock, Env, ErrorKind, Guard, Lane, Locks, LossKind, Random, Released, Renew};
+use clinch::{ClaimId, Clock, Env, ErrorKind, Guard, Lane, Locks, LossKind, Mode, Random, Released, Renew};
 use clinch_testkit::{Etcd, EtcdCluster, Proxy};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -28,6 +29,10 @@ use common::{PATIENCE, lock, release};
 
 #[path = "etcd_faults/cluster.rs"]
 mod cluster;
+#[path = "etcd_faults/detached.rs"]
+mod detached;
+#[path = "etcd_faults/evictions.rs"]
+mod evictions;
 #[path = "etcd_faults/ghosts.rs"]
 mod ghosts;
 #[path = "etcd_faults/hung.rs"]
@@ -113,6 +118,17 @@ fn carrier(etcd: &Etcd, key: &str) -> (String, u64) {
     let (lease, printed) = carriers.next().expect("a lease has the key");
     let granted = printed.split("TTL(").nth(1).unwrap().split('s').next().unwrap();
     (lease, granted.parse().unwrap())
+}
+
+/// How many seconds are left of the lease that a key hangs on.
+fn left(etcd: &Etcd, key: &str) -> u64 {
+    let printed = etcd.ctl(&["lease", "timetolive", &carrier(etcd, key).0]);
+    printed.split("remaining(").nth(1).unwrap().split('s').next().unwrap().parse().unwrap()
+}
+
+/// A store without the engine above it.
+async fn open(url: &str) -> Arc<dyn Backend> {
+    clinch::backends::etcd::open(url, Env::host(Lane::thread())).await.unwrap()
 }
 
 /// Checks that another client gets the lock, and that nothing is left after it.

@@ -3,8 +3,9 @@
 use std::task::{Context, Poll, Waker};
 
 use clinch::backend::{Backend, Freed, Progress, Renewal};
-use clinch::{Claim, LockName, Mode, Owner};
+use clinch::{Claim, LockName, Owner};
 
+use super::sieve::{Fate, Sieve};
 use super::*;
 
 /// A TTL that etcd keeps to the second, and short enough to see its end.
@@ -155,4 +156,58 @@ async fn a_member_of_another_cluster_is_refused_in_words() {
     drop(guard);
     let freed = async || keys(&own, "job").is_empty().then_some(());
     eventually("the right one is used again", freed).await;
+}
+
+/// A step whose answer was lost arrives when its claim, which got the lock by another, was moved to a longer lease and
+/// released since. Others keep the lease that it stands on.
+#[tokio::test]
+async fn a_step_that_arrives_after_its_claim_was_moved_and_released_leaves_no_ghost() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let backend = open(&sieve.url()).await;
+    let (kept, job) = (claim(1, "other", LONG_TTL), claim(2, "job", LONG_TTL));
+    granted(&*backend, &kept).await;
+    sieve.catch(Fate::Late, |request| request.windows(12).any(|part| part == b"/clinch/job/"));
+    tokio::select! {
+        early = backend.claim(&job) => panic!("answered: {early:?}"),
+        () = sieve.caught() => {}
+    }
+    let again =
+        async || backend.claim(&job).await.ok().filter(|progress| matches!(progress, Progress::Granted(_)));
+    eventually("it is granted by another step", again).await;
+    let longer = Arc::new(Claim { ttl: LONG_TTL * 2, ..(*job).clone() });
+    let renewals = backend.renew(std::slice::from_ref(&longer)).await;
+    assert!(matches!(renewals[..], [Renewal::Renewed(_)]), "{renewals:?}");
+    assert_eq!(carrier(&etcd, &backend.key(job.id).unwrap()).1, LONG_TTL.as_secs() * 2);
+    assert_eq!(backend.release(&longer, Duration::ZERO).await.unwrap(), Freed::Removed);
+    let before = etcd.handled("Txn");
+    sieve.let_go().await;
+    eventually("it arrives", async || (etcd.handled("Txn") > before).then_some(())).await;
+    assert_eq!(keys(&etcd, "job"), [""; 0], "a ghost holds the lock");
+    granted(&*backend, &claim(3, "job", LONG_TTL)).await;
+}
+
+/// A release that was begun and is not polled any more, as in a `select!` whose other branch is at work, frees the lock though
+/// others keep its lease.
+#[tokio::test]
+async fn a_release_that_nobody_polls_frees_the_lock() {
+    let etcd = Etcd::start();
+    let backend = open(&etcd.url()).await;
+    let [left, kept, next] =
+        [(1, "job"), (2, "other"), (3, "job")].map(|(id, name)| claim(id, name, SHORT_TTL * 2));
+    granted(&*backend, &left).await;
+    granted(&*backend, &kept).await;
+    // It has more to ask than one thing.
+    let mut release = Box::pin(backend.release(&left, Duration::from_millis(10)));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(release.as_mut().poll(&mut context).is_pending());
+    eventually("nothing is left of it", async || {
+        let renewals = backend.renew(std::slice::from_ref(&kept)).await;
+        assert!(matches!(renewals[..], [Renewal::Renewed(_)]), "{renewals:?}");
+        keys(&etcd, "job").is_empty().then_some(())
+    })
+    .await;
+    granted(&*backend, &next).await;
+    release.await.unwrap();
+    assert_eq!(keys(&etcd, "job"), [backend.key(next.id).unwrap()], "it frees another's lock");
 }

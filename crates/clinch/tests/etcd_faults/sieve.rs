@@ -35,17 +35,24 @@ pub(super) struct Sieve {
 struct State {
     wanted: Mutex<Option<Wanted>>,
     phase: watch::Sender<Phase>,
+    /// Connections that there were.
+    accepted: AtomicUsize,
 }
 
 impl Sieve {
     pub(super) async fn start(server: SocketAddr) -> Sieve {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        let state = Arc::new(State { wanted: Mutex::default(), phase: watch::channel(Phase::Looking).0 });
+        let state = Arc::new(State {
+            wanted: Mutex::default(),
+            phase: watch::channel(Phase::Looking).0,
+            accepted: AtomicUsize::new(0),
+        });
         let all = state.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let state = all.clone();
+                state.accepted.fetch_add(1, Ordering::Relaxed);
                 tokio::spawn(async move { state.carry(client, server).await });
             }
         });
@@ -54,6 +61,10 @@ impl Sieve {
 
     pub(super) fn url(&self) -> String {
         format!("etcd://{}", self.addr)
+    }
+
+    pub(super) fn accepted(&self) -> usize {
+        self.state.accepted.load(Ordering::Relaxed)
     }
 
     /// Looks for a request.

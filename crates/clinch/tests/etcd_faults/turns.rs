@@ -81,12 +81,12 @@ async fn a_waiter_that_nobody_polls_lets_the_lock_go_on() {
     expect_unused(&etcd, &near, "job").await;
 }
 
-fn contains(all: &[u8], part: &[u8]) -> bool {
+pub(super) fn contains(all: &[u8], part: &[u8]) -> bool {
     all.windows(part.len()).any(|window| window == part)
 }
 
 /// Whether a request deletes a key of this lock in a transaction.
-fn deletes(request: &[u8], name: &str) -> bool {
+pub(super) fn deletes(request: &[u8], name: &str) -> bool {
     let key = format!("/clinch/{name}/");
     let is_delete = |at: usize| matches!(request[..at], [.., 0x1a, _, 0x0a, _]);
     (0..request.len()).any(|at| request[at..].starts_with(key.as_bytes()) && is_delete(at))
@@ -288,4 +288,64 @@ async fn what_an_eviction_closes_is_what_was_held() {
     assert_eq!(writer.release().await.unwrap(), Released::Released);
     assert!(matches!(reader.release().await.unwrap(), Released::AlreadyLost(_)));
     expect_unused(&etcd, &far, "index").await;
+}
+
+fn place(id: u128, name: &str) -> Arc<Claim> {
+    Arc::new(Claim { place: true, ..(*ghosts::claim(id, name, LONG_TTL)).clone() })
+}
+
+/// However many waiters of a client nobody polls, those whose turn has come are found among those whose turn has not.
+#[tokio::test]
+async fn turns_go_on_though_many_wait_unpolled_whose_turn_has_not_come() {
+    const HALF: u128 = 20;
+    let etcd = Etcd::start();
+    let (near, far) = (open(&etcd.url()).await, open(&etcd.url()).await);
+    let name = |number: u128| format!("job {number}");
+    for number in 0..2 * HALF {
+        ghosts::granted(&*near, &ghosts::claim(number, &name(number), LONG_TTL)).await;
+        let waiter = far.claim(&place(1000 + number, &name(number))).await.unwrap();
+        assert!(matches!(waiter, Progress::Queued(_)), "{waiter:?}");
+    }
+    for number in 0..HALF {
+        near.release(&ghosts::claim(number, &name(number), LONG_TTL), Duration::ZERO).await.unwrap();
+    }
+    let kept = place(1000 + 2 * HALF - 1, &name(2 * HALF - 1));
+    eventually("all go on", async || {
+        let renewals = far.renew(std::slice::from_ref(&kept)).await;
+        assert!(matches!(renewals[..], [Renewal::Renewed(_)]), "{renewals:?}");
+        let left = etcd.keys("/clinch/job ").len();
+        assert!(left >= 2 * HALF as usize, "more than unpolled turns went on");
+        (left == 2 * HALF as usize).then_some(())
+    })
+    .await;
+}
+
+/// The engine gives a renewal a sixth of the TTL. Whatever else is looked after on that occasion takes time of its own.
+#[tokio::test]
+async fn a_renewal_is_answered_before_other_things_are_looked_after() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (near, far) = (open(&etcd.url()).await, open(&sieve.url()).await);
+    for (id, name) in [(1, "job"), (2, "other")] {
+        ghosts::granted(&*near, &ghosts::claim(id, name, LONG_TTL)).await;
+        far.claim(&place(10 + id, name)).await.unwrap();
+    }
+    let (unheard, kept) = (far.key(ClaimId::from_bits(11)).unwrap(), place(12, "other"));
+    // A plain look at this key.
+    let look =
+        [&[0, 0, 0, 0, unheard.len() as u8 + 2, 0x0a, unheard.len() as u8], unheard.as_bytes()].concat();
+    sieve.catch(Fate::Late, move |request| contains(request, &look));
+    let mut caught = Box::pin(sieve.caught());
+    loop {
+        let before = sieve.accepted();
+        let renewals = far.renew(std::slice::from_ref(&kept)).await;
+        assert!(matches!(renewals[..], [Renewal::Renewed(_)]), "{renewals:?}");
+        if std::future::poll_fn(|context| Poll::Ready(caught.as_mut().poll(context).is_ready())).await {
+            // A connection that does not answer is left for another after a second or two.
+            assert_eq!(sieve.accepted(), before.max(2), "the renewal waited for what was caught");
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    sieve.let_go().await;
 }

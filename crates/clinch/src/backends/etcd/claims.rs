@@ -37,6 +37,8 @@ struct Table {
     young: VecDeque<(Instant, ClaimId)>,
     /// Whether the task runs that watches them.
     watching: bool,
+    /// Looks at claims whose waiters are silent.
+    looks: u64,
 }
 
 /// One claim.
@@ -51,6 +53,8 @@ struct Entry {
     stepping: Option<Instant>,
     /// Whether its waiter was given the lock.
     taken: bool,
+    /// Which of the looks at claims whose waiters are silent was the last at this one.
+    looked_at: u64,
 }
 
 /// A key: whether it can be given to another claim.
@@ -86,8 +90,9 @@ pub(super) struct Known {
     pub(super) key: Arc<[u8]>,
     /// At which revision its key was created: its place in the queue, and its token.
     pub(super) created: Option<i64>,
-    /// Whether a step was sent whose answer did not come, so that it may still reach the server.
-    pub(super) in_doubt: bool,
+    /// The sessions of steps that were sent and whose answers did not come: such a step may still reach the server, as long
+    /// as the lease lives that it hangs the key on, and the one whose fence it stands behind, and that is not raised.
+    pub(super) doubts: Vec<Arc<Session>>,
     pub(super) lost: Option<Loss>,
     /// Whether a delete of its key was sent: its turn goes on to the next, and its next step makes it anew.
     pub(super) given_up: bool,
@@ -104,14 +109,27 @@ impl Known {
         self.place.as_ref().unwrap_or(&self.session)
     }
 
+    /// Whether a step of it may still reach the server.
+    pub(super) fn in_doubt(&self) -> bool {
+        !self.doubts.iter().all(|session| session.is_over())
+    }
+
+    /// Notes that a step may still come that rests on this session.
+    fn doubt(&mut self, session: Arc<Session>) {
+        if !self.doubts.iter().any(|known| Arc::ptr_eq(known, &session)) {
+            self.doubts.push(session);
+        }
+    }
+
     /// Whether its key may hang on this lease: a step whose answer did not come may have moved it.
     fn may_hang_on(&self, lease: i64) -> bool {
-        self.session.lease == lease || self.carrier().lease == lease
+        let mut sessions = [&self.session, self.carrier()].into_iter().chain(&self.doubts);
+        sessions.any(|session| session.lease == lease)
     }
 
     /// Whether no lease is left that its key could hang on.
     fn is_over(&self) -> bool {
-        self.session.is_over() && self.carrier().is_over()
+        self.session.is_over() && self.carrier().is_over() && !self.in_doubt()
     }
 }
 
@@ -133,19 +151,26 @@ impl Claims {
         let mut table = lock(&self.table);
         let former = table.entries.get(&id).map(|old| &old.known);
         let same = former.filter(|old| old.session.lease == session.lease && table.is_settled(&old.key));
-        let same = same.map(|old| (old.key.clone(), old.in_doubt));
+        let same = same.map(|old| (old.key.clone(), old.doubts.clone()));
         if same.is_none() && !is_ended && former.is_some_and(|old| !old.is_over()) {
             return None;
         }
         let old = table.take(id);
-        let (key, in_doubt) = same.unwrap_or_else(|| (table.free_key(queue, &session), false));
+        let (key, doubts) = same.unwrap_or_else(|| (table.free_key(queue, &session), Vec::new()));
         table.use_key(&key, &session);
         // Nobody is to hear of what was lost before.
         table.losses.retain(|(lost, _)| *lost != id);
-        let known = Known { session, place: None, key, created: None, in_doubt, lost: None, given_up: false };
+        let known = Known { session, place: None, key, created: None, doubts, lost: None, given_up: false };
         let stepping = old.as_ref().and_then(|old| old.stepping).or(Some(now));
-        let entry =
-            Entry { known: known.clone(), guard: None, view: None, leaving: None, stepping, taken: false };
+        let entry = Entry {
+            known: known.clone(),
+            guard: None,
+            view: None,
+            leaving: None,
+            stepping,
+            taken: false,
+            looked_at: 0,
+        };
         table.entries.insert(id, entry);
         drop(table);
         // Ends watches, which takes other locks.
@@ -167,10 +192,12 @@ impl Claims {
         }
     }
 
-    /// Notes that a step's answer did not come.
-    pub(super) fn doubt(&self, id: ClaimId) {
-        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
-            entry.known.in_doubt = true;
+    /// Notes that the answer did not come of a step behind the fence of this session, which may hang the key on its lease or
+    /// on that of the places.
+    pub(super) fn doubt(&self, id: ClaimId, session: &Arc<Session>) {
+        if let Some(Entry { known, .. }) = lock(&self.table).entries.get_mut(&id) {
+            known.doubt(session.clone());
+            known.place.clone().into_iter().for_each(|place| known.doubt(place));
         }
     }
 
@@ -178,6 +205,13 @@ impl Claims {
     /// its key perhaps another's.
     pub(super) fn deleting(self: &Arc<Claims>, id: ClaimId) -> Option<Deleting> {
         lock(&self.table).deleting(self, id)
+    }
+
+    /// Notes that a release has begun, and that the claim's key shall be gone from this moment on, if that release does not end.
+    pub(super) fn leaves(&self, id: ClaimId, from: Instant) {
+        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
+            entry.leaving = Some(from);
+        }
     }
 
     /// Notes that a release failed, and that the claim's key shall be gone from this moment on.
@@ -217,7 +251,7 @@ impl Claims {
         let mut table = lock(&self.table);
         let mut gone = Vec::new();
         for id in ids {
-            if table.entries.get(&id).is_some_and(|entry| !entry.known.in_doubt) {
+            if table.entries.get(&id).is_some_and(|entry| !entry.known.in_doubt()) {
                 gone.extend(table.take(id));
             }
         }
@@ -226,12 +260,12 @@ impl Claims {
         drop(gone);
     }
 
-    /// Notes that no step of these claims can come any more.
-    pub(super) fn fenced(&self, ids: impl Iterator<Item = ClaimId>) {
+    /// Notes that no step of these claims can come any more that rests on this session.
+    pub(super) fn fenced(&self, ids: impl Iterator<Item = ClaimId>, session: &Arc<Session>) {
         let mut table = lock(&self.table);
         for id in ids {
             if let Some(entry) = table.entries.get_mut(&id) {
-                entry.known.in_doubt = false;
+                entry.known.doubts.retain(|doubted| !Arc::ptr_eq(doubted, session));
             }
         }
     }
@@ -295,16 +329,26 @@ impl Claims {
     }
 
     /// Claims on this lease that have not taken in since `before` what they were told, as far as that can be seen: their
-    /// steps do not end, or events wait for them.
+    /// steps do not end, or events wait for them. Others each time, if there are more; those first that came first.
     pub(super) fn unheard(&self, lease: i64, before: Instant, count: usize) -> Vec<ClaimId> {
-        let table = lock(&self.table);
+        let mut table = lock(&self.table);
         let is_unheard = |entry: &Entry| {
             let unread = entry.view.as_ref().and_then(|view| view.unread_since());
             let since = entry.stepping.into_iter().chain(unread).min();
             // The answer that tells on which it hangs may be the one that was not heard.
             entry.known.may_hang_on(lease) && !entry.taken && since.is_some_and(|since| since <= before)
         };
-        table.entries.iter().filter(|(_, entry)| is_unheard(entry)).map(|(id, _)| *id).take(count).collect()
+        let unheard = table.entries.iter().filter(|(_, entry)| is_unheard(entry));
+        let mut unheard: Vec<_> =
+            unheard.map(|(id, entry)| (entry.looked_at, entry.known.created, *id)).collect();
+        unheard.sort_unstable();
+        unheard.truncate(count);
+        table.looks += 1;
+        let looked_at = table.looks;
+        for (.., id) in &unheard {
+            table.entries.entry(*id).and_modify(|entry| entry.looked_at = looked_at);
+        }
+        unheard.into_iter().map(|(.., id)| id).collect()
     }
 
     /// Gives the lock to a claim's waiter, unless the claim is lost, or its turn went on to the next.

@@ -7,6 +7,7 @@ use super::claims::{Claims, Known};
 use super::client::Found;
 use super::free::Stand;
 use super::record::{self, Place};
+use super::session::Session;
 use super::store::Store;
 use super::turn::{PLACE_TTL, Turn};
 use super::view::View;
@@ -36,11 +37,12 @@ pub(super) enum Entered {
 struct Doubt<'a> {
     claims: &'a Claims,
     id: ClaimId,
+    session: &'a Arc<Session>,
 }
 
 impl Drop for Doubt<'_> {
     fn drop(&mut self) {
-        self.claims.doubt(self.id);
+        self.claims.doubt(self.id, self.session);
     }
 }
 
@@ -158,13 +160,15 @@ impl Store {
             let modes = || places.iter().map(Place::mode);
             agree(&places, claim.mode)?;
             if !admits(modes(), claim.mode) {
-                if self.claims.get(claim.id).is_some_and(|known| known.in_doubt) {
-                    // Nobody releases what was refused, so an earlier step of it must not come any more.
+                if self.claims.get(claim.id).is_some_and(|known| known.in_doubt()) {
+                    // Nobody releases what was refused, so an earlier step of it must not come any more. Where that cannot be
+                    // made sure at once, it is with the next keepalive.
                     self.free(claim, Duration::ZERO).await?;
-                }
-                self.claims.forget(claim.id);
-                if known.session.isolated {
-                    self.sessions.revoke(&known.session).await;
+                } else {
+                    self.claims.forget(claim.id);
+                    if known.session.isolated {
+                        self.sessions.revoke(&known.session).await;
+                    }
                 }
                 return Ok(Entered::Done(Progress::Busy(busy(&places))));
             }
@@ -302,7 +306,7 @@ impl Store {
 
     /// Sends a transaction that may make a claim's key; `None` when a lease that it names is gone.
     async fn make(&self, claim: &Claim, known: &Known, txn: TxnRequest) -> Result<Option<TxnResponse>> {
-        let doubt = Doubt { claims: &self.claims, id: claim.id };
+        let doubt = Doubt { claims: &self.claims, id: claim.id, session: &known.session };
         let answer = self.client.txn(txn).await;
         if !matches!(&answer, Err(error) if error.kind() == ErrorKind::Unknown) {
             std::mem::forget(doubt);
@@ -346,7 +350,7 @@ impl Store {
 
     /// Forgets a place in the queue that is gone, unless a step of it may still reach the server.
     fn settle(&self, id: ClaimId) {
-        if self.claims.get(id).is_some_and(|known| !known.in_doubt) {
+        if self.claims.get(id).is_some_and(|known| !known.in_doubt()) {
             self.claims.forget(id);
         }
     }

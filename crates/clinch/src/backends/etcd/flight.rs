@@ -50,6 +50,15 @@ impl<K: Clone + Eq + Hash, T: Clone + Send + Sync + 'static> Flights<K, T> {
         }
     }
 
+    /// Starts a flight on the lane that nobody waits for, unless it is under way.
+    pub(super) fn start<F>(&self, lane: &Lane, key: K, fly: impl FnOnce() -> F) -> Result<()>
+    where
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        drop(self.flight(&lane.handle()?, key, fly));
+        Ok(())
+    }
+
     fn flight<F>(&self, runtime: &Handle, key: K, fly: impl FnOnce() -> F) -> Flight<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::claims::{Claims, Known, session_ended};
+use super::link::ANSWER_FOR;
 use super::record::{self, Place, Standing};
 use super::session::Session;
 use super::store::{Store, deleted};
@@ -27,8 +28,14 @@ use crate::queue::admits;
 /// How often a write is begun anew because the key had been moved to another lease.
 const TURNS: usize = 4;
 
-/// How many an evicted waiter may have in its way to be known to wait; etcd takes 128 conditions in a transaction.
-const IN_THE_WAY: usize = 60;
+/// How many an evicted waiter may have in its way to be put out by one transaction; etcd takes 128 conditions.
+const IN_THE_WAY: usize = 120;
+
+/// How long after the lease that it names a write may arrive, and the lease still be long enough.
+const WRITTEN_WITHIN: Duration = ANSWER_FOR;
+
+/// How long a release that was begun may take before whoever keeps the lease sees to it: its future may be kept, and not polled.
+const POLLED_WITHIN: Duration = Duration::from_secs(3);
 
 /// A claim that is being released. Dropped before it is: whoever keeps its lease alive has to see to it.
 struct Leaving<'a> {
@@ -46,7 +53,9 @@ impl Drop for Leaving<'_> {
 impl Store {
     /// Releases or withdraws a claim for good; with a `linger` the lock stays closed for that long.
     pub(super) async fn free_for_good(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
-        let leaving = Leaving { claims: &self.claims, id: claim.id, from: self.now() + linger };
+        let from = self.now() + linger;
+        self.claims.leaves(claim.id, from + POLLED_WITHIN);
+        let leaving = Leaving { claims: &self.claims, id: claim.id, from };
         let freed = self.free(claim, linger).await?;
         std::mem::forget(leaving);
         Ok(freed)
@@ -63,12 +72,12 @@ impl Store {
                 }
                 Some(Place { key, created, lease, .. }) => {
                     let stand = Some(Stand { created: *created, lease: *lease });
-                    self.end_key(claim, key, stand, &mut None, linger).await
+                    self.end_detached(claim, key, *lease, stand, linger).await
                 }
                 None => Ok(Freed::Absent),
             };
         };
-        let (freed, is_doubted) = if known.created.is_some() && !known.in_doubt && linger.is_zero() {
+        let (freed, is_doubted) = if known.created.is_some() && !known.in_doubt() && linger.is_zero() {
             (self.delete_own(claim.id).await?, false)
         } else {
             self.end_own(claim, &known, linger).await?
@@ -81,6 +90,20 @@ impl Store {
         if known.session.isolated {
             self.sessions.revoke(&known.session).await;
         }
+        Ok(freed)
+    }
+
+    /// Ends the key of a claim that another client made, and gives back the lease that it had for itself.
+    async fn end_detached(
+        &self,
+        claim: &Claim,
+        key: &[u8],
+        lease: i64,
+        stand: Option<Stand>,
+        linger: Duration,
+    ) -> Result<Freed> {
+        let freed = self.end_key(claim, key, stand, &mut Vec::new(), linger).await?;
+        self.sessions.give_back(lease).await;
         Ok(freed)
     }
 
@@ -102,53 +125,55 @@ impl Store {
         known: &Known,
         linger: Duration,
     ) -> Result<(Freed, bool)> {
-        let mut doubted = known.in_doubt.then(|| known.session.clone());
+        let mut doubted = known.doubts.clone();
         let stand = known.created.map(|created| Stand { created, lease: known.carrier().lease });
         let deleting = self.claims.deleting(claim.id);
         let freed = self.end_key(claim, &known.key, stand, &mut doubted, linger).await;
         if let Some(deleting) = deleting {
             deleting.came_to(&freed);
         }
-        Ok((freed?, doubted.is_some()))
+        Ok((freed?, !doubted.is_empty()))
     }
 
-    /// Deletes or closes a claim's key; for a claim in doubt, raises the fence of its session, and takes that out of
+    /// Deletes or closes a claim's key; for a claim in doubt, raises the fences of those sessions, and takes them out of
     /// `doubted`. Without `stand` it is read first whether the key is there.
     async fn end_key(
         &self,
         claim: &Claim,
         key: &[u8],
         mut stand: Option<Stand>,
-        doubted: &mut Option<Arc<Session>>,
+        doubted: &mut Vec<Arc<Session>>,
         linger: Duration,
     ) -> Result<Freed> {
         let end = if linger.is_zero() { wire::delete(key) } else { self.close(claim, key, linger).await? };
         let mut is_full = false;
         for _ in 0..TURNS {
-            let raised = doubted.as_ref().filter(|_| !is_full);
-            let fence = raised.map(|session| RequestOp::from(session.put(self.sessions.value())));
+            doubted.retain(|session| !session.is_over());
+            let raised = doubted.iter().filter(|_| !is_full);
+            let fences = raised.map(|session| RequestOp::from(session.put()));
+            let fences: Vec<RequestOp> = fences.collect();
             let txn = TxnRequest {
                 compare: Stand::compare(stand, key),
-                success: [end.clone()].into_iter().chain(fence.clone()).collect(),
-                failure: [wire::get(key).into()].into_iter().chain(fence).collect(),
+                success: [end.clone()].into_iter().chain(fences.clone()).collect(),
+                failure: [wire::get(key).into()].into_iter().chain(fences).collect(),
             };
             let answer = match self.client.txn(txn).await {
                 // On a full server the fence cannot be raised, but the key can be deleted.
-                Err(error) if error.kind() == ErrorKind::Exhausted && doubted.is_some() && !is_full => {
+                Err(error) if error.kind() == ErrorKind::Exhausted && !doubted.is_empty() && !is_full => {
                     is_full = true;
                     continue;
                 }
                 answer => answer?,
             };
             let Some(answer) = answer else {
-                // With its lease, the claim and whatever was still to come are gone, unless it was moved.
-                if let Some(session) = doubted.take() {
-                    self.sessions.end(&session);
+                // Whatever was still to come is gone with the lease that is gone.
+                for session in doubted.iter() {
+                    self.sessions.keep(session, Duration::ZERO).await?;
                 }
                 continue;
             };
-            if !is_full && let Some(session) = doubted.take() {
-                session.raise_fence(answer.revision());
+            if !is_full {
+                doubted.drain(..).for_each(|session| session.raise_fence(answer.revision()));
             }
             if answer.succeeded {
                 return Ok(Freed::Removed);
@@ -196,7 +221,7 @@ impl Store {
     /// An operator's release; opens a lock that lingers closed as well.
     pub(super) async fn evict_claim(&self, name: &LockName, id: ClaimId) -> Result<Freed> {
         for _ in 0..TURNS {
-            let (revision, places) = self.places_at(name).await?;
+            let places = self.places(name).await?;
             for closed in &places {
                 if matches!(closed.standing, Standing::Closed { evicted: None, .. }) {
                     self.delete_as_seen(closed).await?;
@@ -209,8 +234,15 @@ impl Store {
             let (ahead, rest) = places.split_at(at);
             let Some(place) = rest.first() else { return Ok(Freed::Absent) };
             let freed = match in_the_way(ahead, place) {
-                Some(in_the_way) => self.evict_waiter(place, in_the_way, revision).await?,
-                None => self.evict_holder(place).await?,
+                Some(few) if few.len() <= IN_THE_WAY => self.evict_waiter(place, few).await?,
+                few => {
+                    let freed = self.evict_holder(place).await?;
+                    if few.is_some() && freed == Freed::Removed {
+                        // If this fails, time opens what it closes.
+                        let _ = self.open_if_it_waits(name, place).await;
+                    }
+                    freed
+                }
             };
             if freed == Freed::Removed {
                 return Ok(freed);
@@ -219,12 +251,10 @@ impl Store {
         Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease while it was evicted"))
     }
 
-    /// Puts a waiter out of the queue if all who were in its way at that revision still are: else it may hold the lock by
-    /// now, and has to be told before another does. Its own key may stand as it did, where its TTL is as short as a place's.
-    async fn evict_waiter(&self, place: &Place, in_the_way: &[Place], revision: i64) -> Result<Freed> {
-        let unchanged = in_the_way.iter().flat_map(|other| {
-            [Compare::created(&other.key, other.created), Compare::unchanged_since(&other.key, revision)]
-        });
+    /// Puts a waiter out of the queue if all who were in its way still are: else it may hold the lock by now, and has to be
+    /// told before another does. Its own key may stand as it did, where its TTL is as short as a place's.
+    async fn evict_waiter(&self, place: &Place, in_the_way: &[Place]) -> Result<Freed> {
+        let unchanged = in_the_way.iter().map(|other| Compare::modified(&other.key, other.modified));
         let stand = Stand { created: place.created, lease: place.lease };
         let compare = Stand::compare(Some(stand), &place.key).into_iter().chain(unchanged).collect();
         let txn = TxnRequest { compare, success: vec![wire::delete(&place.key)], failure: Vec::new() };
@@ -232,22 +262,40 @@ impl Store {
         Ok(if deleted { Freed::Removed } else { Freed::Absent })
     }
 
+    /// Opens what the eviction of a waiter has closed. Who is in its way now was so when it was evicted, for nobody gets ahead of
+    /// anybody: so it held nothing.
+    async fn open_if_it_waits(&self, name: &LockName, evicted: &Place) -> Result<()> {
+        let places = self.places(name).await?;
+        let at = places.iter().position(|place| place.created == evicted.created);
+        if let Some((ahead, [place, ..])) = at.and_then(|at| places.split_at_checked(at))
+            && in_the_way(ahead, place).is_some()
+        {
+            self.delete_as_seen(place).await?;
+        }
+        Ok(())
+    }
+
     /// Takes the lock from its holder, but keeps it closed until the holder has heard of that and released it, until its lease
     /// would have run out, or [`NOTICE`] has passed. Another program's holder has nothing that would open it again.
     async fn evict_holder(&self, place: &Place) -> Result<Freed> {
-        // What etcd says of it is rounded down.
-        let left = self.left(place.lease).await?.map_or(NOTICE, |left| left + Duration::from_secs(1));
-        let time = left.min(NOTICE);
+        // It may renew its lease before this is written, so what is left of that now says nothing.
+        let time = self.granted_for(place.lease).await?.map_or(NOTICE, |ttl| ttl.min(NOTICE));
         let Some(value) = record::evicted(place, time, self.client.env.clock().wall())? else {
             return self.delete_as_seen(place).await;
         };
-        let lease = self.lease_for(time).await?;
+        let asked = self.now();
+        let lease = self.lease_for(time + WRITTEN_WITHIN).await?;
         let stand = Stand { created: place.created, lease: place.lease };
         let put = PutRequest { key: place.key.clone(), value, lease, ..PutRequest::default() };
         let compare = Stand::compare(Some(stand), &place.key);
         let txn = TxnRequest { compare, success: vec![put.into()], failure: Vec::new() };
-        let closed = self.client.txn(txn).await?.is_some_and(|answer| answer.succeeded);
-        Ok(if closed { Freed::Removed } else { Freed::Absent })
+        if !self.client.txn(txn).await?.is_some_and(|answer| answer.succeeded) {
+            return Ok(Freed::Absent);
+        }
+        if self.now() > asked + WRITTEN_WITHIN {
+            let _ = self.client.keep_alive(&LeaseRequest { id: lease }, ANSWER_FOR).await;
+        }
+        Ok(Freed::Removed)
     }
 
     /// A lease that nobody keeps.
@@ -307,6 +355,9 @@ impl Store {
             return Ok(Renewal::Lost(if known.carrier().is_over() { session_ended() } else { deleted() }));
         };
         self.claims.moved(claim.id, session.clone());
+        if known.session.isolated {
+            self.sessions.revoke_later(known.session);
+        }
         let left = session.ttl.saturating_sub(now.since(session.confirmed()));
         Ok(Renewal::Renewed(Some(claim.ttl.min(left))))
     }
@@ -344,33 +395,47 @@ impl Store {
         Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease"))
     }
 
-    /// Renews a claim that another client, or this one in another life, made.
+    /// Renews a claim that another client, or this one in another life, made: on its own lease if that is long enough, else
+    /// on a new one. What others have on the lease that it is on is none of our business.
     pub(super) async fn renew_detached(&self, claim: &Claim) -> Result<Renewal> {
         let Some(place) = self.find(&claim.name, claim.id).await? else {
             return Ok(Renewal::Lost(deleted()));
         };
-        let request = LeaseRequest { id: place.lease };
-        let answer: LeaseKeepAliveResponse =
-            self.client.keep_alive(&request, backend::attempt(claim.ttl)).await?;
-        if answer.ttl <= 0 {
-            return Ok(Renewal::Lost(deleted()));
-        }
-        if Duration::from_secs(u64::try_from(answer.ttl).unwrap_or(0)) < claim.ttl {
-            let session = self.sessions.open(claim.ttl, true).await?;
-            let stand = Some(Stand { created: place.created, lease: place.lease });
-            if self.change_lease(claim.id, &place.key, stand, &session).await?.is_none() {
+        let is_own = self.sessions.is_isolated(place.lease).await?;
+        if is_own {
+            let request = LeaseRequest { id: place.lease };
+            let answer: LeaseKeepAliveResponse =
+                self.client.keep_alive(&request, backend::attempt(claim.ttl)).await?;
+            if answer.ttl <= 0 {
                 return Ok(Renewal::Lost(deleted()));
             }
+            if Duration::from_secs(u64::try_from(answer.ttl).unwrap_or(0)) >= claim.ttl {
+                return Ok(Renewal::Renewed(Some(claim.ttl)));
+            }
+        }
+        let session = self.sessions.open(claim.ttl, true).await?;
+        let stand = Some(Stand { created: place.created, lease: place.lease });
+        if self.change_lease(claim.id, &place.key, stand, &session).await?.is_none() {
+            self.sessions.revoke(&session).await;
+            return Ok(Renewal::Lost(deleted()));
+        }
+        if is_own {
+            self.sessions.give_back(place.lease).await;
         }
         Ok(Renewal::Renewed(Some(claim.ttl)))
     }
 }
 
-/// Those of all ahead who alone keep a claim waiting; `None` when it holds the lock, or perhaps does.
+/// Those of all ahead who alone keep a claim waiting; `None` when it holds the lock.
 fn in_the_way<'a>(ahead: &'a [Place], place: &Place) -> Option<&'a [Place]> {
-    let keep = |few: &&[Place]| !admits(few.iter().map(Place::mode), place.mode());
+    let keep = |few: &[Place]| !admits(few.iter().map(Place::mode), place.mode());
     let mut each = ahead.iter().map(std::slice::from_ref);
-    each.find(keep).or_else(|| (2..=IN_THE_WAY).filter_map(|count| ahead.get(..count)).find(keep))
+    each.find(|one| keep(one)).or_else(|| {
+        let counts: Vec<usize> = (0..=ahead.len()).collect();
+        // More ahead let nobody in whom fewer keep waiting.
+        let enough = counts.partition_point(|count| !ahead.get(..*count).is_some_and(keep));
+        ahead.get(..enough)
+    })
 }
 
 /// How a claim's key stood when it was last seen.

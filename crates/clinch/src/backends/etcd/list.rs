@@ -46,13 +46,8 @@ impl Store {
 
     /// The claims on a lock, first created first.
     pub(super) async fn places(&self, name: &LockName) -> Result<Vec<Place>> {
-        Ok(self.places_at(name).await?.1)
-    }
-
-    /// The same, and the revision at which they stood so.
-    pub(super) async fn places_at(&self, name: &LockName) -> Result<(i64, Vec<Place>)> {
         let found: RangeResponse = self.client.call(wire::RANGE, &wire::scan(&self.queue(name))).await?;
-        Ok((wire::revision(found.header.as_ref()), found.kvs.iter().map(Place::read).collect()))
+        Ok(found.kvs.iter().map(Place::read).collect())
     }
 
     pub(super) async fn state_of(&self, name: &LockName) -> Result<Option<LockState>> {
@@ -101,12 +96,19 @@ impl Store {
 
     /// What is left of a lease; `None` when there is none.
     pub(super) async fn left(&self, lease: i64) -> Result<Option<Duration>> {
+        Ok(self.time_to_live(lease).await?.map(|answer| whole_seconds(answer.ttl)))
+    }
+
+    /// How long a lease is, that is how much of it can be left; `None` when there is none.
+    pub(super) async fn granted_for(&self, lease: i64) -> Result<Option<Duration>> {
+        Ok(self.time_to_live(lease).await?.map(|answer| whole_seconds(answer.granted)))
+    }
+
+    async fn time_to_live(&self, lease: i64) -> Result<Option<LeaseTimeToLiveResponse>> {
         if lease == 0 {
             return Ok(None);
         }
-        let request = LeaseRequest { id: lease };
-        let answer: LeaseTimeToLiveResponse = self.client.call(wire::LEASE_TIME_TO_LIVE, &request).await?;
-        Ok(Some(Duration::from_secs(u64::try_from(answer.ttl).unwrap_or(0))))
+        self.client.call(wire::LEASE_TIME_TO_LIVE, &LeaseRequest { id: lease }).await.map(Some)
     }
 
     /// What is left of the leases of all these claims.
@@ -122,6 +124,10 @@ impl Store {
             futures_util::stream::iter(asked).buffer_unordered(LEASES_AT_ONCE).collect().await;
         answers.into_iter().collect()
     }
+}
+
+fn whole_seconds(seconds: i64) -> Duration {
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
 /// A lock as its queue shows it; `None` when there is nobody and it is open.

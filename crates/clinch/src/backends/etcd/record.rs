@@ -34,6 +34,8 @@ struct Record {
 pub(super) struct Place {
     pub(super) key: Vec<u8>,
     pub(super) created: i64,
+    /// At which revision the key was last written.
+    pub(super) modified: i64,
     pub(super) lease: i64,
     pub(super) standing: Standing,
 }
@@ -101,7 +103,8 @@ impl Place {
     /// Reads a key of a queue. What cannot be read as ours is another program's.
     pub(super) fn read(kv: &KeyValue) -> Place {
         let standing = ours(kv).unwrap_or(Standing::Foreign);
-        Place { key: kv.key.clone(), created: kv.create_revision, lease: kv.lease, standing }
+        let (created, modified) = (kv.create_revision, kv.mod_revision);
+        Place { key: kv.key.clone(), created, modified, lease: kv.lease, standing }
     }
 
     /// Whether it is a claim of ours with this id, held or queued.

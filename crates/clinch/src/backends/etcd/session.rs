@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use super::claims::{Claims, Known};
@@ -50,6 +51,8 @@ pub(super) struct Session {
     pub(super) isolated: bool,
     /// The key that lives as long as the lease.
     pub(super) key: Vec<u8>,
+    /// What stands in that.
+    value: Vec<u8>,
     state: Mutex<State>,
     /// Keepalives under way.
     renewals: Flights<(), bool>,
@@ -102,8 +105,8 @@ impl Session {
     }
 
     /// What writes the session's key, and so makes sure that no claim of before comes after.
-    pub(super) fn put(&self, value: &[u8]) -> PutRequest {
-        let (key, value) = (self.key.clone(), value.to_vec());
+    pub(super) fn put(&self) -> PutRequest {
+        let (key, value) = (self.key.clone(), self.value.clone());
         PutRequest { key, value, lease: self.lease, ..PutRequest::default() }
     }
 
@@ -123,16 +126,23 @@ pub(super) struct Sessions {
     shared: Mutex<HashMap<u64, Arc<Session>>>,
     /// Those that are being made.
     opening: Flights<u64, Arc<Session>>,
-    /// What stands in a session's key, for people.
-    value: Vec<u8>,
+    host: String,
+}
+
+/// What stands in a session's key: for people, and for other clients that end or renew the claim of a lease that has one alone.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    host: String,
+    pid: u32,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    isolated: bool,
 }
 
 impl Sessions {
     pub(super) fn new(client: Arc<Client>, watcher: Arc<Watcher>, claims: Arc<Claims>) -> Arc<Sessions> {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let value = serde_json::json!({ "host": host, "pid": std::process::id() }).to_string().into_bytes();
         let (shared, opening) = (Mutex::default(), Flights::default());
-        let sessions = Arc::new(Sessions { client, watcher, claims, shared, opening, value });
+        let sessions = Arc::new(Sessions { client, watcher, claims, shared, opening, host });
         let all = Arc::downgrade(&sessions);
         sessions.client.history.when_turned_back(move || {
             if let Some(sessions) = all.upgrade() {
@@ -140,11 +150,6 @@ impl Sessions {
             }
         });
         sessions
-    }
-
-    /// What stands in a session's key.
-    pub(super) fn value(&self) -> &[u8] {
-        &self.value
     }
 
     /// A session for a claim with this TTL, most of which is left.
@@ -195,11 +200,15 @@ impl Sessions {
         let sent = self.client.env.now();
         let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX) };
         let granted: LeaseGrantResponse = self.client.call(wire::LEASE_GRANT, &request).await?;
+        let record = Record { host: self.host.clone(), pid: std::process::id(), isolated };
+        let value = serde_json::to_vec(&record)
+            .map_err(|error| Error::invalid("the host's name cannot be written").with_source(error))?;
         let session = Arc::new(Session {
             lease: granted.id,
             ttl: Duration::from_secs(u64::try_from(granted.ttl).unwrap_or(0)),
             isolated,
             key: keys::session(&self.client.settings.prefix, granted.id),
+            value,
             state: Mutex::new(State {
                 confirmed: sent,
                 fence: 0,
@@ -211,7 +220,7 @@ impl Sessions {
             renewals: Flights::default(),
             ended: Notify::new(),
         });
-        let put = TxnRequest { success: vec![session.put(&self.value).into()], ..TxnRequest::default() };
+        let put = TxnRequest { success: vec![session.put().into()], ..TxnRequest::default() };
         let Some(answer) = self.client.txn(put).await? else {
             return Err(Error::new(ErrorKind::Unavailable, "a lease ended as soon as it was granted"));
         };
@@ -293,13 +302,14 @@ impl Sessions {
     async fn sweep(self: Arc<Sessions>, session: Arc<Session>) {
         let leaving = self.leaving(&session);
         // Those that stand behind the fence of another session are left to that.
-        let fences = |known: &Known| known.in_doubt && Arc::ptr_eq(&known.session, &session);
+        let fences = |known: &Known| known.doubts.iter().any(|doubted| Arc::ptr_eq(doubted, &session));
         if leaving.iter().any(|(_, known)| fences(known)) {
-            let put = TxnRequest { success: vec![session.put(&self.value).into()], ..TxnRequest::default() };
+            let put = TxnRequest { success: vec![session.put().into()], ..TxnRequest::default() };
             match self.client.txn(put).await {
                 Ok(Some(answer)) => {
                     session.raise_fence(answer.revision());
-                    self.claims.fenced(leaving.iter().filter(|(_, known)| fences(known)).map(|(id, _)| *id));
+                    let fenced = leaving.iter().filter(|(_, known)| fences(known)).map(|(id, _)| *id);
+                    self.claims.fenced(fenced, &session);
                 }
                 Ok(None) => return self.end(&session),
                 // Those in doubt stay until it works; what is there of them can go.
@@ -357,9 +367,35 @@ impl Sessions {
         let guard = lock(&session.state).guard.take();
         // Ends a watch, which takes other locks.
         drop(guard);
-        let request = LeaseRequest { id: session.lease };
-        let _: Result<LeaseRevokeResponse> = self.client.call(wire::LEASE_REVOKE, &request).await;
+        self.revoke_lease(session.lease).await;
         self.end(session);
+    }
+
+    /// The same, in the background.
+    pub(super) fn revoke_later(self: &Arc<Sessions>, session: Arc<Session>) {
+        let sessions = self.clone();
+        let _ = self.client.env.lane().spawn(async move { sessions.revoke(&session).await });
+    }
+
+    /// Gives back a lease that another client made for one claim alone, which does not hang on it any more; no other.
+    pub(super) async fn give_back(&self, lease: i64) {
+        if self.is_isolated(lease).await.is_ok_and(|isolated| isolated) {
+            self.revoke_lease(lease).await;
+        }
+    }
+
+    /// Whether some client made a lease for one claim alone.
+    pub(super) async fn is_isolated(&self, lease: i64) -> Result<bool> {
+        let key = keys::session(&self.client.settings.prefix, lease);
+        let found = self.client.read(vec![wire::get(&key)]).await?;
+        let own = found.ranges.first().and_then(|range| range.kvs.first());
+        let record = own.and_then(|kv| serde_json::from_slice::<Record>(&kv.value).ok());
+        Ok(record.is_some_and(|record| record.isolated))
+    }
+
+    async fn revoke_lease(&self, lease: i64) {
+        let request = LeaseRequest { id: lease };
+        let _: Result<LeaseRevokeResponse> = self.client.call(wire::LEASE_REVOKE, &request).await;
     }
 }
 

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use super::claims::{Claims, session_ended};
 use super::client::Client;
 use super::enter::Entered;
+use super::flight::Flights;
 use super::keys;
 use super::record::Place;
 use super::session::{Session, Sessions};
@@ -37,11 +38,14 @@ const TURNS: usize = 16;
 const SHARED_FOR: u32 = 16;
 
 /// A store on etcd.
+#[derive(Clone)]
 pub(super) struct Store {
     pub(super) client: Arc<Client>,
     pub(super) watcher: Arc<Watcher>,
     pub(super) claims: Arc<Claims>,
     pub(super) sessions: Arc<Sessions>,
+    /// Looks at silent claims that are under way, by lease.
+    looks: Arc<Flights<i64, ()>>,
 }
 
 impl Store {
@@ -49,7 +53,7 @@ impl Store {
         let watcher = Watcher::new(client.clone());
         let claims = Arc::<Claims>::default();
         let sessions = Sessions::new(client.clone(), watcher.clone(), claims.clone());
-        Store { client, watcher, claims, sessions }
+        Store { client, watcher, claims, sessions, looks: Arc::default() }
     }
 
     pub(super) fn prefix(&self) -> &str {
@@ -127,8 +131,8 @@ impl Store {
             Err(error) => return failed(error),
         };
         if kept.is_some() {
-            self.keep_those_to_be(claims).await;
-            self.pass_on(&session).await;
+            self.keep_those_to_be(claims);
+            self.look_after_silent(session.clone());
         }
         let mut answers = Vec::with_capacity(claims.len());
         for (at, claim) in claims {
@@ -151,17 +155,32 @@ impl Store {
         answers
     }
 
-    /// Keeps the leases that are to carry waiting claims, so that a grant needs not wait for one.
-    async fn keep_those_to_be(&self, claims: &[(usize, &Claim)]) {
+    /// Keeps the leases that are to carry waiting claims, so that a grant needs not wait for one. In the background, for whoever
+    /// asked for a renewal has little time.
+    fn keep_those_to_be(&self, claims: &[(usize, &Claim)]) {
         let waiting = claims.iter().filter(|(_, claim)| claim.place);
         let known = waiting.filter_map(|(_, claim)| self.claims.get(claim.id));
         let sessions = known.filter(|known| known.place.is_some() && !known.session.is_over());
         let sessions: HashMap<i64, Arc<Session>> =
             sessions.map(|known| (known.session.lease, known.session)).collect();
         for session in sessions.into_values() {
+            let all = self.sessions.clone();
             // One that cannot be kept is opened anew when it is needed.
-            let _ = self.sessions.keep(&session, session.ttl / 3).await;
+            let _ = self.client.env.lane().spawn(async move {
+                let _ = all.keep(&session, session.ttl / 3).await;
+            });
         }
+    }
+
+    /// Lets turns go on that nobody takes, in the background.
+    fn look_after_silent(&self, session: Arc<Session>) {
+        let (store, lease) = (self.clone(), session.lease);
+        let look = move || async move {
+            store.pass_on(&session).await;
+            Ok(())
+        };
+        // What fails is tried again with the next renewal.
+        let _ = self.looks.start(self.client.env.lane(), lease, look);
     }
 }
 

@@ -273,6 +273,9 @@ pub(super) struct LeaseTimeToLiveResponse {
     /// What is left; -1 when there is no such lease.
     #[prost(int64, tag = "3")]
     pub(super) ttl: i64,
+    /// What every renewal makes it.
+    #[prost(int64, tag = "4")]
+    pub(super) granted: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]

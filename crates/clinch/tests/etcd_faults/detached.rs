@@ -1,0 +1,53 @@
+//! Leases of one claim alone: renewed and released by other clients, and given back.
+
+use clinch::Claim;
+use clinch::backend::{Freed, Renewal};
+
+use super::*;
+
+/// Another client renews what hangs on a lease that carries more than that: it lasts, and the rest is its owner's business.
+#[tokio::test]
+async fn a_renewal_by_another_client_lengthens_one_claim_alone() {
+    const TTL: Duration = Duration::from_secs(8);
+    let etcd = Etcd::start();
+    let (near, far) = (open(&etcd.url()).await, open(&etcd.url()).await);
+    let [job, other] = [(1, "job"), (2, "other")].map(|(id, name)| ghosts::claim(id, name, TTL));
+    for claim in [&job, &other] {
+        ghosts::granted(&*near, claim).await;
+    }
+    let [key, others] = [&job, &other].map(|claim| near.key(claim.id).unwrap());
+    eventually("half of their lease has passed", async || (left(&etcd, &others) <= 4).then_some(())).await;
+    let asked = [Arc::new(Claim { isolated: true, enqueue: false, ..(*job).clone() })];
+    for _ in 0..3 {
+        let renewals = far.renew(&asked).await;
+        assert!(matches!(renewals[..], [Renewal::Renewed(_)]), "{renewals:?}");
+    }
+    assert!(left(&etcd, &others) <= 4, "what nobody renewed lasts longer");
+    assert!(left(&etcd, &key) >= 6, "it was not renewed");
+    assert_eq!(etcd.leases().len(), 2, "each renewal took another lease");
+    assert_eq!(far.release(&asked[0], Duration::ZERO).await.unwrap(), Freed::Removed);
+    assert_eq!(etcd.leases().len(), 1, "its lease stays behind");
+    near.release(&other, Duration::ZERO).await.unwrap();
+    assert_eq!(keys(&etcd, "other"), [""; 0]);
+}
+
+/// Whoever takes and releases a detached lease of a day a thousand times leaves nothing of that for a day.
+#[tokio::test]
+async fn what_ends_gives_back_the_lease_that_it_had_for_itself() {
+    let etcd = Etcd::start();
+    let (near, far) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    for _ in 0..3 {
+        let detached = lock(&near, "job").await.detach().await.unwrap();
+        far.renew_detached("job", detached.claim, LONG_TTL * 2).await.unwrap();
+        let released = far.release_detached("job", detached.claim).await.unwrap();
+        assert_eq!(released, Released::Released);
+    }
+    // Locks are taken on one that is shared.
+    assert_eq!(etcd.leases().len(), 1);
+    let isolated = lock(&near.clone().isolated(), "apart").await;
+    isolated.extend(LONG_TTL * 2).await.unwrap();
+    eventually("the one that it had before is given back", async || (etcd.leases().len() == 2).then_some(()))
+        .await;
+    release(isolated).await;
+    assert_eq!(etcd.leases().len(), 1);
+}

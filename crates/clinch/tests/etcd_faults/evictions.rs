@@ -1,0 +1,92 @@
+//! Evictions: what an operator takes from a holder, and from a waiter.
+
+use clinch::Claim;
+use clinch::backend::{Freed, Progress, Renewal};
+
+use super::sieve::{Fate, Sieve};
+use super::turns::{contains, deletes};
+use super::*;
+
+async fn queued(backend: &dyn Backend, claim: &Claim) {
+    let progress = backend.claim(claim).await.unwrap();
+    assert!(matches!(progress, Progress::Queued(_)), "{progress:?}");
+}
+
+/// What was left of a holder's lease when an operator looked says nothing of what is left when the eviction arrives.
+#[tokio::test]
+async fn an_eviction_closes_the_lock_for_as_long_as_a_holder_may_have_that_renews_meanwhile() {
+    const TTL: Duration = Duration::from_secs(6);
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (backend, operator) = (open(&etcd.url()).await, open(&sieve.url()).await);
+    let claim = ghosts::claim(1, "job", TTL);
+    ghosts::granted(&*backend, &claim).await;
+    let key = backend.key(claim.id).unwrap();
+    eventually("most of its lease has passed", async || (left(&etcd, &key) <= 2).then_some(())).await;
+    sieve.catch(Fate::Late, |request| contains(request, b"\"evicted\":true"));
+    let evicting = claim.clone();
+    let evicted = tokio::spawn(async move { operator.evict(&evicting.name, evicting.id).await });
+    sieve.caught().await;
+    let renewals = backend.renew(std::slice::from_ref(&claim)).await;
+    assert!(matches!(renewals[..], [Renewal::Renewed(_)]), "{renewals:?}");
+    sieve.let_go().await;
+    evicted.abort();
+    let closed = eventually("it is closed", async || {
+        let value = etcd.ctl(&["get", "--print-value-only", &key]);
+        let closed = value.split("closed_ms\":").nth(1)?.split([',', '}']).next()?;
+        Some(Duration::from_millis(closed.parse().unwrap()))
+    })
+    .await;
+    assert!(closed >= TTL, "opened {closed:?} after the holder had renewed for {TTL:?}");
+    assert!(carrier(&etcd, &key).1 > TTL.as_secs(), "its lease may end before that of the holder");
+    assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Absent);
+    assert_eq!(keys(&etcd, "job"), [""; 0]);
+}
+
+/// Whose key begins with that of the one in the way is not in the way.
+#[tokio::test]
+async fn a_waiter_is_evicted_whatever_becomes_of_keys_that_look_alike() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (backend, operator) = (open(&etcd.url()).await, open(&sieve.url()).await);
+    let claims: Vec<_> = (0..11).map(|id| ghosts::claim(id, "job", LONG_TTL)).collect();
+    ghosts::granted(&*backend, &claims[0]).await;
+    for claim in &claims[1..] {
+        queued(&*backend, claim).await;
+    }
+    let key = |at: usize| backend.key(claims[at].id).unwrap();
+    assert!(key(10).starts_with(&key(1)), "{} and {}", key(1), key(10));
+    backend.release(&claims[0], Duration::ZERO).await.unwrap();
+    ghosts::granted(&*backend, &claims[1]).await;
+    sieve.catch(Fate::Late, |request| deletes(request, "job"));
+    let victim = claims[2].clone();
+    let evicted = tokio::spawn(async move { operator.evict(&victim.name, victim.id).await });
+    sieve.caught().await;
+    let (like, gone) = (key(10), key(2));
+    backend.release(&claims[10], Duration::ZERO).await.unwrap();
+    etcd.ctl(&["put", &like, "changed"]);
+    sieve.let_go().await;
+    evicted.abort();
+    assert!(!keys(&etcd, "job").contains(&gone), "it was refused for the sake of {like}");
+}
+
+/// However many hold parts of what it waits for, a waiter has nothing to be told of, and is gone at once.
+#[tokio::test]
+async fn a_waiter_behind_very_many_holders_is_evicted_as_a_waiter() {
+    const HOLDERS: u128 = 140;
+    let etcd = Etcd::start();
+    let backend = open(&etcd.url()).await;
+    let mode: Mode = format!("1 of {HOLDERS}").parse().unwrap();
+    let claim = |id| Claim { mode, ..(*ghosts::claim(id, "gpu", LONG_TTL)).clone() };
+    for id in 0..HOLDERS {
+        ghosts::granted(&*backend, &claim(id)).await;
+    }
+    let (waiter, behind) = (claim(HOLDERS), claim(HOLDERS + 1));
+    queued(&*backend, &waiter).await;
+    queued(&*backend, &behind).await;
+    assert_eq!(backend.evict(&waiter.name, waiter.id).await.unwrap(), Freed::Removed);
+    let state = backend.state(&waiter.name).await.unwrap().unwrap();
+    assert_eq!((state.claims.len(), state.closed_until), (HOLDERS as usize + 1, None));
+    backend.release(&claim(0), Duration::ZERO).await.unwrap();
+    ghosts::granted(&*backend, &behind).await;
+}
