@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use clinch::{Guard, Locks};
-use clinch_testkit::Redis;
+use clinch_testkit::{Proxy, Redis};
 use tokio::task::JoinHandle;
 
 mod common;
@@ -173,25 +173,72 @@ async fn renewals_of_many_locks_share_commands() {
     assert!(guards.iter().all(Guard::is_held));
 }
 
-/// The renewals of another lock are the clock: no speed of this host is judged.
-#[tokio::test]
-async fn waiters_on_a_lock_that_does_not_change_ask_nothing() {
-    let servers = Servers::start();
+/// Waiters on a lock that another holds and that does not change ask nothing; `far` is how they reach the servers. The renewals
+/// of another lock are the clock: no speed of this host is judged.
+async fn waiters_ask_nothing(servers: &Servers, far: &Locks) {
     for server in &servers.0 {
         server.call(&["SET", "clinch:job", "of another", "PX", "600000"]);
     }
-    let far = servers.connect("").await;
-    let waiters: Vec<_> = (0..8).map(|_| queue(&far, "job")).collect();
+    let waiters: Vec<_> = (0..8).map(|_| queue(far, "job")).collect();
     servers.until("the first watches", |sent| sent.watches > 0).await;
     let clock = servers.connect("").await.ttl(Duration::from_secs(1)).unwrap();
     let other = lock(&clock, "other").await;
-    servers.until("the other is renewed", |sent| sent.renewed >= 1).await;
+    servers.until("the other is renewed", |sent| sent.renewed >= 3).await;
     servers.reset();
     servers.until("renewals", |sent| sent.renewed >= 9).await;
     let sent = servers.sent();
     assert!(sent.iter().all(|sent| sent.scripts == sent.renewed && sent.watches == 0), "{sent:?}");
     assert!(!waiters.iter().any(JoinHandle::is_finished) && other.is_held());
     waiters.iter().for_each(JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn waiters_on_a_lock_that_does_not_change_ask_nothing() {
+    let servers = Servers::start();
+    let far = servers.connect("").await;
+    waiters_ask_nothing(&servers, &far).await;
+}
+
+#[tokio::test]
+async fn nor_do_those_who_are_far_away() {
+    let servers = Servers::start();
+    let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.addr())).collect();
+    proxies.iter().for_each(|proxy| proxy.delay(Duration::from_millis(35)));
+    let hosts: Vec<String> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
+    let url = format!("redlock://{}?durable=on&max_ttl=24h", hosts.join(","));
+    let far = clinch::connect(&url).await.unwrap().ttl(LONG_TTL).unwrap();
+    waiters_ask_nothing(&servers, &far).await;
+}
+
+/// Two servers that may have forgotten locks are asked for no vote: the scripts that they run are words that are left there. Then
+/// comes the third, with news for both.
+#[tokio::test]
+async fn tasks_that_come_together_leave_what_they_saw_once() {
+    const WITNESSES: &str = "local key = redis.call('KEYS', 'clinch:~{voucher}:*')[1]
+        return select(2, string.gsub(key and redis.call('GET', key) or '', '=%d+,', ''))";
+    let servers = Servers((0..3).map(|_| Redis::start()).collect());
+    servers.0[2].pause();
+    let hosts: Vec<String> = servers.0.iter().map(|server| server.addr().to_string()).collect();
+    let url = format!("redlock://{}?max_ttl=1h", hosts.join(","));
+    let locks = clinch::connect(&url).await.unwrap();
+    // What runs in the background looks for more from now on, once in a while: what tasks hand over comes at once.
+    locks.mutex("job").unwrap().try_lock().await.expect_err("nobody has watched the servers");
+    servers.0[2].resume();
+    servers.reset();
+    let known = || servers.0.iter().all(|server| server.call(&["EVAL", WITNESSES, "0"]).int() == 2);
+    let end = tokio::time::Instant::now() + PATIENCE;
+    while !known() {
+        assert!(tokio::time::Instant::now() < end, "each has met the two others");
+        let mut asking = tokio::task::JoinSet::new();
+        for number in 0..64 {
+            let mutex = locks.mutex(&number.to_string()).unwrap();
+            asking.spawn(async move { mutex.try_lock().await.expect_err("nobody has watched the servers") });
+        }
+        asking.join_all().await;
+    }
+    let sent = servers.sent();
+    // The third was met while it was asked.
+    assert!(sent[..2].iter().all(|sent| sent.scripts <= 4), "{sent:?}");
 }
 
 /// A claim and a watch on each server.

@@ -67,11 +67,48 @@ async fn each_server_has_a_user_and_a_password_of_its_own() {
         server.restart();
     }
 
-    // One that does not let us in is a mistake in the URL, though the others were enough.
+    // One that does not let us in is done without; two are a mistake in the URL.
     let words = "look at user and password in the URL";
-    refused(&url(&format!(":x{SECRET}@"), &right_b), Refused, &[&a, words]).await;
-    refused(&url("", &right_b), Refused, &[&a, words]).await;
-    refused(&url(&right_a, &format!("bob:{SECRET}@")), Refused, &[&b, words]).await;
+    for (login_a, login_b) in
+        [(format!(":x{SECRET}@"), &right_b), (String::new(), &right_b), (right_a, &format!("bob:{SECRET}@"))]
+    {
+        works(&url(&login_a, login_b)).await;
+    }
+    refused(&url(&format!(":x{SECRET}@"), &format!("bob:{SECRET}@")), Refused, &[&a, &b, words]).await;
+}
+
+/// Who has just come must not need more servers than who has been there for long.
+#[tokio::test]
+async fn a_minority_that_refuses_is_done_without() {
+    let mut servers: Vec<Redis> = (0..4).map(|_| voting().start()).collect();
+    servers.push(voting().password(SECRET).start());
+    let refuses = servers[4].addr().to_string();
+    let locks = works(&url(&servers, DURABLE)).await;
+    servers[0].kill();
+    let locks_without_one = works(&url(&servers, DURABLE)).await;
+    servers[1].kill();
+    // It is told who is missing, also to whom the others are enough once they are back.
+    let words = ["only 2 of 5", &*refuses, "NOAUTH", "Connection refused"];
+    refused(&url(&servers, DURABLE), Unavailable, &words).await;
+    for locks in [locks, locks_without_one] {
+        let error = locks.mutex("job").unwrap().try_lock().await.unwrap_err();
+        assert!(error.to_string().contains(&refuses) && error.to_string().contains("NOAUTH"), "{error}");
+    }
+    servers[1].restart();
+    servers[0].restart();
+    let locks = works(&url(&servers, DURABLE)).await;
+    // It is let in once it lets us in.
+    servers[4].client().call(&["AUTH", SECRET]);
+    let mut admin = servers[4].client();
+    admin.call(&["CONFIG", "SET", "requirepass", ""]);
+    eventually("it votes", async || {
+        let name = unique("votes");
+        let guard = lock(&locks, &name).await;
+        let votes = admin.call(&["EXISTS", &format!("clinch:{name}")]).int() == 1;
+        release(guard).await;
+        votes.then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -112,8 +149,9 @@ async fn each_server_is_encrypted_or_not() {
     works(&format!("redlock://{a},{b},{x}+tls?{DURABLE}&{ca}")).await;
     works(&format!("redlocks://{x},{y},{z}?{DURABLE}&{all}")).await;
     // A server that another authority vouches for is not the one that was meant.
-    let words = [&*y, "ca= names the authority", "redlock:// without +tls speaks"];
-    refused(&format!("redlock://{a},{x}+tls,{y}+tls?{DURABLE}&{ca}"), Refused, &words).await;
+    works(&format!("redlock://{a},{x}+tls,{y}+tls?{DURABLE}&{ca}")).await;
+    let words = [&*y, &*z, "ca= names the authority", "redlock:// without +tls speaks"];
+    refused(&format!("redlock://{x}+tls,{y}+tls,{z}+tls?{DURABLE}&{ca}"), Refused, &words).await;
     refused(&format!("redlock://{a},{b},{x}?{DURABLE}&{ca}"), Invalid, &["+tls"]).await;
     // Encrypted or not, as the server does not speak: two of three that do not answer.
     let words = ["only 1 of 3", &x, &y, "did not let us in"];
@@ -123,23 +161,29 @@ async fn each_server_is_encrypted_or_not() {
 }
 
 #[tokio::test]
-async fn a_server_that_would_lose_locks_is_refused_by_name() {
+async fn servers_that_would_lose_locks_are_refused_by_name() {
     let replica = voting().replica_of(&SERVERS[0]).start();
     let evicting = voting().arg("--maxmemory", "100mb").arg("--maxmemory-policy", "allkeys-lru").start();
     let forgetful = Redis::start();
     let hasty = voting().arg("--appendfsync", "everysec").start();
     let [a, b, _] = hosts(&SERVERS).try_into().unwrap();
-    for (server, words) in [
+    let refusals = [
         (&replica, &["this server is a replica"][..]),
         (&evicting, &["maxmemory-policy allkeys-lru", "eviction=allow"]),
         (&hasty, &["last second of its append-only file", "appendfsync always"]),
         (&forgetful, &["no append-only file", "appendfsync always", "durable=on"]),
-    ] {
-        let address = server.addr().to_string();
-        refused(&format!("redlock://{a},{b},{address}?{DURABLE}"), Refused, &[&[&*address], words].concat())
-            .await;
+    ];
+    for (at, (server, words)) in refusals.iter().enumerate() {
+        // One of three has no vote; with two, there is no quorum.
+        let (address, next) = (server.addr().to_string(), refusals[(at + 1) % refusals.len()]);
+        let second = next.0.addr().to_string();
+        works(&format!("redlock://{a},{b},{address}?{DURABLE}")).await;
+        assert!(!server.client().commandstats().contains_key("evalsha"), "{address} was asked for a vote");
+        let words = [&[&*address, &*second], *words, next.1].concat();
+        refused(&format!("redlock://{a},{address},{second}?{DURABLE}"), Refused, &words).await;
     }
-    works(&format!("redlock://{a},{b},{}?{DURABLE}&eviction=allow", evicting.addr())).await;
+    let [x, y] = [&evicting, &voting().start()].map(|server| server.addr().to_string());
+    works(&format!("redlock://{a},{x},{y}?{DURABLE}&eviction=allow")).await;
 }
 
 #[tokio::test]

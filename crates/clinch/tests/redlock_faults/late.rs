@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use async_trait::async_trait;
+use clinch::backend::{Backend, Progress};
 use clinch::net::{Connector, Stream};
-use clinch::{Clock, Env, Lane, Random};
+use clinch::{Claim, ClaimId, Clock, Env, Lane, LockName, Mode, Owner, Random};
 use clinch_testkit::Direction;
 
 use super::*;
@@ -34,36 +35,121 @@ fn scripts_run(server: &Redis) -> u64 {
     server.client().commandstats()["evalsha"]
 }
 
+/// A claim to three servers that two have granted. It is on its way to the third over a connection that was given up, and the
+/// third is reached by another one.
+struct OnItsWay {
+    servers: Servers,
+    third: Proxy,
+    backend: Arc<dyn Backend>,
+    claim: Claim,
+}
+
+impl OnItsWay {
+    async fn stage(hazard: &str, servers: Servers) -> OnItsWay {
+        let third = Proxy::start(servers.0[2].addr());
+        let proxies = HashMap::from([(servers.0[2].port(), third.addr())]);
+        let detour = Arc::new(Detour { proxies, past: AtomicBool::new(false) });
+        let env = Env::new(Clock::host(), Random::system(), Lane::thread(), detour.clone());
+        let url = servers.url("durable=on&max_ttl=24h");
+        let backend = clinch::backends::redis::redlock::open(&url, env).await.unwrap();
+        let numbers = AtomicU64::new(1);
+        let claim = |hazard: &str| {
+            let owner = Owner { host: "here".into(), pid: 1, user: "me".into(), label: String::new() };
+            Claim {
+                id: ClaimId::from_bits(numbers.fetch_add(1, Ordering::Relaxed).into()),
+                name: LockName::new(unique(hazard)).unwrap(),
+                mode: Mode::Exclusive,
+                ttl: LONG_TTL,
+                enqueue: false,
+                place: false,
+                isolated: false,
+                owner: owner.into(),
+            }
+        };
+        let take = async |hazard: &str| {
+            let claim = claim(hazard);
+            let taken = backend.claim(&claim).await;
+            assert!(matches!(taken, Ok(Progress::Granted(_))), "{taken:?}");
+            claim
+        };
+        let warm = take("warm").await;
+        backend.release(&warm, Duration::ZERO).await.unwrap();
+        servers.expect_no_key(warm.name.as_str()).await;
+        third.black_hole(true);
+        detour.past.store(true, Ordering::Release);
+        let claim = take(hazard).await;
+        assert_eq!(servers.with_key(claim.name.as_str()), [0, 1]);
+        // The connection is given up, since nothing was answered.
+        eventually("the third is reached again", async || {
+            let other = take("other").await;
+            let reached = servers.with_key(other.name.as_str()).len() == 3;
+            let _ = backend.release(&other, Duration::ZERO).await;
+            reached.then_some(())
+        })
+        .await;
+        OnItsWay { servers, third, backend, claim }
+    }
+
+    async fn release(&self) {
+        let before = scripts_run(&self.servers.0[2]);
+        assert_eq!(self.backend.release(&self.claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+        eventually("the third has run the release", async || {
+            (scripts_run(&self.servers.0[2]) > before).then_some(())
+        })
+        .await;
+    }
+
+    async fn arrives(&self) {
+        self.third.black_hole(false);
+        eventually("what was held is delivered", async || (self.third.connections() == 0).then_some(()))
+            .await;
+    }
+
+    /// Servers of whose connections none may end another.
+    fn without_rights() -> Servers {
+        let servers = Servers::durable(3);
+        for server in &servers.0 {
+            server.call(&["ACL", "SETUSER", "default", "-client", "+client|id", "+client|tracking"]);
+        }
+        servers
+    }
+}
+
 #[tokio::test]
 async fn a_claim_on_its_way_over_a_broken_connection_does_not_outlive_its_release() {
-    let servers = Servers::durable(3);
-    let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.addr())).collect();
-    let ports = servers.0.iter().map(Redis::port).zip(proxies.iter().map(Proxy::addr)).collect();
-    let detour = Arc::new(Detour { proxies: ports, past: AtomicBool::new(false) });
-    let env = Env::new(Clock::host(), Random::system(), Lane::thread(), detour.clone());
-    let url = servers.url("durable=on&max_ttl=24h");
-    let locks = Locks::connect(&url, env).await.unwrap().ttl(LONG_TTL).unwrap();
-    let warm = unique("warm");
-    lock(&locks, &warm).await.release().await.unwrap();
-    servers.expect_no_key(&warm).await;
-    let name = unique("on-its-way");
-    proxies[2].black_hole(true);
-    detour.past.store(true, Ordering::Release);
-    let guard = lock(&locks, &name).await;
-    assert_eq!(servers.with_key(&name), [0, 1]);
-    // The connection is given up, since nothing was answered, and the third is reached by another.
-    eventually("the third is reached again", async || {
-        let others = lock(&locks, &unique("other")).await;
-        (servers.with_key(others.name().as_str()).len() == 3).then_some(())
+    let stage = OnItsWay::stage("on-its-way", Servers::durable(3)).await;
+    stage.release().await;
+    stage.arrives().await;
+    let left = stage.servers.with_key(stage.claim.name.as_str());
+    assert_eq!(left, [] as [usize; 0], "the claim came after its release");
+}
+
+/// Nobody can make sure that it comes no more; so the release is repeated until nobody would give it a vote.
+#[tokio::test]
+async fn a_claim_that_may_still_be_on_its_way_is_released_for_as_long_as_that_may_be() {
+    let stage = OnItsWay::stage("no-right", OnItsWay::without_rights()).await;
+    let before = scripts_run(&stage.servers.0[2]);
+    stage.release().await;
+    eventually("the third has run the release again", async || {
+        (scripts_run(&stage.servers.0[2]) > before + 1).then_some(())
     })
     .await;
-    let before = scripts_run(&servers.0[2]);
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
-    eventually("the third has run the release", async || (scripts_run(&servers.0[2]) > before).then_some(()))
-        .await;
-    proxies[2].black_hole(false);
-    eventually("what was held is delivered", async || (proxies[2].connections() == 0).then_some(())).await;
-    assert_eq!(servers.with_key(&name), [] as [usize; 0], "the claim came after its release");
+    stage.arrives().await;
+    stage.servers.expect_no_key(stage.claim.name.as_str()).await;
+}
+
+/// A vote that is asked for again while the first request may still arrive would be released once, and then given once more.
+#[tokio::test]
+async fn a_vote_is_not_asked_for_again_while_an_earlier_request_may_still_arrive() {
+    let stage = OnItsWay::stage("asked-again", OnItsWay::without_rights()).await;
+    // The engine repeats a step whose answer it did not hear of. The third would decide.
+    stage.servers.0[0].pause();
+    let again = stage.backend.claim(&stage.claim).await;
+    assert!(!matches!(again, Ok(Progress::Granted(_))), "a vote counts that may be given twice");
+    stage.servers.0[0].resume();
+    let _ = stage.backend.release(&stage.claim, Duration::ZERO).await;
+    stage.arrives().await;
+    stage.servers.expect_no_key(stage.claim.name.as_str()).await;
 }
 
 #[tokio::test]

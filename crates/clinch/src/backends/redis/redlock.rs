@@ -72,13 +72,13 @@
 //!   +pttl +pexpire +del +scan +info +ping +client|id +client|kill +client|tracking +client|caching
 //! ```
 //!
-//! A client that has just started needs all servers that answer to accept it: also one that refuses its password, or is a
-//! replica, fails it.
+//! A server that refuses the password, or is a replica, has no vote, and is named where a quorum is missing. Where so many do that
+//! there can be none, a client that has just started fails at once.
 //!
 //! `durable=on` looks at `appendfsync` where the user may (`+config|get`), and is believed where not.
 //!
 //! `client|kill` ends connections of ours alone: it makes sure that a claim on its way over one that broke does not arrive
-//! after its own release. Without that right the release is repeated after 250 ms.
+//! after its own release. Without that right the release is repeated for 7 s.
 //!
 //! # In the store
 //!
@@ -134,7 +134,7 @@ pub async fn open(url: &str, env: Env) -> Result<Arc<dyn Backend>> {
     open_url(&mut StoreUrl::parse(url)?, &env).await
 }
 
-/// Opens the store of a URL, as soon as a quorum can be reached; what the other servers have to say is waited for a moment.
+/// Opens the store of a URL, as soon as a quorum lets us in; what the other servers have to say is waited for a moment.
 pub(crate) async fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
     let Plan { nodes: settings, rules } = Plan::parse(url)?;
     // What the URL says too much is refused before anything is sent.
@@ -158,7 +158,7 @@ pub(crate) async fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Ba
         async move { (node.address.to_string(), node.line().await.map(drop)) }
     };
     let mut meeting: FuturesUnordered<_> = nodes.iter().map(meet).collect();
-    let (mut met, mut failures) = (0, Vec::new());
+    let (mut met, mut refusals, mut failures) = (0, 0, Vec::new());
     let mut others = None;
     loop {
         let overdue = async {
@@ -174,10 +174,14 @@ pub(crate) async fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Ba
         };
         match answer {
             Some((_, Ok(()))) => met += 1,
-            Some((name, Err(error))) if !error.is_transient() => {
-                return Err(Error::new(error.kind(), votes::named(&name, &error)));
+            Some((name, Err(error))) => {
+                failures.push(votes::named(&name, &error));
+                refusals += usize::from(!error.is_transient());
+                // A URL that makes no sense, or too many that will not let us in however long we wait.
+                if error.kind() == ErrorKind::Invalid || refusals > nodes.len() - needed {
+                    return Err(Error::new(error.kind(), failures.join("; ")));
+                }
             }
-            Some((name, Err(error))) => failures.push(votes::named(&name, &error)),
             None => break,
         }
         if met == needed {

@@ -33,6 +33,8 @@ struct State {
     tickets: u64,
     /// The ticket of the vote for which requests may be sent.
     voting: Option<u64>,
+    /// When something was sent for it last, except its release.
+    sent: Instant,
     /// The token that it was granted with.
     token: Option<Token>,
     /// Nothing may be sent for it any more but its release.
@@ -114,6 +116,7 @@ impl Claims {
                 places: (0..nodes).map(|_| Place { mark: Mark::Clear, ticket: 0 }).collect(),
                 tickets: 0,
                 voting: None,
+                sent: now,
                 token: None,
                 released: false,
                 again: None,
@@ -181,7 +184,7 @@ impl Entry {
 
     /// Notes that a step of a vote is about to be sent on a connection. False: it must not be, for nobody waits for it any
     /// more, or what stands there is being removed in a way that could take the new one along.
-    pub(super) fn sending(&self, node: usize, on: &Arc<Line>, ticket: u64) -> bool {
+    pub(super) fn sending(&self, node: usize, on: &Arc<Line>, ticket: u64, now: Instant) -> bool {
         let mut state = lock(&self.0);
         let votes = state.voting == Some(ticket);
         let Some(place) = state.places.get_mut(node).filter(|_| votes) else { return false };
@@ -191,7 +194,13 @@ impl Entry {
             return false;
         }
         *place = Place { mark: Mark::Sent(on.clone()), ticket };
+        state.sent = now;
         true
+    }
+
+    /// When something was sent for it last, except its release.
+    pub(super) fn sent(&self) -> Instant {
+        lock(&self.0).sent
     }
 
     /// Notes what a step has left on a server, unless something was sent there after it.
@@ -235,7 +244,13 @@ impl Entry {
     /// Has `send` send a step that nobody waits for, unless the claim is released: what is sent after a release could
     /// outlive it. Nor does it where an earlier step may still arrive on another connection, of which the release could
     /// then not know both.
-    pub(super) fn send_unless_released(&self, node: usize, line: &Arc<Line>, send: impl FnOnce()) {
+    pub(super) fn send_unless_released(
+        &self,
+        node: usize,
+        line: &Arc<Line>,
+        now: Instant,
+        send: impl FnOnce(),
+    ) {
         let mut state = lock(&self.0);
         let released = state.released;
         let ticket = state.draw();
@@ -248,6 +263,7 @@ impl Entry {
         };
         if in_order {
             *place = Place { mark: Mark::Sent(line.clone()), ticket };
+            state.sent = now;
             send();
         }
     }

@@ -25,9 +25,6 @@ use crate::name::LockName;
 /// The pauses between two attempts to reach a server that may still have something of a claim.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// After how long a release is repeated that may have overtaken the claim, where that cannot be made sure.
-const OVERTAKEN: Duration = Duration::from_millis(250);
-
 /// After how long an attempt counts as failed: a server that hangs has lost its connection by then.
 const STANDSTILL: Duration = Duration::from_secs(3);
 
@@ -67,7 +64,7 @@ impl Quorum {
         }
     }
 
-    /// Releases or evicts a claim: done when a quorum has confirmed it.
+    /// Releases a claim: done when a quorum has confirmed it.
     pub(super) async fn free(&self, name: &LockName, id: ClaimId, ttl: Duration) -> Result<Freed> {
         let key = self.key(name);
         let known = self.claims.get(id);
@@ -79,56 +76,28 @@ impl Quorum {
         self.turns.rise(&key, id);
         let leaving = self.leaving(&key, id, &entry, ttl);
         let mut round = Round::new(&self.env, self.nodes.len());
-        let mut asked = 0;
+        let mut clear = 0;
         for (at, (node, mark)) in self.nodes.iter().zip(&marks).enumerate() {
-            if !mark.is_clear() {
-                asked += 1;
-                round.ask(at, timing::silence(ttl), leaving.clone().leave(at, node.clone(), mark));
+            match mark {
+                Mark::Clear => clear += 1,
+                _ => round.ask(at, confirming(node, ttl), leaving.clone().leave(at, node.clone(), mark)),
             }
         }
-        let quorum = self.quorum();
-        let (mut removed, mut confirmed, mut failed) = (0, self.nodes.len() - asked, None);
-        round
-            .answers(|_, answer| {
-                match answer {
-                    Ok(was_there) => {
-                        confirmed += 1;
-                        removed += usize::from(was_there);
-                    }
-                    Err(error) => failed = Some(error),
-                }
-                removed >= quorum || confirmed - removed > self.nodes.len() - quorum
-            })
-            .await;
-        let rest = round.rest();
-        let result = match failed {
-            Some(error) if confirmed < quorum => {
-                // Until all has been tried, a repetition is to know where something may stand.
-                let claims = self.claims.clone();
-                self.background.take_over(async move {
-                    if let Some(rest) = rest {
-                        rest.await;
-                    }
-                    claims.forget(id);
-                });
-                let message = format!(
-                    "only {confirmed} of {} servers have confirmed the release of \"{name}\"",
-                    self.nodes.len()
-                );
-                Err(Error::new(error.kind(), message).with_source(error))
+        let freed = self.confirmed(&mut round, clear, false, &format!("the release of \"{name}\"")).await;
+        let (rest, claims) = (round.rest(), self.claims.clone());
+        match (&freed, rest) {
+            // Until all has been tried, a repetition is to know where something may stand.
+            (Err(_), Some(rest)) => self.background.take_over(async move {
+                rest.await;
+                claims.forget(id);
+            }),
+            (_, rest) => {
+                claims.forget(id);
+                rest.into_iter().for_each(|rest| self.background.take_over(rest));
             }
-            _ => {
-                self.claims.forget(id);
-                if let Some(rest) = rest {
-                    self.background.take_over(rest);
-                }
-                // A claim that too few servers still had was no hold any more.
-                let gone = removed == 0 || confirmed - removed > self.nodes.len() - quorum;
-                Ok(if gone { Freed::Absent } else { Freed::Removed })
-            }
-        };
+        }
         self.turns.freed(&key, id);
-        result
+        freed
     }
 
     /// Takes a claim's votes, but keeps the lock closed until its holder has heard of that and let go: done when a quorum has
@@ -140,35 +109,49 @@ impl Quorum {
         let mut round = Round::new(&self.env, self.nodes.len());
         for (at, node) in self.nodes.iter().enumerate() {
             let (node, command) = (node.clone(), command.clone());
-            round.ask(at, timing::silence(NOTICE), async move {
+            round.ask(at, confirming(&node, NOTICE), async move {
                 let line = node.line().await?;
                 Ok(reply::number(&node.run_on(&line, &script::REDLOCK_EVICT, &command).await?)? == 1)
             });
         }
-        let (mut taken, mut confirmed, mut failed) = (0, 0, None);
-        round
-            .answers(|_, answer| {
-                match answer {
-                    Ok(had_it) => {
-                        confirmed += 1;
-                        taken += usize::from(had_it);
-                    }
-                    Err(error) => failed = Some(error),
-                }
-                false
-            })
-            .await;
+        let closed = self.confirmed(&mut round, 0, true, &format!("the eviction from \"{name}\"")).await;
         if let Some(rest) = round.rest() {
             self.background.take_over(rest);
         }
+        closed
+    }
+
+    /// What servers say of a claim that they are to give up, each whether it had that: known when a quorum has confirmed it, or
+    /// `all` have. So many as are `clear` need not be asked.
+    async fn confirmed(
+        &self,
+        round: &mut Round<'_, bool>,
+        clear: usize,
+        all: bool,
+        what: &str,
+    ) -> Result<Freed> {
+        let (nodes, quorum) = (self.nodes.len(), self.quorum());
+        let (mut removed, mut confirmed, mut failed) = (0, clear, None);
+        // A claim that too few servers still had was no hold any more.
+        let absent = |removed, confirmed| confirmed - removed > nodes - quorum;
+        round
+            .answers(|_, answer| {
+                match answer {
+                    Ok(was_there) => {
+                        confirmed += 1;
+                        removed += usize::from(was_there);
+                    }
+                    Err(error) => failed = Some(error),
+                }
+                !all && (removed >= quorum || absent(removed, confirmed))
+            })
+            .await;
         match failed {
-            Some(error) if confirmed < self.quorum() => {
-                let all = self.nodes.len();
-                let message =
-                    format!("only {confirmed} of {all} servers have confirmed the eviction from \"{name}\"");
+            Some(error) if confirmed < quorum => {
+                let message = format!("only {confirmed} of {nodes} servers have confirmed {what}");
                 Err(Error::new(error.kind(), message).with_source(error))
             }
-            _ if taken == 0 || confirmed - taken > self.nodes.len() - self.quorum() => Ok(Freed::Absent),
+            _ if removed == 0 || absent(removed, confirmed) => Ok(Freed::Absent),
             _ => Ok(Freed::Removed),
         }
     }
@@ -177,9 +160,16 @@ impl Quorum {
         let mut command = script::RELEASE_LEAN.on([key]);
         command.arg(id);
         let (env, entry) = (self.env.clone(), entry.clone());
-        let until = env.now() + timing::haunts(ttl, self.trust.terms.evenness);
-        Leaving { until, env, entry, command: Arc::new(command) }
+        let evenness = self.trust.terms.evenness;
+        let arrived = entry.sent() + timing::on_its_way(evenness);
+        let until = env.now() + timing::haunts(ttl, evenness);
+        Leaving { arrived, until, env, entry, command: Arc::new(command) }
     }
+}
+
+/// For how long it is waited for that a server confirms the end of a claim.
+fn confirming(node: &Node, ttl: Duration) -> Duration {
+    node.patience(ttl).max(timing::silence(ttl))
 }
 
 /// What takes a claim off the servers.
@@ -188,6 +178,8 @@ struct Leaving {
     env: Env,
     entry: Arc<Entry>,
     command: Arc<Command>,
+    /// When all has arrived that was sent for it, or will be refused.
+    arrived: Instant,
     /// From when on nothing of it can stand anywhere.
     until: Instant,
 }
@@ -214,14 +206,15 @@ impl Leaving {
         node: Arc<Node>,
         before: Option<Arc<Line>>,
     ) -> Result<bool> {
-        let Leaving { env, entry, command, until } = self;
+        let Leaving { env, entry, command, arrived, until } = self;
         let (mut pause, longest) = PAUSE;
-        let mut maybe_removed = false;
+        let mut removed = false;
         loop {
+            let begun = env.now();
             let attempt = tokio::select! {
                 biased;
                 attempt = leave_once(&node, before.clone(), &command) => attempt,
-                () = env.sleep_until(env.now() + STANDSTILL) => {
+                () = env.sleep_until(begun + STANDSTILL) => {
                     // Perhaps not the server stands still, but the runtime that drives this connection.
                     if let Some(line) = &before {
                         line.link.close();
@@ -230,14 +223,20 @@ impl Leaving {
                 }
             };
             let error = match attempt {
-                Ok(was_there) => {
-                    entry.answered(at, ticket, Mark::Clear);
-                    return Ok(was_there || maybe_removed);
+                Ok((was_there, surely_last)) => {
+                    removed |= was_there;
+                    if surely_last || begun >= arrived {
+                        entry.answered(at, ticket, Mark::Clear);
+                        return Ok(removed);
+                    }
+                    Error::new(ErrorKind::Unknown, "may yet receive the claim, over a connection that broke")
                 }
-                Err(error) => error,
+                Err(error) => {
+                    // One whose answer was lost may have been the one that removed it.
+                    removed |= error.kind() == ErrorKind::Unknown;
+                    error
+                }
             };
-            // One whose answer was lost may have been the one that removed it.
-            maybe_removed |= error.kind() == ErrorKind::Unknown;
             let next = env.now() + pause.mul_f64(0.5 + 0.5 * env.random().jitter());
             if !error.is_transient() || next >= until || !entry.insists(at, ticket) {
                 entry.answered(at, ticket, Mark::Clear);
@@ -265,13 +264,9 @@ impl Leaving {
     }
 }
 
-async fn leave_once(node: &Arc<Node>, before: Option<Arc<Line>>, command: &Command) -> Result<bool> {
-    let env = &node.dialer.env;
+/// Whether the claim was there, and whether it surely does not come again.
+async fn leave_once(node: &Arc<Node>, before: Option<Arc<Line>>, command: &Command) -> Result<(bool, bool)> {
     let (line, surely_after) = node.line_after(before).await?;
-    let mut was_there = reply::number(&node.run_on(&line, &script::RELEASE_LEAN, command).await?)? == 1;
-    if !surely_after && !was_there {
-        env.sleep_until(env.now() + OVERTAKEN).await;
-        was_there = reply::number(&node.run_on(&line, &script::RELEASE_LEAN, command).await?)? == 1;
-    }
-    Ok(was_there)
+    let was_there = reply::number(&node.run_on(&line, &script::RELEASE_LEAN, command).await?)? == 1;
+    Ok((was_there, surely_after))
 }

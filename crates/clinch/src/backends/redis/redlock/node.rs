@@ -24,8 +24,9 @@ use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 
-/// For how long a server to which no connection could be opened is left alone.
+/// For how long a server to which no connection could be opened is left alone; longer, if it has refused us.
 const REST: Duration = Duration::from_millis(250);
+const LONG_REST: Duration = Duration::from_secs(2);
 
 /// One server.
 pub(super) struct Node {
@@ -311,8 +312,9 @@ impl Node {
             let node = self.clone();
             async move {
                 let opened = node.open().await;
+                let rest = |error: &Error| if error.is_transient() { REST } else { LONG_REST };
                 lock(&node.known).rests =
-                    opened.as_ref().err().map(|error| (node.now() + REST, error.again()));
+                    opened.as_ref().err().map(|error| (node.now() + rest(error), error.again()));
                 opened
             }
         };
@@ -401,8 +403,8 @@ impl Node {
     /// Until when, by the server's clock, what is sent now is of use; none, where the clock is not known.
     pub(super) fn end_of_use(&self) -> String {
         let latest = lock(&self.known).clock.map(|clock| clock.likely_latest_us(self.now(), self.evenness()));
-        let on_its_way = u64::try_from(timing::ON_ITS_WAY.as_micros()).unwrap_or(u64::MAX);
-        let end = latest.map_or(u64::MAX, |latest| latest.saturating_add(on_its_way));
+        let useful = u64::try_from(timing::USEFUL.as_micros()).unwrap_or(u64::MAX);
+        let end = latest.map_or(u64::MAX, |latest| latest.saturating_add(useful));
         format!("{:016}", end.min(9_999_999_999_999_999))
     }
 
@@ -449,7 +451,8 @@ impl Node {
     }
 
     /// A connection on which what is sent comes after everything that was sent on `before`. If that one is closed, what was
-    /// sent on it may still be on its way, and the server is told to end it. False: that could not be made sure.
+    /// sent on it may still be on its way, and the server is told to end it. False: that could not be made sure, and what was
+    /// sent may arrive for as long as [`timing::on_its_way`].
     pub(super) async fn line_after(self: &Arc<Node>, before: Option<Arc<Line>>) -> Result<(Arc<Line>, bool)> {
         let before = match before {
             Some(before) if before.is_open() => return Ok((before, true)),
@@ -467,12 +470,12 @@ impl Node {
         };
         let mut kill = Command::new("CLIENT");
         kill.arg("KILL").arg("ID").arg(id);
-        let killed = match line.link.call(&kill).await {
-            Ok(_) => true,
-            Err(Failure::Server { code, .. }) => code != "NOPERM",
-            Err(cut) => return Err(self.failed(cut)),
-        };
-        Ok((line, killed))
+        match line.link.call(&kill).await {
+            // One that is not there any more is an answer, too.
+            Ok(_) => Ok((line, true)),
+            Err(failure) if failure.passes() => Err(self.failed(failure)),
+            Err(_) => Ok((line, false)),
+        }
     }
 
     /// Has the server tell when a key changes, for as long as the inbox lives.

@@ -103,7 +103,7 @@ impl Quorum {
         for at in missing {
             if let (Some(Some(line)), Some(node)) = (lines.get(*at), self.nodes.get(*at)) {
                 let command = request.to(node);
-                entry.send_unless_released(*at, line, || line.link.post(&command));
+                entry.send_unless_released(*at, line, self.env.now(), || line.link.post(&command));
             }
         }
     }

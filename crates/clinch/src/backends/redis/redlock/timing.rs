@@ -21,7 +21,10 @@ const TOLERANCE: Duration = Duration::from_millis(10);
 
 /// For how long a claim may be on its way: it is given up long before. One that a server finds later, since it stood still, is
 /// refused there.
-pub(super) const ON_ITS_WAY: Duration = Duration::from_secs(3);
+pub(super) const USEFUL: Duration = Duration::from_secs(3);
+
+/// For how long an answer is waited for that says nothing: then its connection is closed.
+const SLOWEST: Duration = Duration::from_secs(2);
 
 /// For how long a reading of a server's clock is of use.
 const LATELY: Duration = Duration::from_secs(10);
@@ -155,9 +158,10 @@ impl Offset {
         micros(self.at(at, evenness).most + i128::from(at.as_nanos()))
     }
 
-    /// What it will at most read, unless it has strayed further than clocks do within the longest TTL.
+    /// What it will at most read, unless it was not read lately and has strayed since.
     pub(super) fn likely_latest_us(self, at: Instant, evenness: Evenness) -> u64 {
-        micros(self.later(at, evenness.over(at.since(self.at))).most + i128::from(at.as_nanos()))
+        let apart = evenness.drift.over(at.since(self.at).min(LATELY));
+        micros(self.later(at, apart).most + i128::from(at.as_nanos()))
     }
 
     /// What it will at least read.
@@ -213,9 +217,15 @@ impl Lead {
     }
 }
 
+/// For how long a claim may come to stand on a server that was sent before now: for as long as it is useful, by a clock that is
+/// known no better than [`Offset::likely_latest_us`] and an answer that was slow can tell.
+pub(super) fn on_its_way(evenness: Evenness) -> Duration {
+    evenness.surely(USEFUL + evenness.drift.over(LATELY) + SLOWEST)
+}
+
 /// For how long something of a claim may come to stand on a server, or stand there, that was sent before now.
 pub(super) fn haunts(ttl: Duration, evenness: Evenness) -> Duration {
-    evenness.surely(ON_ITS_WAY + ttl)
+    on_its_way(evenness) + evenness.surely(ttl)
 }
 
 /// The least token that a claim asks for, so that a quorum gives the same one: what the clocks of a quorum will at most read, if

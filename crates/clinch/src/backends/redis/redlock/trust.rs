@@ -19,7 +19,7 @@ use crate::env::Env;
 use crate::error::Result;
 use crate::token::Token;
 
-/// For how long a server is waited for.
+/// For how long a server is waited for, at least.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// How often, at most, it is looked whether there is something to leave on the servers.
@@ -33,6 +33,8 @@ pub(super) struct Trust {
     pub(super) terms: Terms,
     /// When it is looked again whether there is something to leave on the servers; nanoseconds since boot.
     due: AtomicU64,
+    /// Held by who leaves something on the servers; nobody waits for it.
+    telling: tokio::sync::Mutex<()>,
 }
 
 /// Something to leave on a server.
@@ -51,7 +53,7 @@ impl Trust {
         // One more than a minority, less the server itself.
         let witnesses = nodes.len() - quorum(nodes.len());
         let terms = Terms { evenness, witnesses, durable: rules.durable };
-        Trust { env, nodes, rules, terms, due: AtomicU64::new(0) }
+        Trust { env, nodes, rules, terms, due: AtomicU64::new(0), telling: tokio::sync::Mutex::default() }
     }
 
     /// Why the vote of a server does not count at this moment, if it does not.
@@ -113,9 +115,12 @@ impl Trust {
         (!news.is_empty()).then_some(async move { trust.tell(news).await })
     }
 
-    /// Leaves word on the servers of which there is something to tell.
+    /// Leaves word on the servers of which there is something to tell, unless somebody is about to: of many claims at a time one
+    /// is enough.
     pub(super) async fn vouch(self: Arc<Trust>) {
-        self.tell(self.news()).await;
+        if let Ok(_alone) = self.telling.try_lock() {
+            self.tell(self.news()).await;
+        }
     }
 
     /// What there is to tell.
@@ -160,7 +165,7 @@ impl Trust {
                 .arg([node.group.terms(), &word.voucher.to_string()])
                 .arg(format!("{fence:016}"));
             command.arg(node.group.terms());
-            round.ask(at, PATIENCE, leave(node, run, command));
+            round.ask(at, self.patience(&node), leave(node, run, command));
         }
         round
             .answers(|at, answer| {
@@ -172,12 +177,16 @@ impl Trust {
             .await;
     }
 
+    fn patience(&self, node: &Node) -> Duration {
+        node.patience(self.rules.max_ttl).max(PATIENCE)
+    }
+
     /// The fences of all servers that answer.
     async fn fences(&self) -> Vec<(usize, u64)> {
         let mut round = Round::new(&self.env, self.nodes.len());
         for (at, node) in self.nodes.iter().enumerate() {
             let node = node.clone();
-            round.ask(at, PATIENCE, async move {
+            round.ask(at, self.patience(&node), async move {
                 let line = node.line().await?;
                 let mut get = Command::new("GET");
                 get.arg(FENCE);

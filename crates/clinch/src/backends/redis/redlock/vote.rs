@@ -142,6 +142,7 @@ impl Quorum {
             if !mark.is_clear() {
                 let (node, command) = (node.clone(), command.clone());
                 round.ask(at, node.patience(claim.ttl), async move {
+                    // What may still arrive is the same claim: it has this token by then.
                     let (line, _) = node.line_after(mark.line()).await?;
                     reply::number(&node.run_on(&line, &script::REDLOCK_AGREE, &command).await?)
                 });
@@ -181,41 +182,48 @@ async fn ask_for_vote(
     request: Arc<Request>,
 ) -> Result<Vote> {
     let before = entry.mark(at);
-    let (line, _) = node.line_after(before.line()).await?;
-    if !entry.sending(at, &line, ticket) {
-        return Err(unsettled());
-    }
-    let sent = node.dialer.env.now();
-    let command = request.to(&node);
-    // What is sent after the claim's release would have no end.
-    let still_wanted = || entry.sending(at, &line, ticket);
-    let answer = node.run_while(&line, &script::REDLOCK_CLAIM, &command, still_wanted).await;
-    let received = node.dialer.env.now();
-    match answer {
-        Ok(answer) => {
-            node.answered(Some(received.since(sent)));
-            let (us, vote) = read_vote(&answer)?;
-            node.clock_read(us, sent, received);
-            let vote = vote.ok_or_else(|| Error::new(ErrorKind::Unknown, "was reached too late"))?;
-            let is_ours = matches!(vote, Vote::Ours(_));
-            entry.answered(at, ticket, if is_ours { Mark::Held } else { Mark::Clear });
-            if is_ours && !node.is_met_by(&line) {
-                // Of that run it is not known any more whether its vote counts.
-                return Err(Error::new(
-                    ErrorKind::Unavailable,
-                    "is another server than the one that gave its vote",
-                ));
-            }
-            Ok(vote)
+    let (line, surely_after) = node.line_after(before.line()).await?;
+    let now = || node.dialer.env.now();
+    // If an earlier request may still arrive, one release would not be enough for both.
+    let sending = || surely_after && entry.sending(at, &line, ticket, now());
+    let mut tries = 0;
+    let vote = loop {
+        if !sending() {
+            return Err(unsettled());
         }
-        Err(error) => {
-            // What surely did not arrive leaves things as they were, unless there was a doubt about them.
-            if error.kind() != ErrorKind::Unknown && before.line().is_none() {
-                entry.answered(at, ticket, before);
+        let sent = now();
+        let command = request.to(&node);
+        // What is sent after the claim's release would have no end.
+        let answer = node.run_while(&line, &script::REDLOCK_CLAIM, &command, sending).await;
+        let received = now();
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                // What surely did not arrive leaves things as they were, unless there was a doubt about them.
+                if error.kind() != ErrorKind::Unknown && before.line().is_none() {
+                    entry.answered(at, ticket, before);
+                }
+                return Err(error);
             }
-            Err(error)
+        };
+        node.answered(Some(received.since(sent)));
+        let (us, vote) = read_vote(&answer)?;
+        node.clock_read(us, sent, received);
+        tries += 1;
+        match vote {
+            Some(vote) => break vote,
+            // Not the request was late, but the last reading of that clock old.
+            None if tries == 1 && received.since(sent) < timing::USEFUL => {}
+            None => return Err(Error::new(ErrorKind::Unknown, "was reached too late")),
         }
+    };
+    let is_ours = matches!(vote, Vote::Ours(_));
+    entry.answered(at, ticket, if is_ours { Mark::Held } else { Mark::Clear });
+    if is_ours && !node.is_met_by(&line) {
+        // Of that run it is not known any more whether its vote counts.
+        return Err(Error::new(ErrorKind::Unavailable, "is another server than the one that gave its vote"));
     }
+    Ok(vote)
 }
 
 /// Reads the answer of `redlock_claim.lua`; no vote: the claim came too late.

@@ -10,6 +10,7 @@ use super::super::inbox::{Inbox, Watched};
 use super::claims::Entry;
 use super::round::Round;
 use super::store::Quorum;
+use super::timing;
 use super::turns::{Duty, TURN};
 use crate::claim::Claim;
 use crate::clock::Instant;
@@ -23,7 +24,7 @@ const POLL: Duration = Duration::from_millis(100);
 /// Added to the end of a lease: the servers count whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(2);
 
-/// For how long a server has to say that it watches.
+/// For how long a server has to say that it watches, at least.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// What the servers said of a key that is waited for.
@@ -63,7 +64,7 @@ impl Quorum {
         if !self.wait_for_turn(&key, claim, &entry).await {
             return;
         }
-        let Some(mut watch) = self.watch(&key).await else { return };
+        let Some(mut watch) = self.watch(&key, claim.ttl).await else { return };
         // A server that cannot tell any more may have had something to tell.
         let gone = |(at, inbox): (usize, Arc<Inbox>)| async move {
             inbox.link.gone().await;
@@ -116,14 +117,15 @@ impl Quorum {
     }
 
     /// Has the servers tell when the key changes. `None`: ask now.
-    async fn watch(&self, key: &str) -> Option<Watch> {
+    async fn watch(&self, key: &str, ttl: Duration) -> Option<Watch> {
         self.turns.begin_to_watch(key);
-        let mut round = Round::new(&self.env, self.nodes.len());
+        let quorum = self.quorum();
+        let mut round = Round::new(&self.env, self.nodes.len()).lenient(timing::silence(ttl), quorum);
         for (at, (node, ear)) in self.nodes.iter().zip(&self.ears).enumerate() {
             let (node, ear, key) = (node.clone(), ear.clone(), key.to_owned());
-            round.ask(at, PATIENCE, async move { node.watch(&key, &ear).await });
+            let patience = node.patience(ttl).max(PATIENCE);
+            round.ask(at, patience, async move { node.watch(&key, &ear).await });
         }
-        let quorum = self.quorum();
         let mut ends = vec![None; self.nodes.len()];
         let (mut absent, mut inboxes) = (0, Vec::new());
         round
