@@ -53,7 +53,7 @@ const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration:
 
 /// For how long the kernel tries to deliver what was written. Also of a connection that was closed: a request that it still
 /// delivered minutes later would find graves gone.
-const UNDELIVERED: Duration = Duration::from_secs(20);
+pub(crate) const UNDELIVERED: Duration = Duration::from_secs(20);
 
 /// The host's own TCP, without Nagle's delay: a lock's messages are small and wait for each other.
 #[derive(Debug)]

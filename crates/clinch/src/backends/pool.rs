@@ -191,27 +191,6 @@ impl<C> Cells<C> {
     }
 }
 
-/// Runs a future on the current runtime, or outside of any that works, on the background lane's: for what sets up I/O or
-/// tasks of its own.
-///
-/// # Cancel safety
-///
-/// The future goes on.
-#[cfg(feature = "redis")]
-pub(super) async fn drive<T, F>(lane: &Lane, future: impl Fn() -> F) -> Result<T>
-where
-    T: Send + 'static,
-    F: Future<Output = Result<T>> + Send + 'static,
-{
-    if let Ok(runtime) = Handle::try_current()
-        && let Ok(done) = runtime.spawn(future()).await
-    {
-        return done;
-    }
-    let gone = |_| Error::new(ErrorKind::Closed, "the runtime of this client has ended");
-    lane.handle()?.spawn(future()).await.map_err(gone)?
-}
-
 #[cfg(all(test, feature = "redis"))]
 mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -30,7 +30,8 @@
 //! client's wall clock plays no part.
 //!
 //! A step whose answer was lost may arrive late. Its claim's release leaves a grave for it, for 60 s of the server's time; one that
-//! arrives later than that, or of which no release was ever answered, holds the lock for one TTL.
+//! arrives later than that, or of which no release was ever answered, holds the lock for one TTL. A step that was given up lies in
+//! this process for 5 s and in its kernel for 20 s at most.
 //!
 //! A lock that is taken away by force, by an operator's eviction, `DEL` or `FLUSHALL`, is told to its holder within milliseconds
 //! when it has held it for half a second, through client tracking (protocol 3). Otherwise, and for readers and permits, the next
@@ -102,6 +103,7 @@
 mod check;
 mod claims;
 mod cluster;
+mod copies;
 mod dating;
 mod dial;
 mod failure;

@@ -110,6 +110,23 @@ async fn the_grave_of_a_claim_is_not_kept_for_ever() {
     assert_eq!(redis.call(&["HGETALL", &claims]).array(), []);
 }
 
+/// A grave would keep all others from the short way for a minute: a lock that jobs try at a high rate would be all graves.
+#[tokio::test]
+async fn a_try_whose_answer_came_leaves_no_grave() {
+    let redis = Redis::start();
+    let locks = connect(&redis.url()).await.isolated();
+    let (mutex, gpu) = (locks.mutex("job").unwrap(), locks.semaphore("gpu", 2).unwrap());
+    for _ in 0..8 {
+        let guard = mutex.try_lock().await.unwrap().unwrap();
+        assert!(mutex.try_lock().await.unwrap().is_none());
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+        let both = gpu.try_acquire(2).await.unwrap().unwrap();
+        assert!(gpu.try_acquire(1).await.unwrap().is_none());
+        assert_eq!(both.release().await.unwrap(), Released::Released);
+    }
+    assert_eq!(redis.call(&["KEYS", "*claims*"]).array(), [], "there are graves");
+}
+
 /// Whoever releases a detached claim does not know whether all its steps have arrived.
 #[tokio::test]
 async fn a_claim_that_comes_after_its_detached_release_leaves_nothing() {

@@ -190,41 +190,58 @@ async fn a_newcomer_does_not_pass_who_waits_for_a_dead_holder() {
 #[tokio::test]
 async fn a_grant_that_its_waiter_never_takes_goes_on_to_the_next() {
     for shared in [false, true] {
-        let name = unique("never-taken");
-        let near = connect(&SERVER.url()).await;
-        let holder = lock(&near, &name).await;
         // Its place is renewed three times within the life of a pushed grant.
-        let far = connect(&SERVER.url()).await.ttl(Duration::from_secs(3)).unwrap();
-        let (mutex, both) = (far.mutex(&name).unwrap(), far.rwlock(&name).unwrap());
-        let request = match shared {
-            false => mutex.lock(),
-            true => both.read(),
-        };
-        let mut first = std::pin::pin!(request.timeout(PATIENCE).into_future());
-        let polled = tokio::select! {
-            _ = &mut first => None,
-            waiting = sees_waiters(&SERVER, &name, 1) => Some(waiting),
-        };
-        let waiting = polled.expect("granted while it was held");
-        // From here on nobody polls it.
-        let second = queue(&connect(&SERVER.url()).await, &name);
-        sees_waiters(&SERVER, &name, 2).await;
-        holder.release().await.unwrap();
-        let state = near.state(&name).await.unwrap().unwrap();
-        assert_eq!((state.claims[0].id.to_string(), state.claims[0].granted), (waiting[0].0.clone(), true));
-        let soon = tokio::time::timeout(Duration::from_secs(15), second).await;
-        let guard = soon.expect("a grant that nobody takes is kept for ever").unwrap();
-        enter(&SERVER, &guard);
-        tokio::select! {
-            early = &mut first => panic!("granted beside another holder: {early:?}"),
-            _ = sees_waiters(&SERVER, &name, 1) => {}
-        }
-        leave_and_release(&SERVER, guard).await;
-        let guard = first.await.unwrap();
-        enter(&SERVER, &guard);
-        leave_and_release(&SERVER, guard).await;
-        expect_unused(&SERVER, &near, &name).await;
+        never_takes(&SERVER, shared, Duration::from_secs(3), || {}).await;
     }
+}
+
+/// P1: a pushed grant is as old as it is, however far the server's clock was set forward while its waiter waited.
+#[tokio::test]
+async fn a_step_of_the_servers_clock_makes_no_old_grant_new() {
+    let redis = Redis::builder().stepped_clock().start();
+    never_takes(&redis, false, LONG_TTL, || redis.step_clock(5)).await;
+}
+
+/// A waiter that is not polled from when it waits until its grant has gone on to the next, who came after that `event`.
+async fn never_takes(redis: &Redis, shared: bool, ttl: Duration, event: impl FnOnce()) {
+    let name = unique("never-taken");
+    let near = connect(&redis.url()).await;
+    let holder = lock(&near, &name).await;
+    let far = connect(&redis.url()).await.ttl(ttl).unwrap();
+    let (mutex, both) = (far.mutex(&name).unwrap(), far.rwlock(&name).unwrap());
+    let request = match shared {
+        false => mutex.lock(),
+        true => both.read(),
+    };
+    let mut first = std::pin::pin!(request.timeout(PATIENCE).into_future());
+    let polled = tokio::select! {
+        _ = &mut first => None,
+        waiting = sees_waiters(redis, &name, 1) => Some(waiting),
+    };
+    let waiting = polled.expect("granted while it was held");
+    // From here on nobody polls it.
+    event();
+    let second = queue(&connect(&redis.url()).await, &name);
+    eventually("the second waits", async || {
+        let all = waiters(redis, &name);
+        all.last().is_some_and(|(id, inbox)| *id != waiting[0].0 && inbox != "-").then_some(())
+    })
+    .await;
+    holder.release().await.unwrap();
+    let state = near.state(&name).await.unwrap().unwrap();
+    assert_eq!((state.claims[0].id.to_string(), state.claims[0].granted), (waiting[0].0.clone(), true));
+    let soon = tokio::time::timeout(Duration::from_secs(15), second).await;
+    let guard = soon.expect("a grant that nobody takes is kept for ever").unwrap();
+    enter(redis, &guard);
+    tokio::select! {
+        early = &mut first => panic!("granted beside another holder: {early:?}"),
+        _ = sees_waiters(redis, &name, 1) => {}
+    }
+    leave_and_release(redis, guard).await;
+    let guard = first.await.unwrap();
+    enter(redis, &guard);
+    leave_and_release(redis, guard).await;
+    expect_unused(redis, &near, &name).await;
 }
 
 /// A pushed grant is short until its first renewal, which comes well before it ends.

@@ -8,17 +8,17 @@ use tokio::sync::Notify;
 
 use super::inbox::Listener;
 use super::watch::Held;
-use crate::claim::ClaimId;
-use crate::clock::Instant;
+use crate::claim::{Claim, ClaimId};
+use crate::clock::{Clock, Instant};
 use crate::sync::lock;
 use crate::token::Token;
 
 /// The claims of one client.
-#[derive(Default)]
 pub(super) struct Claims {
     /// Those that are not plainly held or gone.
     pending: Mutex<HashMap<ClaimId, Pending>>,
     pub(super) held: Held,
+    clock: Clock,
 }
 
 #[derive(Default)]
@@ -51,13 +51,13 @@ pub(super) struct Asked {
     pub(super) inbox: u64,
 }
 
-/// What a message said.
+/// What a message said, and when it was heard by our clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
     /// The claim was granted at `at` of the server's clock (ms), for `lease`.
-    Granted { token: Token, at: u64, lease: Duration },
+    Granted { token: Token, at: u64, lease: Duration, heard: Instant },
     /// The claim is next; at `at` something began that ends by itself after `time`.
-    Next { at: u64, time: Duration },
+    Next { at: u64, time: Duration, heard: Instant },
     /// Something changed; ask.
     Ask,
     /// The database was emptied.
@@ -65,11 +65,20 @@ pub(super) enum Note {
 }
 
 impl Claims {
+    pub(super) fn new(clock: Clock) -> Claims {
+        Claims { pending: Mutex::default(), held: Held::default(), clock }
+    }
+
     /// Notes that a step of this claim goes out that may queue it; says which inbox listens for it. `listening` knows
     /// for a claim that is new.
     pub(super) fn asking(&self, id: ClaimId, listening: impl FnOnce() -> u64) -> u64 {
         let mut claims = lock(&self.pending);
         claims.entry(id).or_insert_with(|| Pending { inbox: listening(), ..Pending::default() }).inbox
+    }
+
+    /// Notes that a step of a try on a lease of its own goes out, so that its release knows it from one that was detached.
+    pub(super) fn trying(&self, id: ClaimId) {
+        lock(&self.pending).entry(id).or_default();
     }
 
     /// Notes that a step's answer did not come.
@@ -113,9 +122,12 @@ impl Claims {
         Some((pending.asked.clone()?, pending.woken.clone()))
     }
 
-    /// Whether a step of the claim may still reach the server.
-    pub(super) fn is_in_doubt(&self, id: ClaimId) -> bool {
-        lock(&self.pending).get(&id).is_some_and(|pending| pending.in_doubt)
+    /// Whether a step of the claim may still reach the server: of one that was detached, perhaps elsewhere, nobody knows.
+    pub(super) fn is_in_doubt(&self, claim: &Claim) -> bool {
+        match lock(&self.pending).get(&claim.id) {
+            Some(known) => known.in_doubt,
+            None => is_lone_try(claim),
+        }
     }
 
     pub(super) fn take_note(&self, id: ClaimId) -> Option<Note> {
@@ -151,20 +163,21 @@ impl Claims {
 impl Listener for Claims {
     /// Takes in a message from an inbox channel. What is none, or for nobody, is ignored: state decides.
     fn message(&self, text: &str) {
+        let heard = self.clock.now();
         let words: Vec<&str> = text.split(' ').collect();
         match words[..] {
             ["g", id, token, at, lease, ref next @ ..] => {
                 let token = token.parse().ok().and_then(Token::new);
                 let (Some(token), Ok(at), Ok(lease)) = (token, at.parse(), lease.parse()) else { return };
                 let lease = Duration::from_millis(lease);
-                self.note(id, Note::Granted { token, at, lease });
+                self.note(id, Note::Granted { token, at, lease, heard });
                 if let [next] = next {
-                    self.note(next, Note::Next { at, time: lease });
+                    self.note(next, Note::Next { at, time: lease, heard });
                 }
             }
             ["n", id, at, time] => {
                 let (Ok(at), Ok(time)) = (at.parse(), time.parse()) else { return };
-                self.note(id, Note::Next { at, time: Duration::from_millis(time) });
+                self.note(id, Note::Next { at, time: Duration::from_millis(time), heard });
             }
             _ => {}
         }
@@ -199,6 +212,11 @@ impl Listener for Claims {
     }
 }
 
+/// Whether a claim takes no place and has a lease of its own, as those have that may be detached.
+pub(super) fn is_lone_try(claim: &Claim) -> bool {
+    claim.isolated && !claim.enqueue
+}
+
 impl Pending {
     fn tell(&mut self, note: Note) {
         // A grant is not forgotten for a hint that came after it.
@@ -215,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_message_reaches_its_claim_and_nonsense_nobody() {
-        let claims = Claims::default();
+        let claims = Claims::new(Clock::host());
         let (one, two) = (ClaimId::from_bits(1), ClaimId::from_bits(2));
         claims.asking(one, || 0);
         claims.asking(two, || 0);
@@ -234,19 +252,21 @@ mod tests {
         claims.message(&format!("g {one} 7 1000 3000 {two}"));
         let lease = Duration::from_secs(3);
         claims.message(&format!("n {one} 1000 20"));
-        let granted = Note::Granted { token: Token::new(7).unwrap(), at: 1000, lease };
-        assert_eq!(claims.take_note(one), Some(granted), "a hint must not hide a grant");
-        assert_eq!(claims.take_note(two), Some(Note::Next { at: 1000, time: lease }));
+        let Some(Note::Granted { token, at, lease: granted, heard }) = claims.take_note(one) else {
+            panic!("a hint hid a grant")
+        };
+        assert_eq!((token, at, granted), (Token::new(7).unwrap(), 1000, lease));
+        assert_eq!(claims.take_note(two), Some(Note::Next { at: 1000, time: lease, heard }));
         assert_eq!(claims.take_note(two), None);
     }
 
     #[test]
     fn what_is_in_doubt_is_remembered_until_it_is_forgotten() {
-        let claims = Claims::default();
+        let claims = Claims::new(Clock::host());
         let id = ClaimId::from_bits(3);
         claims.doubt(id);
         claims.settled(id);
-        assert!(claims.is_in_doubt(id) && claims.waiting(id).is_none());
+        assert!(lock(&claims.pending)[&id].in_doubt && claims.waiting(id).is_none());
         assert!(claims.is_idle(), "nothing is told to what is in doubt");
         claims.forget(id);
         assert!(lock(&claims.pending).is_empty());

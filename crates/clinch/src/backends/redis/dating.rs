@@ -11,13 +11,14 @@ pub(super) fn millis(duration: Duration) -> u64 {
 }
 
 /// A moment of our clock that surely lies before the server's clock read `at`, which was no earlier than it read
-/// `then`: a request sent at `sent` was answered with `then` on it.
+/// `then`: a request sent at `sent` was answered with `then` on it, and a message with `at` was `heard`.
 ///
 /// From `then` to `at` at least `at - then` passed, less a millisecond for rounding and the drift; and `then` was read
-/// after the request was sent.
-pub(super) fn not_after(sent: Instant, then: u64, at: u64, now: Instant, drift: Drift) -> Instant {
+/// after the request was sent. `None`: then the message would come from the future, so the server's clock was set forward
+/// in between, and proves nothing.
+pub(super) fn not_after(sent: Instant, then: u64, at: u64, heard: Instant, drift: Drift) -> Option<Instant> {
     let passed = Duration::from_millis(at.saturating_sub(then).saturating_sub(1));
-    (sent + passed.saturating_sub(drift.over(passed))).min(now)
+    Some(sent + passed.saturating_sub(drift.over(passed))).filter(|from| *from <= heard)
 }
 
 #[cfg(test)]
@@ -45,9 +46,29 @@ mod tests {
             let origin = sent;
             let then = server(answered - origin) / 1_000_000;
             let at = server(granted - origin) / 1_000_000;
-            let (sent, now) = (Instant::from_nanos(sent), Instant::from_nanos(granted + back));
-            let from = not_after(sent, then, at, now, Drift::percent(bound).unwrap());
-            prop_assert!(from <= Instant::from_nanos(granted));
+            let (sent, heard) = (Instant::from_nanos(sent), Instant::from_nanos(granted + back));
+            let from = not_after(sent, then, at, heard, Drift::percent(bound).unwrap());
+            prop_assert!(from.is_some_and(|from| from <= Instant::from_nanos(granted)));
+        }
+
+        /// P2: and by no more than its message was under way, however far the server's clock was set meanwhile.
+        #[test]
+        fn a_step_of_the_servers_clock_makes_no_grant_newer_than_its_message(
+            sent in 1u64 << 42..1 << 50,
+            then in 1u64 << 42..1 << 50,
+            step in -1_000_000i64..1_000_000,
+            later in 0u64..100_000,
+            back in 0u64..5_000,
+        ) {
+            let millis = |ms| Duration::from_millis(ms);
+            let sent = Instant::from_nanos(sent);
+            let heard = sent + millis(later + back);
+            let at = (then + later).saturating_add_signed(step);
+            if let Some(from) = not_after(sent, then, at, heard, Drift::DEFAULT) {
+                prop_assert!(sent <= from && from <= heard);
+            } else {
+                prop_assert!(step > 0, "what is honest was refused");
+            }
         }
     }
 

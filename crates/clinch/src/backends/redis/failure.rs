@@ -4,7 +4,7 @@ use super::resp::Value;
 use crate::error::{Error, ErrorKind, Result};
 
 /// What one server answered instead of a value.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Failure {
     /// The connection broke; the command may have been applied if it was sent.
     Cut { sent: bool, why: String },
@@ -136,6 +136,19 @@ impl Failure {
         let detail = detail.split(" script: ").next().unwrap_or_default().trim();
         let (kind, advice) = meaning(&code).unwrap_or((ErrorKind::Unsupported, ""));
         Error::new(kind, format!("{server} answered {code} {detail}{advice}"))
+    }
+}
+
+/// What an error of a command that frees a claim means. One that is not [known](CODES) may come from the middle of a script,
+/// or from whatever stands before the server: it ends no release, as it would an attempt to take the lock. Nor does any end
+/// one of which a step may still arrive.
+pub(super) fn of_release(error: Error, in_doubt: bool) -> Error {
+    match error.kind() {
+        ErrorKind::Invalid if !in_doubt => error,
+        ErrorKind::Invalid | ErrorKind::Unsupported => {
+            Error::new(ErrorKind::Unknown, error.to_string()).with_source(error)
+        }
+        _ => error,
     }
 }
 

@@ -177,8 +177,10 @@ impl Inbox {
     }
 }
 
-/// Pings the inbox for as long as it is used, and says when it has ended.
+/// Pings the inbox for as long as it is used, and says when it has ended, also with its runtime.
 async fn attend(inbox: u64, link: Weak<Link>, dialer: Arc<Dialer>, listener: Arc<impl Listener>) {
+    let ended = Ended(inbox, listener);
+    let listener = &ended.1;
     let mut idle = 0;
     loop {
         dialer.env.sleep_until(dialer.env.now() + PING_EVERY).await;
@@ -191,7 +193,14 @@ async fn attend(inbox: u64, link: Weak<Link>, dialer: Arc<Dialer>, listener: Arc
             break;
         }
     }
-    listener.closed(inbox);
+}
+
+struct Ended<L: Listener>(u64, Arc<L>);
+
+impl<L: Listener> Drop for Ended<L> {
+    fn drop(&mut self) {
+        self.1.closed(self.0);
+    }
 }
 
 impl Connection for Inbox {

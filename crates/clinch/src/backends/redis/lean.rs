@@ -13,6 +13,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 
 use super::dating::millis;
+use super::failure;
 use super::keys::{lock_key, refuse_reserved, slot_of};
 use super::reply;
 use super::resp::{Command, Value};
@@ -259,10 +260,13 @@ impl Backend for Lean {
                 "the lean mode of Redis cannot keep a lock closed",
             ));
         }
-        match self.remove(&claim.name, claim.id).await? {
+        let remove = async || {
+            self.remove(&claim.name, claim.id).await.map_err(|error| failure::of_release(error, false))
+        };
+        match remove().await? {
             Freed::Absent => {
                 self.sleep(OVERTAKEN).await;
-                self.remove(&claim.name, claim.id).await
+                remove().await
             }
             removed => Ok(removed),
         }

@@ -31,6 +31,11 @@ use crate::sync::lock;
 /// command.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// For how long a command may lie here until it is written. The runtime that drives a connection may stand still for minutes,
+/// as one does that is only used to block on: what it wrote then would find the graves of its claims gone. So the connection
+/// is ended instead.
+pub(super) const HELD_BACK: Duration = Duration::from_secs(5);
+
 /// From how many unanswered commands on they are gathered: a write for each costs more than the wait for the others.
 const CROWD: usize = 4;
 
@@ -71,6 +76,8 @@ struct State {
     out: Vec<u8>,
     /// How many those are.
     gathered: usize,
+    /// Since when the first of them lies there.
+    since: Option<Instant>,
     /// Who waits for the answers to come, in their order.
     waiting: VecDeque<oneshot::Sender<Value>>,
     driver: Option<Waker>,
@@ -84,6 +91,9 @@ struct Writer {
     /// Commands that are being written, and how much of them is.
     bytes: Vec<u8>,
     written: usize,
+    /// Since when what is not wholly on its way lies here.
+    since: Option<Instant>,
+    clock: Clock,
 }
 
 impl Link {
@@ -92,7 +102,13 @@ impl Link {
         let (read, write) = tokio::io::split(stream);
         let wire = Arc::new(Wire {
             state: Mutex::default(),
-            writer: Mutex::new(Writer { half: Some(write), bytes: Vec::new(), written: 0 }),
+            writer: Mutex::new(Writer {
+                half: Some(write),
+                bytes: Vec::new(),
+                written: 0,
+                since: None,
+                clock: env.clock(),
+            }),
             closed: AtomicBool::new(false),
             heard: AtomicBool::new(false),
             gone: Notify::new(),
@@ -209,6 +225,9 @@ impl Wire {
             state.waiting.push_back(tell);
             answer
         });
+        if first {
+            state.since = Some(self.clock.now());
+        }
         state.gathered += N;
         let enough = state.gathered >= ENOUGH;
         // Whoever was first sees to what came after. A driver that never ran yet will.
@@ -238,10 +257,14 @@ impl Wire {
         };
         drop(waiting);
         self.gone.notify_waiters();
-        if let Some(mut half) = lock(&self.writer).half.take() {
+        let mut writer = lock(&self.writer);
+        let held_back = writer.held_back_too_long();
+        // Under TLS the farewell takes along what lies there.
+        if let Some(mut half) = writer.half.take().filter(|_| !held_back) {
             // The server is told at once, not when the driver is polled next: it must not go on talking to nobody.
             let _ = Pin::new(&mut half).poll_shutdown(&mut Context::from_waker(Waker::noop()));
         }
+        drop(writer);
         if let Some(driver) = driver {
             driver.wake();
         }
@@ -255,8 +278,13 @@ impl Wire {
 impl Writer {
     /// Writes what there is to write, as far as the server takes it.
     fn write(&mut self, state: &Mutex<State>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Some(half) = &mut self.half else { return Poll::Ready(Err(io::ErrorKind::NotConnected.into())) };
         loop {
+            if self.held_back_too_long() {
+                return Poll::Ready(Err(io::Error::other("what was to be sent lay there for too long")));
+            }
+            let Some(half) = &mut self.half else {
+                return Poll::Ready(Err(io::ErrorKind::NotConnected.into()));
+            };
             while let Some(bytes @ [_, ..]) = self.bytes.get(self.written..) {
                 match ready!(Pin::new(&mut *half).poll_write(cx, bytes))? {
                     0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
@@ -269,11 +297,18 @@ impl Writer {
                 let mut state = lock(state);
                 std::mem::swap(&mut self.bytes, &mut state.out);
                 state.gathered = 0;
+                self.since = self.since.or(state.since.take());
             }
             if self.bytes.is_empty() {
-                return Pin::new(&mut *half).poll_flush(cx);
+                ready!(Pin::new(&mut *half).poll_flush(cx))?;
+                self.since = None;
+                return Poll::Ready(Ok(()));
             }
         }
+    }
+
+    fn held_back_too_long(&self) -> bool {
+        self.since.is_some_and(|since| self.clock.now().since(since) > HELD_BACK)
     }
 }
 
@@ -446,7 +481,11 @@ mod tests {
 
     /// A connection in simulated time, and its other end.
     fn connected() -> (Link, DuplexStream) {
-        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        connected_with_room_for(1 << 16)
+    }
+
+    fn connected_with_room_for(bytes: usize) -> (Link, DuplexStream) {
+        let (ours, theirs) = tokio::io::duplex(bytes);
         let clock = Clock::simulated(SystemTime::UNIX_EPOCH);
         let tcp = Tcp::new(clock, Lane::here().unwrap());
         let env = Env::new(clock, Random::seeded(1), Lane::here().unwrap(), Arc::new(tcp));
@@ -461,6 +500,31 @@ mod tests {
         let read = tokio::time::timeout(Duration::from_secs(60), server.read(&mut bytes));
         assert_eq!(read.await.expect("it is open").unwrap(), 0);
         assert!(!link.is_open());
+    }
+
+    /// A runtime that stands still drives no connection. What lay there unwritten would find the graves of its claims gone.
+    #[tokio::test(start_paused = true)]
+    async fn what_was_not_written_in_time_never_is() {
+        const PING: &str = "*1\r\n$4\r\nPING\r\n";
+        for (room, calls, sent) in [(8, 1, 8), (1 << 16, CROWD + 1, CROWD * PING.len())] {
+            let (link, mut server) = connected_with_room_for(room);
+            // The driver begins.
+            tokio::task::yield_now().await;
+            let ping = Command::new("PING");
+            let mut calls: Vec<_> = (0..calls).map(|_| Box::pin(link.call(&ping))).collect();
+            for call in &mut calls {
+                let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                assert!(polled.is_pending());
+            }
+            // To the connection, all at once.
+            tokio::time::advance(HELD_BACK + Duration::from_millis(1)).await;
+            let mut bytes = Vec::new();
+            server.read_to_end(&mut bytes).await.unwrap();
+            assert_eq!(bytes.len(), sent, "old bytes were sent");
+            for call in calls {
+                assert!(matches!(call.await, Err(Failure::Cut { sent: true, .. })));
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]

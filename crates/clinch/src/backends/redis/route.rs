@@ -1,31 +1,24 @@
 //! Which server a command goes to: the one, the master that Sentinel names, or the one that has the slot.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex};
-
-use tokio::runtime::{Handle, Id};
+use std::sync::{Arc, LazyLock};
 
 use super::check::Server;
 use super::claims::Claims;
 use super::cluster::Cluster;
+use super::copies::Copies;
 use super::dial::{Dialer, Endpoint};
 use super::failure::Failure;
 use super::inbox::Inbox;
 use super::link::Link;
-use super::reply::number;
 use super::resp::{Command, Value};
 use super::script::Script;
 use super::settings::{Address, Durability, Topology};
-use crate::backends::pool::{Connection, Pool, drive};
+use crate::backends::pool::{Connection, Pool};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sync::lock;
 
 /// How often one command is sent elsewhere before it is given back to the caller's own loop.
 const REDIRECTS: u32 = 5;
-
-/// How long a server may take to confirm that a grant is on its replicas or on disk: less than after how long its
-/// connection may be given up as silent.
-const CONFIRM_MS: u32 = 800;
 
 /// The servers of one URL.
 pub(super) struct Route {
@@ -44,9 +37,8 @@ pub(super) struct Node {
     endpoint: Endpoint,
     links: Pool<Link>,
     inboxes: Pool<Inbox>,
-    /// Connections for grants that are confirmed by WAIT, which blocks the connection it is sent on, by the runtime whose
-    /// callers use them.
-    idle: Mutex<Vec<(Option<Id>, Link)>>,
+    /// For what is to be confirmed.
+    copies: Pool<Copies>,
     /// Whether somebody sees to it that this remains the master that Sentinel names.
     followed: AtomicBool,
 }
@@ -57,7 +49,7 @@ impl Node {
             endpoint,
             links: Pool::default(),
             inboxes: Pool::default(),
-            idle: Mutex::default(),
+            copies: Pool::default(),
             followed: AtomicBool::new(false),
         })
     }
@@ -105,11 +97,9 @@ impl Node {
 
     /// Ends the connections to a master that was replaced.
     pub(super) fn leave_replaced(&self) {
-        lock(&self.idle).retain(|(_, link)| self.expect_latest(link).is_ok());
-        let links = self.links.all();
-        let inboxes = self.inboxes.all();
-        let all = links.iter().map(|link| &**link).chain(inboxes.iter().map(|inbox| &*inbox.link));
-        all.for_each(|link| drop(self.expect_latest(link)));
+        self.links.all().iter().for_each(|link| drop(self.expect_latest(link)));
+        self.copies.all().iter().for_each(|copies| drop(self.expect_latest(&copies.link)));
+        self.inboxes.all().iter().for_each(|inbox| drop(self.expect_latest(&inbox.link)));
     }
 }
 
@@ -174,18 +164,9 @@ impl Route {
         let mut asking = false;
         for hop in 0.. {
             let sent = match copies.asks_for_more() {
-                true => Box::pin(self.send_confirmed(&node, command, script, asking, copies)).await,
+                true => Box::pin(self.send_confirmed(&node, command, script, asking)).await,
                 false => match self.link(&node).await {
-                    Ok(link) => {
-                        let answer = exchange(&link, command, script, asking).await;
-                        if answer.as_ref().is_err_and(Failure::is_wrong_server) && link.is_open() {
-                            // Whoever is the master now, it is not this one: the next step asks again who is, and not
-                            // sooner than after an opening that failed.
-                            link.close();
-                            node.links.failed(&self.dialer.env);
-                        }
-                        Ok(answer.map_err(|failure| (failure, link.server().to_owned())))
-                    }
+                    Ok(link) => Ok(self.ask_on(&link, &node.links, command, script, asking).await),
                     Err(error) => Err(error),
                 },
             };
@@ -214,79 +195,45 @@ impl Route {
         Err(Error::new(ErrorKind::Unavailable, "the servers of the cluster point at each other"))
     }
 
-    /// Sends a command and WAIT on a connection of their own: WAIT speaks of what its own connection wrote.
+    /// As [`Route::send`] to one server, on the connection for what is to be confirmed.
     async fn send_confirmed(
         &self,
         node: &Arc<Node>,
         command: &Command,
         script: Option<&Script>,
         asking: bool,
-        copies: Durability,
     ) -> Result<Result<Value, (Failure, String)>> {
-        let runtime = Handle::try_current().map(|runtime| runtime.id()).ok();
-        let idle = {
-            let mut idle = lock(&node.idle);
-            idle.retain(|(_, link)| link.is_open() && node.expect_latest(link).is_ok());
-            let at = idle.iter().position(|(owner, _)| *owner == runtime);
-            at.map(|at| idle.swap_remove(at).1)
-        };
-        let link = match idle {
-            Some(link) => link,
-            None => {
-                let open = || {
-                    let (dialer, endpoint) = (self.dialer.clone(), node.endpoint.clone());
-                    async move { dialer.open_for_steps(&endpoint).await }
-                };
-                let link = drive(self.dialer.env.lane(), open).await?;
-                node.expect_latest(&link)?;
-                link
-            }
-        };
-        let server = link.server().to_owned();
-        let value = match exchange(&link, command, script, asking).await {
-            Ok(value) => value,
-            Err(failure) => return Ok(Err((failure, server))),
-        };
-        let mut wait = Command::new(if copies.aof.is_some() { "WAITAOF" } else { "WAIT" });
-        if let Some(local) = copies.aof {
-            wait.arg(u64::from(local));
+        let open = || Copies::open(self.dialer.clone(), node.endpoint.clone());
+        let copies = node.copies.get(&self.dialer.env, open).await?;
+        node.expect_latest(&copies.link)?;
+        let answer = self.ask_on(&copies.link, &node.copies, command, script, asking).await;
+        if answer.is_ok() {
+            copies.confirm().await?;
+            node.expect_latest(&copies.link).map_err(|error| {
+                let server = copies.link.server();
+                Error::new(ErrorKind::Unknown, format!("{server} did it, but is left: {error}"))
+            })?;
         }
-        wait.arg(u64::from(copies.replicas)).arg(u64::from(CONFIRM_MS));
-        let confirmed = match link.call(&wait).await {
-            Ok(confirmed) => confirmed,
-            Err(failure) => {
-                // The command itself was done.
-                let error = failure.into_error(&server);
-                let kind = if error.is_transient() { ErrorKind::Unknown } else { error.kind() };
-                return Err(Error::new(
-                    kind,
-                    format!("{server} did it, but whether it is copied is not known: {error}"),
-                ));
-            }
-        };
-        if let Err(error) = node.expect_latest(&link) {
-            return Err(Error::new(ErrorKind::Unknown, format!("{server} did it, but is left: {error}")));
+        Ok(answer)
+    }
+
+    /// One command on a connection of this pool, and with a failure the server that it is of.
+    async fn ask_on<C: Connection>(
+        &self,
+        link: &Link,
+        pool: &Pool<C>,
+        command: &Command,
+        script: Option<&Script>,
+        asking: bool,
+    ) -> Result<Value, (Failure, String)> {
+        let answer = exchange(link, command, script, asking).await;
+        if answer.as_ref().is_err_and(Failure::is_wrong_server) && link.is_open() {
+            // Whoever is the master now, it is not this one: the next step asks again who is, and not sooner than after
+            // an opening that failed.
+            link.close();
+            pool.failed(&self.dialer.env);
         }
-        lock(&node.idle).push((runtime, link));
-        let (disks, replicas) = match &confirmed {
-            Value::List(both) => match both.as_slice() {
-                [disks, replicas] => (number(disks)?, number(replicas)?),
-                _ => (0, 0),
-            },
-            one => (0, number(one)?),
-        };
-        if replicas < i64::from(copies.replicas) || disks < i64::from(copies.aof.unwrap_or(0)) {
-            return Err(Error::new(
-                ErrorKind::Unknown,
-                format!(
-                    "{server} did it, but within {CONFIRM_MS} ms only {replicas} of {} replicas and {disks} of {} disks \
-                     had confirmed it",
-                    copies.replicas,
-                    copies.aof.unwrap_or(0)
-                ),
-            ));
-        }
-        Ok(Ok(value))
+        answer.map_err(|failure| (failure, link.server().to_owned()))
     }
 
     /// The inbox that listens to this channel already, if there is one.

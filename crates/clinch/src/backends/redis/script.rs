@@ -4,12 +4,18 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use super::dating::millis;
+use super::link::HELD_BACK;
 use super::resp::{Arg, Command};
 use super::settings::RUN;
 use crate::backend::TAKE_WITHIN;
+use crate::net::UNDELIVERED;
 
-/// How much longer than their last claim the side keys of a lock live.
+/// How much longer than their last claim the side keys of a lock live, and for how long a grave stands.
 const SPARE: Duration = Duration::from_secs(60);
+
+/// A request that was given up arrives while its claim's grave still stands: it lies here and in the kernel for less than half
+/// of that time.
+const _: () = assert!(2 * (HELD_BACK.as_millis() + UNDELIVERED.as_millis()) < SPARE.as_millis());
 
 /// For how long it counts that a client was seen that may poll.
 const FOREIGN: Duration = Duration::from_secs(600);

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::claims::{Asked, Claims, Note};
+use super::claims::{Asked, Claims, Note, is_lone_try};
 use super::dating::{millis, not_after};
 use super::dial::Dialer;
+use super::failure;
 use super::inbox::Watched;
 use super::keys::{Home, INBOXES, Keys, lock_key, refuse_reserved, slot_of};
 use super::reply::{self, Claimed, Place};
@@ -65,7 +66,7 @@ pub(super) struct Store {
 
 impl Store {
     pub(super) fn new(settings: Settings, env: Env) -> Result<Store> {
-        let claims = Arc::new(Claims::default());
+        let claims = Arc::new(Claims::new(env.clock()));
         let inbox = format!("{:016x}", env.random().claim_id()?.bits() as u64);
         let dialer = Arc::new(Dialer { env, settings });
         let route = Arc::new(Route::new(dialer.clone(), claims.clone()));
@@ -139,6 +140,10 @@ impl Store {
             true => self.claims.asking(claim.id, || {
                 self.route.listening(keys.slot, || self.channel(keys.slot)).map_or(0, |inbox| inbox.id)
             }),
+            false if is_lone_try(claim) => {
+                self.claims.trying(claim.id);
+                0
+            }
             false => 0,
         };
         // Until somebody listens, the claim asks by itself; to the script, an inbox without a listener is a dead one.
@@ -165,8 +170,7 @@ impl Store {
     /// Releases or withdraws a claim.
     async fn free(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
         let (keys, id) = (self.keys(&claim.name), claim.id);
-        // A client knows of no step of a claim that was detached, perhaps elsewhere.
-        let in_doubt = self.claims.is_in_doubt(id) || claim.isolated && !claim.enqueue;
+        let in_doubt = self.claims.is_in_doubt(claim);
         let linger = match millis(linger) {
             0 => Cow::from("0"),
             ms => ms.to_string().into(),
@@ -183,7 +187,7 @@ impl Store {
             {
                 return Box::pin(self.free_alone(&keys, id)).await.ok_or(error);
             }
-            answer => answer?,
+            answer => answer.map_err(|error| failure::of_release(error, in_doubt))?,
         };
         let (removed, rest) = reply::released(&answer)?;
         if let Some(at) = rest {
@@ -271,7 +275,12 @@ impl Backend for Store {
             }
             Claimed::Granted(token) => {
                 self.claims.held.hold(claim, sent);
-                Ok(Progress::Granted(reply::answered(token, claim.ttl)))
+                let granted = reply::answered(token, claim.ttl);
+                if is_lone_try(claim) {
+                    // Its release has to know that all its steps were answered.
+                    return Ok(Progress::Granted(granted));
+                }
+                Ok(Progress::Granted(granted))
             }
             Claimed::Busy(busy) => Ok(Progress::Busy(busy)),
             // Evicted, though nobody knew yet that it was granted: it may ask again when that is over.
@@ -322,26 +331,25 @@ impl Backend for Store {
         }
         loop {
             match self.claims.take_note(claim.id) {
-                Some(Note::Granted { token, at, lease }) => {
+                Some(Note::Granted { token, at, lease, heard }) => {
                     let now = self.env().now();
-                    let from = not_after(asked.sent, asked.server, at, now, self.env().drift());
+                    let from = not_after(asked.sent, asked.server, at, heard, self.env().drift());
                     // A grant from before the answer that told of the place was over by then, and its message is late.
                     let over = at < asked.server;
                     // What may be old already is asked for, which is as good as new.
-                    return Ok(match now.since(from) <= lease / 3 {
+                    return Ok(match from.filter(|from| now.since(*from) <= lease / 3) {
                         _ if over || self.settings().durability.asks_for_more() => Wake::Step,
-                        true => {
+                        Some(from) => {
                             self.claims.settled(claim.id);
                             self.claims.held.hold(claim, now);
                             Wake::Granted(Grant { token, ttl: Some(lease), from: Some(from) })
                         }
-                        false => Wake::Step,
+                        None => Wake::Step,
                     });
                 }
-                Some(Note::Next { at, time }) => {
-                    let now = self.env().now();
-                    let began = not_after(asked.sent, asked.server, at, now, self.env().drift());
-                    look = (began + time + ROUNDING).max(now);
+                Some(Note::Next { at, time, heard }) => {
+                    let began = not_after(asked.sent, asked.server, at, heard, self.env().drift());
+                    look = began.unwrap_or(heard) + time + ROUNDING;
                 }
                 Some(Note::Emptied) => look = look.min(self.env().now() + EMPTIED),
                 Some(Note::Ask) => return Ok(Wake::Step),
@@ -469,31 +477,87 @@ pub(super) fn deleted() -> Loss {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::super::resp::{Reader, Value};
     use super::*;
     use crate::claim::Mode;
     use crate::lane::Lane;
     use crate::url::StoreUrl;
 
+    fn store(url: &str) -> Store {
+        let url = &mut StoreUrl::parse(url).unwrap();
+        Store::new(Settings::parse(url).unwrap(), Env::host(Lane::thread())).unwrap()
+    }
+
+    fn claim(bits: u128) -> Claim {
+        Claim {
+            id: ClaimId::from_bits(bits),
+            name: LockName::new("job").unwrap(),
+            mode: Mode::Exclusive,
+            ttl: TAKE_WITHIN,
+            enqueue: true,
+            place: false,
+            isolated: false,
+            owner: Arc::new(Owner { host: "h".into(), pid: 1, user: "u".into(), label: String::new() }),
+        }
+    }
+
+    /// The address of a server that greets one client, and answers to its scripts with this.
+    async fn server_that_answers(answer: &'static str) -> String {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("redis://{}", server.local_addr().unwrap());
+        tokio::spawn(async move {
+            let (mut client, _) = server.accept().await.unwrap();
+            let (mut reader, mut bytes) = (Reader::default(), vec![0; 1 << 16]);
+            while let Ok(count @ 1..) = client.read(&mut bytes).await {
+                let mut rest = &bytes[..count];
+                while let Ok(Some(Value::List(words))) = reader.read(&mut rest) {
+                    let answer = if words[0].text() == Some("EVALSHA") { answer } else { "+OK\r\n" };
+                    client.write_all(answer.as_bytes()).await.unwrap();
+                }
+            }
+        });
+        url
+    }
+
+    /// P7: a proxy's own words, or a script that broke off in the middle.
+    #[tokio::test]
+    async fn no_error_ends_a_release_but_those_that_are_known_to() {
+        use ErrorKind::{Invalid, Unknown, Unsupported};
+        for (answer, in_doubt, kind) in [
+            ("-ERR upstream failure\r\n", false, Unknown),
+            ("-ERR upstream failure\r\n", true, Unknown),
+            ("-NEWCODE of tomorrow\r\n", false, Unknown),
+            ("-WRONGTYPE it is a list\r\n", false, Invalid),
+            ("-WRONGTYPE it is a list\r\n", true, Unknown),
+        ] {
+            let (store, claim) = (store(&server_that_answers(answer).await), claim(1));
+            let error = store.claim(&claim).await.unwrap_err();
+            assert!([Invalid, Unsupported].contains(&error.kind()), "{error:?}");
+            let text = answer[1..].trim_end();
+            assert!(error.to_string().contains(text), "{error}");
+            if in_doubt {
+                store.claims.doubt(claim.id);
+            }
+            let error = store.release(&claim, Duration::ZERO).await.unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.to_string().contains(text), "{error}");
+            assert_eq!(store.claims.is_in_doubt(&claim), in_doubt);
+        }
+    }
+
     /// While a server is down, whoever gives up leaves nothing here for good.
     #[tokio::test]
     async fn nothing_is_kept_of_a_claim_that_was_given_up() {
-        let url = &mut StoreUrl::parse("redis://127.0.0.1:1").unwrap();
-        let store = Store::new(Settings::parse(url).unwrap(), Env::host(Lane::thread())).unwrap();
+        let store = store("redis://127.0.0.1:1");
         for bits in 0..20 {
-            let claim = Claim {
-                id: ClaimId::from_bits(bits),
-                name: LockName::new("job").unwrap(),
-                mode: Mode::Exclusive,
-                ttl: TAKE_WITHIN,
-                enqueue: true,
-                place: false,
-                isolated: false,
-                owner: Arc::new(Owner { host: "h".into(), pid: 1, user: "u".into(), label: String::new() }),
-            };
+            let claim = Claim { enqueue: bits % 2 == 0, isolated: true, ..claim(bits) };
             store.claim(&claim).await.unwrap_err();
             store.claims.doubt(claim.id);
             store.release(&claim, Duration::ZERO).await.unwrap_err();
-            assert!(store.claims.is_in_doubt(claim.id), "its release must still bury it");
+            assert!(store.claims.is_in_doubt(&claim), "its release must still bury it");
             store.forget(&claim);
         }
         assert_eq!(store.claims.count(), 0);

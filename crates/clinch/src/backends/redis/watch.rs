@@ -79,8 +79,7 @@ impl Held {
         state.remove(claim.id);
         let lease = Lease { name: claim.name.clone(), sight: Sight::Due(now + YOUNG) };
         state.leases.insert(claim.id, lease);
-        if state.next.is_none() {
-            state.next = Some(now + YOUNG);
+        if state.arm(now + YOUNG) {
             self.news.notify_one();
         }
     }
@@ -158,6 +157,7 @@ impl Held {
         for (id, _) in watches {
             state.set(*id, Sight::Due(again));
         }
+        state.arm(again);
     }
 
     fn done(&self) {
@@ -200,6 +200,15 @@ impl State {
         {
             self.told.remove(&key);
         }
+    }
+
+    /// Has somebody look at this moment; says whether that is sooner than was known.
+    fn arm(&mut self, at: Instant) -> bool {
+        let sooner = self.next.is_none_or(|next| at < next);
+        if sooner {
+            self.next = Some(at);
+        }
+        sooner
     }
 
     /// Has leases be read at once.
@@ -362,6 +371,20 @@ mod tests {
         assert!(held.begin(START + YOUNG).is_none());
         assert_eq!(held.next(), None, "nothing is held, and still it looks");
         assert!(lock(&held.state).leases.is_empty());
+    }
+
+    /// Also of what was looked at for nobody else, and of what grows up until the server is asked again.
+    #[test]
+    fn what_could_not_be_read_is_read_again() {
+        let held = Held::default();
+        let watches = watched(&held, &[claim(1)]);
+        held.read(&watches, &[false]);
+        held.done();
+        assert_eq!((held.missed().len(), held.next()), (1, None));
+        held.unread(&watches, START + PAUSE);
+        assert_eq!(held.next(), Some(START + PAUSE), "nobody looks again");
+        held.hold(&claim(2), START + YOUNG);
+        assert_eq!(held.next(), Some(START + YOUNG * 2), "what is young waits for what could not be read");
     }
 
     #[test]

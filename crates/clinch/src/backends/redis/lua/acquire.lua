@@ -39,7 +39,8 @@ end
 local capacity = string.match(mode, '/(%d+)$')
 if capacity and call('HGET', CLAIMS, '.of') ~= capacity then
   holders('0')
-  local all = call('HVALS', CLAIMS)
+  -- Of graves there may be many.
+  local all = call('EXISTS', HOLDERS, QUEUE) > 0 and call('HVALS', CLAIMS) or {}
   for i = 1, #all do
     local other = string.match(all[i], '^[wh] p%d+/(%d+) ')
     local _, ends = waiter(all[i])
@@ -49,21 +50,30 @@ if capacity and call('HGET', CLAIMS, '.of') ~= capacity then
   end
 end
 
-local more
+local more, refused
 local taken = value ~= '' and not is_marker(value)
-if not taken and not record and enqueue ~= '1' then
-  -- A try: granted now or not at all. Waiters ahead come first, unless none can be reached.
-  local at, all
-  for _ = 1, TRIES do
-    _, at, all = settle(nil, false, nil, at)
-    if not at then break end
+if not taken and not record then
+  -- Granted at once, where nobody stands ahead. A try is granted now or not at all: waiters ahead come first, unless none can
+  -- be reached.
+  local ids, at = call('LRANGE', QUEUE, '0', '1'), nil
+  local all = not ids[1]
+  refused = all
+  if not all and enqueue ~= '1' then
+    value = nil
+    for _ = 1, TRIES do
+      _, at, all = settle(nil, false, ids, at)
+      ids = nil
+      if not at then break end
+    end
   end
-  if all and admits(mode) then
+  if all and admits(mode, value) then
     local token = next_token()
-    grant(id, mode, token, owner, ttl)
+    grant(id, mode, token, owner, ttl, value)
     return token
   end
-elseif record or enqueue == '1' then
+  value = value or lock_value()
+end
+if record or enqueue == '1' then
   if record then
     local _, ends, _, since, inbox = waiter(record)
     inbox = listens ~= '-' and listens or inbox
@@ -74,7 +84,7 @@ elseif record or enqueue == '1' then
   end
   record_of(id, mode, record .. ' ' .. owner)
   keep(ttl, QUEUE)
-  if not taken then
+  if not taken and not refused then
     local token
     token, more = settle_some(id)
     if token then

@@ -81,6 +81,13 @@ end
 
 -- Forgets holders of parts whose lease has run out; answers who is left, up to the last one that is asked for.
 local function holders(last)
+  if last == '0' then
+    -- They are ordered by their ends.
+    local first = call('ZRANGE', HOLDERS, '0', '0', 'WITHSCORES')
+    if not first[1] or tonumber(first[2]) > now then
+      return { first[1] }
+    end
+  end
   local dead = call('ZRANGEBYSCORE', HOLDERS, '-inf', int(now), 'LIMIT', '0', '256')
   for i = 1, #dead do
     call('HDEL', CLAIMS, dead[i])
@@ -91,8 +98,9 @@ end
 
 -- Puts the marker of the holders of parts into the lock key, so that foreign clients are shut out until the last lease
 -- ends, or takes it away when nobody is left; and keeps their records for as long. `removed`: the step took a holder away.
-local function mark(removed)
-  local value = lock_value()
+-- `value`: what the key holds, where that is known.
+local function mark(removed, value)
+  value = value or lock_value()
   if value ~= '' and not is_marker(value) then
     return false
   end
@@ -109,9 +117,10 @@ local function mark(removed)
   return true
 end
 
--- Whether a claim of this mode, with nobody ahead of it in the queue, can be granted; and what the lock key holds.
-local function admits(mode)
-  local value = lock_value()
+-- Whether a claim of this mode, with nobody ahead of it in the queue, can be granted; and what the lock key holds, which may be
+-- known.
+local function admits(mode, value)
+  value = value or lock_value()
   if value ~= '' and not is_marker(value) then
     return false, value
   end
@@ -125,16 +134,20 @@ local function admits(mode)
     -- Of a marker the records may be lost, but not the end.
     return value == '', value
   end
+  if not count then
+    return mode == 's' and string.sub(call('HGET', CLAIMS, ids[1]) or '', 1, 4) == 'h s ', value
+  end
   local taken = 0
-  for i = 1, #ids do
-    local record = call('HGET', CLAIMS, ids[i]) or ''
-    local held = string.match(record, '^h p(%d+)/')
-    if mode == 's' then
-      return string.sub(record, 1, 4) == 'h s ', value
-    elseif mode == 'x' or not held then
-      return false, value
+  for i = 1, #ids, 256 do
+    local last = math.min(i + 255, #ids)
+    local records = call('HMGET', CLAIMS, unpack(ids, i, last))
+    for j = 1, last - i + 1 do
+      local held = string.match(records[j] or '', '^h p(%d+)/')
+      if not held then
+        return false, value
+      end
+      taken = taken + tonumber(held)
     end
-    taken = taken + tonumber(held)
   end
   return taken + tonumber(count) <= tonumber(capacity), value
 end
@@ -149,14 +162,14 @@ local function record_of(id, mode, record)
   end
 end
 
--- Grants to a claim that nobody stands in the way of, for `lease` ms.
-local function grant(id, mode, token, owner, lease)
+-- Grants to a claim that nobody stands in the way of, for `lease` ms. `value`: what the lock's key holds, where that is known.
+local function grant(id, mode, token, owner, lease, value)
   if mode == 'x' then
     call('SET', LOCK, id .. '*' .. token .. ' ' .. us .. ' ' .. owner, 'PX', int(lease))
   else
     record_of(id, mode, 'h ' .. mode .. ' ' .. token .. ' ' .. us .. ' ' .. owner)
     call('ZADD', HOLDERS, int(now + lease), id)
-    mark()
+    mark(false, value)
   end
 end
 

@@ -29,15 +29,17 @@ if mine or evicted then
     mark()
   end
 end
-if record then
+if record and string.sub(record, 1, 2) == 'h ' then
+  call('HDEL', CLAIMS, id)
+  if call('ZREM', HOLDERS, id) == 1 then
+    mark(true, is_marker(held) and held or nil)
+  end
+elseif record then
   local first = ids[1] == id
   leave(id)
   ids = call('LRANGE', QUEUE, '0', '1')
   if first then
     announce(0)
-  end
-  if call('ZREM', HOLDERS, id) == 1 then
-    mark(true)
   end
 end
 local head = ids[1]
