@@ -94,11 +94,14 @@ impl Future for Sleep {
                 state.next_id
             }
         };
-        state.sleepers.insert((self.until, id), cx.waker().clone());
+        let earlier = state.sleepers.insert((self.until, id), cx.waker().clone());
         if state.armed.is_none_or(|armed| self.until < armed) {
             state.armed = Some(self.until);
             timers.shared.kick.notify_one();
         }
+        drop(state);
+        // A waker may own a task, which may own timers.
+        drop(earlier);
         Poll::Pending
     }
 }
@@ -108,7 +111,8 @@ impl Drop for Sleep {
         if let Some(id) = self.id
             && !self.timers.lane.process().is_left()
         {
-            lock(&self.timers.shared.state).sleepers.remove(&(self.until, id));
+            // Dropped unlocked, as in `poll`.
+            let _waker = lock(&self.timers.shared.state).sleepers.remove(&(self.until, id));
         }
     }
 }

@@ -46,26 +46,32 @@ impl Watcher {
     /// Watches for somebody closing this file. Fails where the kernel has no watch left (`fs.inotify.max_user_instances`
     /// is 128 on many systems); the caller then looks from time to time.
     pub(super) fn watch(&self, path: &Path, lane: &Lane) -> io::Result<Watch> {
+        self.start(lane)?;
         let mut state = lock(&self.0);
-        let inotify = match state.inotify.take() {
-            Some(inotify) => inotify,
-            None => self.start(lane)?,
-        };
-        let added = inotify::add_watch(&inotify, path, WatchFlags::CLOSE_WRITE | WatchFlags::DONT_FOLLOW);
-        state.inotify = Some(inotify);
-        let descriptor = added?;
+        let nobody_reads = || io::Error::other("nothing runs on the background lane any more");
+        let inotify = state.inotify.as_ref().ok_or_else(nobody_reads)?;
+        let descriptor =
+            inotify::add_watch(inotify, path, WatchFlags::CLOSE_WRITE | WatchFlags::DONT_FOLLOW)?;
         state.next_id += 1;
         let (id, closed) = (state.next_id, Arc::new(Notify::new()));
         state.watched.entry(descriptor).or_default().push((id, closed.clone()));
         Ok(Watch { watcher: self.0.clone(), descriptor, id, closed })
     }
 
-    fn start(&self, lane: &Lane) -> io::Result<OwnedFd> {
-        let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
-        let reading = inotify.as_fd().try_clone_to_owned()?;
-        let reader = Reader(self.0.clone());
-        lane.spawn(async move { reader.read(reading).await }).map_err(io::Error::other)?;
-        Ok(inotify)
+    /// Has somebody read the events, unless somebody does.
+    fn start(&self, lane: &Lane) -> io::Result<()> {
+        let reading = {
+            let mut state = lock(&self.0);
+            if state.inotify.is_some() {
+                return Ok(());
+            }
+            let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+            let reading = inotify.as_fd().try_clone_to_owned()?;
+            state.inotify = Some(inotify);
+            reading
+        };
+        // Unlocked: a lane that has ended drops the reader at once, which then says so in `state`.
+        lane.spawn(Reader(self.0.clone()).read(reading)).map_err(io::Error::other)
     }
 }
 
@@ -112,11 +118,12 @@ impl Reader {
 /// However it ends: all are woken, and the next to watch starts anew.
 impl Drop for Reader {
     fn drop(&mut self) {
-        let mut state = lock(&self.0);
-        state.inotify = None;
-        for (_, watchers) in state.watched.drain() {
-            watchers.iter().for_each(|(_, closed)| closed.notify_one());
-        }
+        let watched = {
+            let mut state = lock(&self.0);
+            state.inotify = None;
+            std::mem::take(&mut state.watched)
+        };
+        watched.values().flatten().for_each(|(_, closed)| closed.notify_one());
     }
 }
 
@@ -164,5 +171,24 @@ mod tests {
         assert!(quiet.is_err(), "nobody closed the second file");
         drop(on_one);
         assert_eq!(lock(&watcher.0).watched.len(), 1);
+    }
+
+    /// Such a lane drops what it is handed at once, while whoever hands it over still has something locked.
+    #[test]
+    fn a_lane_that_has_ended_fails_and_hangs_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let lane = runtime.block_on(async { Lane::here().unwrap() });
+        drop(runtime);
+        let watcher = Watcher::default();
+        let (report, answers) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for _ in 0..2 {
+                report.send(watcher.watch(dir.path(), &lane).is_err()).unwrap();
+            }
+        });
+        for _ in 0..2 {
+            assert!(answers.recv_timeout(Duration::from_secs(30)).unwrap(), "nobody reads the events");
+        }
     }
 }
