@@ -103,7 +103,7 @@ impl Target {
             sent,
             Policy { drift: self.engine.env.drift(), manual, hold_until },
         )?;
-        match kept.tenure.standing(now) {
+        match kept.tenure.standing_here(now) {
             Standing::Lost(loss) => {
                 let why = match loss.kind {
                     LossKind::Expired => {

@@ -236,26 +236,26 @@ impl Guard {
         engine.check_process()?;
         // From here on nobody renews the lease: this future may be kept without being polled.
         let tenure = kept.tenure.clone();
-        drop(kept);
+        kept.end();
         // Before the look at the lease, so that the keeper does not free it at the same time.
         let _under_way = engine.releases.begin(claimed.claim.id);
-        if let Standing::Lost(loss) = tenure.standing(engine.env.now()) {
+        if let Standing::Lost(loss) = tenure.standing_here(engine.env.now()) {
             return Ok(Released::AlreadyLost(loss));
         }
         let claim = claimed.leaving();
         let until = engine.releases.until(&claim);
         let freed = engine.releases.free(&claim, linger, until).await;
-        let lost = tenure.standing(engine.env.now());
-        match (freed?, lost) {
-            (Freed::Removed, _) => {
+        match freed? {
+            Freed::Removed => {
                 claimed.settle();
                 Ok(Released::Released)
             }
-            (Freed::Absent, Standing::Lost(loss)) => Ok(Released::AlreadyLost(loss)),
-            (Freed::Absent, _) => Ok(Released::AlreadyLost(Loss::new(
-                crate::LossKind::Deleted,
-                "the store no longer had the claim",
-            ))),
+            Freed::Absent => Ok(Released::AlreadyLost(match tenure.standing(engine.env.now()) {
+                Standing::Lost(loss) => loss,
+                Standing::Held | Standing::Jeopardy => {
+                    Loss::new(crate::LossKind::Deleted, "the store no longer had the claim")
+                }
+            })),
         }
     }
 

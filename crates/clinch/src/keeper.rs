@@ -100,7 +100,7 @@ impl Keeper {
     ) -> Result<Kept> {
         let tenure = Tenure::new(self.shared.id(), claim, token, from, ttl, policy, self.env.process());
         let next = tenure.begin(self.env.random().jitter());
-        let kept = Kept { shared: self.shared.clone(), tenure: Arc::new(tenure) };
+        let kept = Kept { shared: self.shared.clone(), tenure: Arc::new(tenure), ended: false };
         let running = {
             let mut schedule = lock(&self.shared.schedule);
             schedule.put(next, kept.tenure.clone());
@@ -157,12 +157,21 @@ impl Keeper {
 pub(crate) struct Kept {
     shared: Arc<Shared>,
     pub(crate) tenure: Arc<Tenure>,
+    ended: bool,
+}
+
+impl Kept {
+    /// Ends it, where it is known that this is the process that made it: to ask costs a system call.
+    pub(crate) fn end(mut self) {
+        self.ended = true;
+        lock(&self.shared.schedule).take(&self.tenure);
+    }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
         // A forked child's copy of the schedule is nobody's, and may be locked for ever.
-        if !self.tenure.is_left() {
+        if !self.ended && !self.tenure.is_left() {
             lock(&self.shared.schedule).take(&self.tenure);
         }
     }

@@ -14,10 +14,10 @@ const BUFFERED_IDS: usize = 32;
 pub struct Random(Mutex<Source>);
 
 enum Source {
-    /// Unused ids, and the process that fetched them: a forked child must not hand out its parent's, nor move in step with it.
+    /// Unused ids. A forked child, which would hand out its parent's and move in step with it, is refused before it asks:
+    /// randomness belongs to an [`Env`](crate::Env).
     System {
         ids: Vec<ClaimId>,
-        pid: u32,
         jitter: Option<u64>,
     },
     Seeded(u64),
@@ -26,7 +26,7 @@ enum Source {
 impl Random {
     /// The operating system's generator.
     pub fn system() -> Random {
-        Random(Mutex::new(Source::System { ids: Vec::new(), pid: 0, jitter: None }))
+        Random(Mutex::new(Source::System { ids: Vec::new(), jitter: None }))
     }
 
     /// The same numbers for the same seed, for simulations. Never for claims that others could guess.
@@ -40,19 +40,11 @@ impl Random {
             Source::Seeded(state) => {
                 Ok(ClaimId::from_bits(u128::from(split_mix(state)) << 64 | u128::from(split_mix(state))))
             }
-            Source::System { ids, pid, jitter } => {
-                let me = std::process::id();
-                if *pid != me {
-                    ids.clear();
-                    (*pid, *jitter) = (me, None);
+            Source::System { ids, .. } => {
+                if ids.is_empty() {
+                    refill(ids)?;
                 }
-                match ids.pop() {
-                    Some(id) => Ok(id),
-                    None => {
-                        refill(ids)?;
-                        ids.pop().ok_or_else(|| Error::new(ErrorKind::Unavailable, "no random numbers"))
-                    }
-                }
+                ids.pop().ok_or_else(|| Error::new(ErrorKind::Unavailable, "no random numbers"))
             }
         }
     }
@@ -122,24 +114,6 @@ mod tests {
         let first = |_| Random::system().jitter().to_bits();
         let firsts: HashSet<u64> = (0..100).map(first).collect();
         assert!(firsts.len() > 90, "{} of 100", firsts.len());
-    }
-
-    #[test]
-    fn a_forked_child_goes_its_own_way() {
-        let random = Random::system();
-        random.claim_id().unwrap();
-        random.jitter();
-        let parents = match &mut *lock(&random.0) {
-            Source::System { jitter, pid, .. } => {
-                // As a child finds it.
-                *pid = 0;
-                jitter.unwrap()
-            }
-            Source::Seeded(_) => panic!("no seed was given"),
-        };
-        random.claim_id().unwrap();
-        let parents_next = (split_mix(&mut parents.clone()) >> 11) as f64 / (1u64 << 53) as f64;
-        assert_ne!(random.jitter(), parents_next);
     }
 
     #[test]

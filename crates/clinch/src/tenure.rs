@@ -168,9 +168,11 @@ impl Tenure {
 
     /// How the lease stands at `now`. A passed deadline is a loss, whether or not the keeper came to say so.
     pub(crate) fn standing(&self, now: Instant) -> Standing {
-        if self.is_left() {
-            return Standing::Lost(left());
-        }
+        if self.is_left() { Standing::Lost(left()) } else { self.standing_here(now) }
+    }
+
+    /// As [`Tenure::standing`], where it is known that this is the process that holds it: to ask costs a system call.
+    pub(crate) fn standing_here(&self, now: Instant) -> Standing {
         let mut state = lock(&self.state);
         self.expire(&mut state, now);
         state.standing.clone()
