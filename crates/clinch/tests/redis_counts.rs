@@ -261,7 +261,7 @@ async fn renewals(monitor: &mut Monitor, count: usize) -> Vec<usize> {
 async fn renewals_of_many_locks_share_commands() {
     const LOCKS: usize = 500;
     let redis = Redis::start();
-    let locks = connect(&redis).await.ttl(Duration::from_secs(3)).unwrap();
+    let locks = connect(&redis).await.ttl(Duration::from_secs(6)).unwrap();
     let mut taking = tokio::task::JoinSet::new();
     for number in 0..LOCKS {
         let locks = locks.clone();
@@ -269,7 +269,7 @@ async fn renewals_of_many_locks_share_commands() {
     }
     let guards = taking.join_all().await;
     let mut monitor = Monitor::start(&redis);
-    let sizes = renewals(&mut monitor, 5 * LOCKS).await;
+    let sizes = renewals(&mut monitor, 3 * LOCKS).await;
     let renewed: usize = sizes.iter().sum();
     assert!(renewed >= 50 * sizes.len(), "{sizes:?}");
     assert!(guards.iter().all(Guard::is_held));

@@ -13,6 +13,7 @@ use crate::backend::{Capabilities, ClaimState};
 use crate::claim::{Claim, ClaimId, Mode, Owner};
 use crate::clock::Instant;
 use crate::env::Env;
+use crate::error::{Error, Result};
 use crate::guard::{Guard, Released};
 use crate::lane::Lane;
 use crate::locks::{Locks, Renew};
@@ -68,7 +69,8 @@ impl Client {
 
     /// Whether the lock could be taken at this moment; it is freed again at once.
     pub(super) async fn could_lock(&self, name: &str) -> bool {
-        match self.locks.mutex(name).unwrap().try_lock().await.unwrap() {
+        let mutex = self.locks.mutex(name).unwrap();
+        match answered(async || mutex.try_lock().await).await.unwrap() {
             Some(guard) => {
                 guard.release().await.unwrap();
                 true
@@ -172,6 +174,31 @@ pub(super) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Opt
         assert!(tokio::time::Instant::now() < end, "not within {PATIENCE:?}: {what}");
         tokio::time::sleep(LOOK_EVERY).await;
     }
+}
+
+/// Asks again while nobody answers: a host that is busy may not have the time for one answer, let alone a quorum's. Needs no
+/// runtime.
+pub(super) async fn answered<T>(mut ask: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+    let start = std::time::Instant::now();
+    loop {
+        match ask().await {
+            Err(error) if error.is_transient() && start.elapsed() < PATIENCE => {
+                tokio::task::yield_now().await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// Waits for a mutex that is held, for so long that the store can say so, and returns what it says. Needs no runtime.
+pub(super) async fn lock_in_vain(locks: &Locks, name: &str) -> Error {
+    let mutex = locks.mutex(name).unwrap();
+    let mut patience = Duration::from_millis(50);
+    let wait = async || {
+        patience *= 2;
+        mutex.lock().timeout(patience).await
+    };
+    answered(wait).await.expect_err("two hold one lock")
 }
 
 /// Waits until the clock of a client has passed a moment.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use clinch_verify::{History, Recorder, Rules, Verdict, check};
 
 use super::Fixture;
-use super::client::{Client, PATIENCE, poll_then_drop, runtime, unique, within};
+use super::client::{Client, PATIENCE, answered, poll_then_drop, runtime, unique, within};
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::guard::{Guard, Released};
@@ -44,12 +44,12 @@ impl Ask {
     /// Asks without a pause, and so finds a lock that is free for a moment only. In vain where others have a place.
     async fn pounce(self, locks: &Locks, name: &str) -> Result<Guard> {
         loop {
-            let guard = match self {
-                Ask::Exclusive => locks.mutex(name)?.try_lock().await?,
-                Ask::Shared => locks.rwlock(name)?.try_read().await?,
-                Ask::Permits(n, of) => locks.semaphore(name, of)?.try_acquire(n).await?,
+            let attempt = async || match self {
+                Ask::Exclusive => locks.mutex(name)?.try_lock().await,
+                Ask::Shared => locks.rwlock(name)?.try_read().await,
+                Ask::Permits(n, of) => locks.semaphore(name, of)?.try_acquire(n).await,
             };
-            match guard {
+            match answered(attempt).await? {
                 Some(guard) => return Ok(guard),
                 None => tokio::task::yield_now().await,
             }

@@ -25,7 +25,7 @@ pub async fn jeopardy_not_told(fixture: &dyn Fixture) {
         return;
     }
     let name = unique("jeopardy");
-    let guard = super::client::lock(&client.with_ttl(fixture.ttl() * 4), &name).await;
+    let guard = super::client::lock(&client.with_ttl(fixture.ttl() * 6), &name).await;
     client.faults.hang(Step::Renew);
     let standing = within("the jeopardy is told", guard.changed(&Standing::Held)).await;
     assert_eq!(standing, Standing::Jeopardy);
@@ -255,10 +255,11 @@ pub async fn reply_lost_on_renewal(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
     let name = unique("renewal-reply");
     one.faults.lose_reply_of(Step::Renew);
-    let guard = super::client::lock(&one.with_ttl(fixture.ttl()), &name).await;
-    until_past(&one, one.now() + fixture.ttl()).await;
+    let ttl = fixture.ttl() * 2;
+    let guard = super::client::lock(&one.with_ttl(ttl), &name).await;
+    until_past(&one, one.now() + ttl).await;
     one.faults.fail_before(Step::Renew);
-    until_past(&one, one.now() + fixture.ttl()).await;
+    until_past(&one, one.now() + ttl).await;
     assert!(guard.is_held(), "one renewal without a reply lost the lease");
     if one.capabilities().expiry {
         assert!(one.faults.calls_of(Step::Renew) > 2);

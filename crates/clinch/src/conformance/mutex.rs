@@ -1,12 +1,12 @@
 //! Two holders, overtaking, leaked locks.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use clinch_verify::{Property, Rules};
 
 use super::client::{
-    Client, LONG_TTL, PATIENCE, Polled, eventually, expect_waiting, join, queue, runtime, unique, within,
+    Client, LONG_TTL, PATIENCE, Polled, answered, eventually, expect_waiting, join, lock_in_vain, queue,
+    runtime, unique, within,
 };
 use super::history::{Ask, contend};
 use super::{Fixture, history};
@@ -30,9 +30,7 @@ pub async fn second_client_shares_a_hold(fixture: &dyn Fixture) {
     let guard = one.lock(&name).await;
     assert!(!other.could_lock(&name).await, "another client got a lock that is held");
     assert!(!one.could_lock(&name).await, "the same client got a lock that it holds");
-    // Long enough for the store to have answered, on any host.
-    let wait = Duration::from_millis(500);
-    let error = other.locks.mutex(&name).unwrap().lock().timeout(wait).await.unwrap_err();
+    let error = within("a wait ends", lock_in_vain(&other.locks, &name)).await;
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     let holder = format!("pid {}", std::process::id());
     assert!(error.to_string().contains(&holder), "the error does not name the holder: {error}");
@@ -246,7 +244,7 @@ pub async fn run_without_the_lock(fixture: &dyn Fixture) {
         other.claims(&name).await.first().filter(|claim| claim.granted).map(|claim| claim.id)
     })
     .await;
-    other.locks.evict(&name, claim).await.unwrap();
+    answered(async || other.locks.evict(&name, claim).await).await.unwrap();
     let error = join("the body is stopped", endless).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
     other.expect_unused(&name).await;

@@ -17,7 +17,8 @@ use crate::guard::Released;
 pub async fn evicted_holder_goes_on(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
     let name = unique("evict");
-    let guard = super::client::lock(&one.with_ttl(fixture.ttl()), &name).await;
+    // Long enough not to run out on a busy host before it is told.
+    let guard = super::client::lock(&one.with_ttl(fixture.ttl() * 4), &name).await;
     let token = guard.token();
     assert_eq!(other.locks.evict(&name, guard.claim_id()).await.unwrap(), Freed::Removed);
     let loss = within("an evicted holder is told", guard.lost()).await;
@@ -261,14 +262,15 @@ pub async fn close_abandons_releases(fixture: &dyn Fixture) {
 pub async fn closed_client_claims(fixture: &dyn Fixture) {
     let client = Client::new(fixture).await;
     let (name, held) = (unique("closed"), unique("closed-held"));
-    let kept = super::client::lock(&client.with_ttl(fixture.ttl()), &held).await;
+    let ttl = fixture.ttl() * 2;
+    let kept = super::client::lock(&client.with_ttl(ttl), &held).await;
     client.locks.close(PATIENCE).await.unwrap();
     let claims = client.faults.calls_of(Step::Claim);
     let mutex = client.locks.mutex(&name).unwrap();
     assert_eq!(mutex.lock().await.unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(mutex.try_lock().await.unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(client.faults.calls_of(Step::Claim), claims, "a closed client sent a claim");
-    until_past(&client, client.now() + fixture.ttl()).await;
+    until_past(&client, client.now() + ttl).await;
     assert!(kept.is_held(), "closing ended a lease that is held");
     assert_eq!(kept.release().await.unwrap(), Released::Released);
 }

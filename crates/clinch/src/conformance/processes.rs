@@ -8,7 +8,7 @@ use std::time::Duration;
 use clinch_verify::{History, Property, Rules};
 
 use super::Fixture;
-use super::client::{Client, LONG_TTL, join, queue, unique};
+use super::client::{Client, LONG_TTL, eventually, join, queue, unique};
 use super::history::{Record, judge};
 use super::worker::Worker;
 use crate::guard::Released;
@@ -60,8 +60,8 @@ pub async fn killed_waiter_blocks(fixture: &dyn Fixture) {
     dead.kill();
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     drop(join("the waiter behind a killed one is granted", waiter).await);
-    // The place of the dead one may be listed for as long as it asked for, but stands in nobody's way.
-    drop(client.lock(&name).await);
+    // The place of the dead one may be listed for as long as it asked for, but stands in nobody's way, not even of a try.
+    eventually("a try is granted", async || client.could_lock(&name).await.then_some(())).await;
 }
 
 /// P3: tokens rise over releases, kills and restarts of processes.

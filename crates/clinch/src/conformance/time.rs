@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Fixture;
 use super::client::{
-    Client, LONG_TTL, eventually, expect_waiting, join, lock, queue, unique, until_past, within,
+    Client, LONG_TTL, eventually, expect_waiting, join, lock, lock_in_vain, queue, unique, until_past, within,
 };
 use super::faults::Step;
 use crate::clock::Instant;
@@ -81,9 +81,7 @@ pub async fn timed_out_waiter_stays(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
     let name = unique("timed-out");
     let guard = one.lock(&name).await;
-    let mutex = other.locks.mutex(&name).unwrap();
-    let impatient = tokio::spawn(async move { mutex.lock().timeout(Duration::from_millis(100)).await });
-    let error = join("the wait ends", impatient).await.unwrap_err();
+    let error = within("the wait ends", lock_in_vain(&other.locks, &name)).await;
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     one.sees_claims(&name, 1).await;
     let waiter = queue(&other.locks, &name);

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::client::{lock, runtime, within};
+use super::client::{answered, lock, runtime, within};
 use super::history::{Ask, Record, Workload, take_turns};
 use crate::clock::Clock;
 use crate::locks::{Locks, connect};
@@ -130,7 +130,8 @@ async fn obey(locks: &Locks, ttl: Duration) {
         let line = line.unwrap();
         match line.split_once([' ', '\t']).unwrap_or((&line, "")) {
             ("lock", name) => {
-                let guard = match locks.mutex(name).unwrap().try_lock().await.unwrap() {
+                let mutex = locks.mutex(name).unwrap();
+                let guard = match answered(async || mutex.try_lock().await).await.unwrap() {
                     Some(guard) => guard,
                     None => {
                         say("waiting");

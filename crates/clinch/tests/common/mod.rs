@@ -2,10 +2,11 @@
 
 #![allow(dead_code, reason = "no test executable needs all of it")]
 
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use clinch::{Guard, Locks, Released};
+use clinch::{Error, ErrorKind, Guard, Locks, Released};
 use tokio::task::JoinHandle;
 
 /// How long a state may take to come about before the test counts as failed.
@@ -40,6 +41,19 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Opt
         }
         assert!(tokio::time::Instant::now() < end, "not within {PATIENCE:?}: {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Waits for what is held, for so long that the store can say so, and returns what it says: how long that takes depends on
+/// how busy the host is.
+pub(crate) async fn in_vain<G: Debug>(mut wait: impl AsyncFnMut(Duration) -> Result<G, Error>) -> Error {
+    let mut patience = Duration::from_millis(50);
+    loop {
+        let error = wait(patience).await.expect_err("two hold one lock");
+        if error.kind() != ErrorKind::Unavailable || patience > PATIENCE {
+            return error;
+        }
+        patience *= 2;
     }
 }
 
