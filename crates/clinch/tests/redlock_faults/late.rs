@@ -35,6 +35,21 @@ fn scripts_run(server: &Redis) -> u64 {
     server.client().commandstats()["evalsha"]
 }
 
+/// As the engine makes them, and with a number of its own.
+fn claim(number: u64, hazard: &str) -> Claim {
+    let owner = Owner { host: "here".into(), pid: 1, user: "me".into(), label: String::new() };
+    Claim {
+        id: ClaimId::from_bits(number.into()),
+        name: LockName::new(unique(hazard)).unwrap(),
+        mode: Mode::Exclusive,
+        ttl: LONG_TTL,
+        enqueue: false,
+        place: false,
+        isolated: false,
+        owner: owner.into(),
+    }
+}
+
 /// A claim to three servers that two have granted. It is on its way to the third over a connection that was given up, and the
 /// third is reached by another one.
 struct OnItsWay {
@@ -53,21 +68,8 @@ impl OnItsWay {
         let url = servers.url("durable=on&max_ttl=24h");
         let backend = clinch::backends::redis::redlock::open(&url, env).await.unwrap();
         let numbers = AtomicU64::new(1);
-        let claim = |hazard: &str| {
-            let owner = Owner { host: "here".into(), pid: 1, user: "me".into(), label: String::new() };
-            Claim {
-                id: ClaimId::from_bits(numbers.fetch_add(1, Ordering::Relaxed).into()),
-                name: LockName::new(unique(hazard)).unwrap(),
-                mode: Mode::Exclusive,
-                ttl: LONG_TTL,
-                enqueue: false,
-                place: false,
-                isolated: false,
-                owner: owner.into(),
-            }
-        };
         let take = async |hazard: &str| {
-            let claim = claim(hazard);
+            let claim = claim(numbers.fetch_add(1, Ordering::Relaxed), hazard);
             let taken = backend.claim(&claim).await;
             assert!(matches!(taken, Ok(Progress::Granted(_))), "{taken:?}");
             claim
@@ -338,4 +340,49 @@ async fn a_script_that_a_server_has_forgotten_is_not_sent_again_after_the_releas
     })
     .await;
     assert_eq!(servers.with_key(&name), [0, 1], "the claim was sent after its release");
+}
+
+/// A server that has forgotten the script of the release is sent it again, with the release: that must not come after a claim
+/// that was sent meanwhile.
+#[tokio::test]
+async fn a_release_that_is_sent_again_takes_no_later_vote_along() {
+    let servers = Servers::durable(3);
+    let third = Proxy::start(servers.0[2].addr());
+    let hosts = servers.0[..2].iter().map(Redis::addr).chain([third.addr()]);
+    let url = url_of(hosts.map(|addr| addr.to_string()), "durable=on&max_ttl=24h&fencing=off");
+    let backend = clinch::backends::redis::redlock::open(&url, Env::host(Lane::thread())).await.unwrap();
+    let other = claim(1, "other");
+    let turn = async || {
+        assert!(matches!(backend.claim(&other).await, Ok(Progress::Granted(_))));
+        backend.release(&other, Duration::ZERO).await.unwrap();
+    };
+    turn().await;
+    servers.0[2].call(&["SCRIPT", "FLUSH"]);
+    let script = include_str!("../../src/backends/redis/lua/redlock_claim.lua");
+    servers.0[2].call(&["SCRIPT", "LOAD", script]);
+    servers.0[..2].iter().for_each(Redis::pause);
+    third.hold_replies(true);
+    let before = scripts_run(&servers.0[2]);
+    let wanted = Claim { enqueue: true, ..claim(2, "along") };
+    assert!(backend.claim(&wanted).await.is_err(), "nobody has answered");
+    eventually("the release arrives", async || (scripts_run(&servers.0[2]) > before + 1).then_some(())).await;
+    servers.0[0].resume();
+    let (again, ()) = tokio::join!(backend.claim(&wanted), async {
+        eventually("the next claim arrives", async || {
+            (scripts_run(&servers.0[2]) > before + 2).then_some(())
+        })
+        .await;
+        third.hold_replies(false);
+    });
+    let granted = matches!(again, Ok(Progress::Granted(_)));
+    // Whatever was to be sent again in the background is sent by then.
+    let end = std::time::Instant::now() + Duration::from_millis(500);
+    while std::time::Instant::now() < end {
+        turn().await;
+    }
+    let has_vote = servers.0[2].call(&["EXISTS", &format!("clinch:{}", wanted.name)]).int() == 1;
+    assert!(has_vote || !granted, "the vote of a holder is gone");
+    servers.0[1].resume();
+    let _ = backend.release(&wanted, Duration::ZERO).await;
+    servers.expect_no_key(wanted.name.as_str()).await;
 }

@@ -213,7 +213,7 @@ impl Leaving {
             let begun = env.now();
             let attempt = tokio::select! {
                 biased;
-                attempt = leave_once(&node, before.clone(), &command) => attempt,
+                attempt = leave_once(&node, before.clone(), &command, || entry.insists(at, ticket)) => attempt,
                 () = env.sleep_until(begun + STANDSTILL) => {
                     // Perhaps not the server stands still, but the runtime that drives this connection.
                     if let Some(line) = &before {
@@ -264,9 +264,15 @@ impl Leaving {
     }
 }
 
-/// Whether the claim was there, and whether it surely does not come again.
-async fn leave_once(node: &Arc<Node>, before: Option<Arc<Line>>, command: &Command) -> Result<(bool, bool)> {
+/// Whether the claim was there, and whether it surely does not come again. A server that does not know the script any more gets
+/// it with the command, unless a step was sent after that: it would take that one's vote along.
+async fn leave_once(
+    node: &Arc<Node>,
+    before: Option<Arc<Line>>,
+    command: &Command,
+    still_wanted: impl FnOnce() -> bool,
+) -> Result<(bool, bool)> {
     let (line, surely_after) = node.line_after(before).await?;
-    let was_there = reply::number(&node.run_on(&line, &script::RELEASE_LEAN, command).await?)? == 1;
-    Ok((was_there, surely_after))
+    let answer = node.run_while(&line, &script::RELEASE_LEAN, command, still_wanted).await?;
+    Ok((reply::number(&answer)? == 1, surely_after))
 }
