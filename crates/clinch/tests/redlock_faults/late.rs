@@ -386,3 +386,41 @@ async fn a_release_that_is_sent_again_takes_no_later_vote_along() {
     let _ = backend.release(&wanted, Duration::ZERO).await;
     servers.expect_no_key(wanted.name.as_str()).await;
 }
+
+/// A release that was not answered may arrive later, too: its repetition is no end before the connection is ended.
+#[tokio::test]
+async fn a_release_on_its_way_over_a_broken_connection_takes_no_later_vote_along() {
+    let servers = Servers::durable(3);
+    let third = Proxy::start(servers.0[2].addr());
+    let proxies = HashMap::from([(servers.0[2].port(), third.addr())]);
+    let detour = Arc::new(Detour { proxies, past: AtomicBool::new(false) });
+    let env = Env::new(Clock::host(), Random::system(), Lane::thread(), detour.clone());
+    let url = servers.url("durable=on&max_ttl=24h&fencing=off");
+    let backend = clinch::backends::redis::redlock::open(&url, env).await.unwrap();
+    let other = claim(1, "other");
+    assert!(matches!(backend.claim(&other).await, Ok(Progress::Granted(_))));
+    backend.release(&other, Duration::ZERO).await.unwrap();
+    servers.0[..2].iter().for_each(Redis::pause);
+    let wanted = Claim { enqueue: true, ..claim(2, "along") };
+    let key = format!("clinch:{}", wanted.name);
+    let there = || servers.0[2].call(&["EXISTS", &key]).int() == 1;
+    let (in_vain, ()) = tokio::join!(backend.claim(&wanted), async {
+        eventually("the third votes", async || there().then_some(())).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        third.black_hole(true);
+        detour.past.store(true, Ordering::Release);
+    });
+    assert!(in_vain.is_err(), "nobody else has answered");
+    eventually("the vote is given back over another connection", async || (!there()).then_some(())).await;
+    servers.0[0].resume();
+    eventually("it has votes again", async || {
+        matches!(backend.claim(&wanted).await, Ok(Progress::Granted(_))).then_some(())
+    })
+    .await;
+    third.black_hole(false);
+    eventually("what was held is delivered", async || (third.connections() == 0).then_some(())).await;
+    assert!(there(), "the vote of a holder is gone");
+    servers.0[1].resume();
+    let _ = backend.release(&wanted, Duration::ZERO).await;
+    servers.expect_no_key(wanted.name.as_str()).await;
+}

@@ -206,6 +206,7 @@ impl Leaving {
         node: Arc<Node>,
         before: Option<Arc<Line>>,
     ) -> Result<bool> {
+        let mut last = before;
         let Leaving { env, entry, command, arrived, until } = self;
         let (mut pause, longest) = PAUSE;
         let mut removed = false;
@@ -213,10 +214,10 @@ impl Leaving {
             let begun = env.now();
             let attempt = tokio::select! {
                 biased;
-                attempt = leave_once(&node, before.clone(), &command, || entry.insists(at, ticket)) => attempt,
+                attempt = leave_once(&node, &mut last, &command, || entry.insists(at, ticket)) => attempt,
                 () = env.sleep_until(begun + STANDSTILL) => {
                     // Perhaps not the server stands still, but the runtime that drives this connection.
-                    if let Some(line) = &before {
+                    if let Some(line) = &last {
                         line.link.close();
                     }
                     Err(Error::new(ErrorKind::Unknown, "did not answer"))
@@ -268,11 +269,15 @@ impl Leaving {
 /// it with the command, unless a step was sent after that: it would take that one's vote along.
 async fn leave_once(
     node: &Arc<Node>,
-    before: Option<Arc<Line>>,
+    last: &mut Option<Arc<Line>>,
     command: &Command,
     still_wanted: impl FnOnce() -> bool,
 ) -> Result<(bool, bool)> {
-    let (line, surely_after) = node.line_after(before).await?;
+    let (line, surely_after) = node.line_after(last.clone()).await?;
+    if surely_after {
+        // What comes next comes after this, too.
+        *last = Some(line.clone());
+    }
     let answer = node.run_while(&line, &script::RELEASE_LEAN, command, still_wanted).await?;
     Ok((reply::number(&answer)? == 1, surely_after))
 }
