@@ -33,6 +33,8 @@ mod cluster;
 mod detached;
 #[path = "etcd_faults/evictions.rs"]
 mod evictions;
+#[path = "etcd_faults/frames.rs"]
+mod frames;
 #[path = "etcd_faults/ghosts.rs"]
 mod ghosts;
 #[path = "etcd_faults/hung.rs"]

@@ -219,9 +219,10 @@ impl Client {
             return repeatable;
         }
         if failure.is_cut() {
-            link.life().close();
+            // Others may be answered still: perhaps it was this request alone that the server dropped.
+            link.life().leave();
             self.next.leave(link.endpoint);
-            return repeatable;
+            return repeatable || failure.is_unsent();
         }
         if failure.is_leaderless() || failure.is_learner() {
             // It may be cut off from the others, and they may have a leader.

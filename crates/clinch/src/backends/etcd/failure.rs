@@ -22,6 +22,18 @@ impl Failure {
         std::error::Error::source(&self.status).is_some()
     }
 
+    /// Whether the request was surely not sent: the connection had ended, or took no more requests.
+    pub(super) fn is_unsent(&self) -> bool {
+        let mut cause = std::error::Error::source(&self.status);
+        while let Some(error) = cause {
+            if let Some(error) = error.downcast_ref::<hyper::Error>() {
+                return error.is_canceled();
+            }
+            cause = error.source();
+        }
+        false
+    }
+
     /// Whether the member knows of no leader: it did nothing, and another may do better.
     pub(super) fn is_leaderless(&self) -> bool {
         self.status.message().contains("no leader")
@@ -67,7 +79,8 @@ impl Failure {
         let Failure { status, server } = &self;
         let text = status.message().trim_start_matches("etcdserver: ");
         if self.is_cut() {
-            let error = Error::new(ErrorKind::Unknown, format!("the connection to {server} broke: {text}"));
+            let kind = if self.is_unsent() { ErrorKind::Unavailable } else { ErrorKind::Unknown };
+            let error = Error::new(kind, format!("the connection to {server} broke: {text}"));
             return error.with_source(self.status);
         }
         let (kind, advice) = self.conclusion();

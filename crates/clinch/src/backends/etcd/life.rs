@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::FusedFuture;
 use tokio::sync::Notify;
 
 use crate::env::Env;
@@ -11,6 +13,9 @@ use crate::env::Env;
 /// How often a connection is looked at. One that answered nothing between two looks, though it was asked, is ended: so a
 /// server that hangs fails its commands after one to two of these. No timer per command.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How often a connection that was left is looked at, whether anything is under way on it.
+const LEFT_EVERY: Duration = Duration::from_millis(20);
 
 /// How much is asked and answered on a connection.
 #[derive(Default)]
@@ -50,26 +55,39 @@ impl Traffic {
 /// Whether a connection still lives, and how to end it.
 #[derive(Default)]
 pub(super) struct Life {
-    closed: AtomicBool,
-    close: Notify,
+    /// It takes no new requests.
+    left: AtomicBool,
+    over: AtomicBool,
+    ends: Notify,
     gone: Notify,
 }
 
 impl Life {
+    /// Whether it takes new requests.
     pub(super) fn is_open(&self) -> bool {
-        !self.closed.load(Ordering::Acquire)
+        !self.left.load(Ordering::Acquire)
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Has new requests take another connection. Those under way are answered still, unless it is broken.
+    pub(super) fn leave(&self) {
+        self.left.store(true, Ordering::Release);
+        self.ends.notify_one();
     }
 
     /// Ends the connection; whoever waits for an answer is told that it broke.
     pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.close.notify_one();
+        self.over.store(true, Ordering::Release);
+        self.leave();
         self.gone.notify_waiters();
     }
 
-    /// Waits until somebody closes the connection. For its driver alone.
-    pub(super) async fn closing(&self) {
-        self.close.notified().await;
+    /// Waits until somebody leaves or closes the connection. For its driver alone.
+    async fn ending(&self) {
+        self.ends.notified().await;
     }
 
     /// Waits until the connection is gone.
@@ -77,7 +95,7 @@ impl Life {
         loop {
             let mut gone = std::pin::pin!(self.gone.notified());
             gone.as_mut().enable();
-            if !self.is_open() {
+            if self.is_over() {
                 return;
             }
             gone.await;
@@ -111,7 +129,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Drives a connection until it breaks, is closed, or stops answering. `probe` asks the server for something cheap: where
+/// Drives a connection until it breaks, is closed, or stops answering, or was left and has answered all. `probe` asks the server for something cheap: where
 /// nobody waits any more for what was asked, it may be that a healthy server was told so and will never answer that. `silent` is called when it answers nothing.
 pub(super) async fn drive<P: Future<Output = ()>>(
     driver: impl Future<Output = ()>,
@@ -121,16 +139,16 @@ pub(super) async fn drive<P: Future<Output = ()>>(
     traffic: Arc<Traffic>,
     gone: Gone,
 ) {
-    let mut driver = std::pin::pin!(driver);
+    let mut driver = std::pin::pin!(driver.fuse());
     let mut probing = std::pin::pin!(None);
     let mut unanswered = None;
-    loop {
+    'open: loop {
         let mut look = env.sleep_until(env.now() + LOOK_EVERY);
         loop {
             tokio::select! {
                 biased;
-                () = &mut driver => return,
-                () = gone.0.closing() => return,
+                () = &mut driver => break 'open,
+                () = gone.0.ending() => break 'open,
                 () = probed(probing.as_mut()) => probing.set(None),
                 () = &mut look => break,
             }
@@ -144,6 +162,18 @@ pub(super) async fn drive<P: Future<Output = ()>>(
             probing.set(Some(probe()));
         }
         unanswered = asked.then_some(answered);
+    }
+    // A server that stops in good order takes no more requests and answers those that it has; each is given up in time. What
+    // streams beside them goes on elsewhere after that.
+    gone.0.leave();
+    probing.set(None);
+    while traffic.is_waited_for() && !gone.0.is_over() {
+        tokio::select! {
+            biased;
+            () = gone.0.ending() => {}
+            () = &mut driver, if !driver.is_terminated() => {}
+            () = env.sleep_until(env.now() + LEFT_EVERY) => {}
+        }
     }
 }
 
