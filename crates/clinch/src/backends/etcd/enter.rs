@@ -183,16 +183,21 @@ impl Store {
         let queue = self.queue(&claim.name);
         let stand = Stand { created, lease: known.carrier().lease };
         let is_clear = self.claims.view(claim.id).is_none_or(|view| view.is_clear());
-        // Once the predecessor is gone, nobody else is ahead, mostly; then one request does all.
-        if known.place.is_some() && claim.mode == Mode::Exclusive && is_clear {
-            match self.take_turn(claim, known, stand, true, sent).await? {
-                Turn::Taken(entered) => return Ok(entered),
-                Turn::NotYet | Turn::Full(_) => {}
-            }
-        }
         // Mostly it is the first by now, or nearly; and etcd goes through the whole queue for every range.
         let few = RangeRequest { max_create_revision: created, limit: FEW, ..wire::scan(&queue) };
-        let mut found = self.client.read(vec![few]).await?;
+        let mut found = None;
+        // Once the predecessor is gone, nobody else is ahead, mostly; then one request does all.
+        if known.place.is_some() && claim.mode == Mode::Exclusive && is_clear {
+            match self.take_turn(claim, known, stand, Some(few.clone()), sent).await? {
+                Turn::Taken(entered) => return Ok(entered),
+                Turn::NotYet(read) => found = read,
+                Turn::Full(_) => {}
+            }
+        }
+        let mut found = match found {
+            Some(found) => found,
+            None => self.client.read(vec![few]).await?,
+        };
         let last = found.ranges.first().and_then(|range| range.kvs.get(FEW as usize - 1));
         if last.is_some_and(|last| last.create_revision < created) {
             found = self.client.read(ahead(&queue, claim.mode, created).collect()).await?;
@@ -263,9 +268,9 @@ impl Store {
             let known = Known { place: None, ..known.clone() };
             return self.granted(claim, &known, stand.created, sent).await;
         }
-        match self.take_turn(claim, known, stand, false, sent).await? {
+        match self.take_turn(claim, known, stand, None, sent).await? {
             Turn::Taken(entered) => Ok(entered),
-            Turn::NotYet => Ok(Entered::Again),
+            Turn::NotYet(_) => Ok(Entered::Again),
             // Whoever renews its lease may have it for as long as the place lives, which is then renewed as often.
             Turn::Full(_) if !claim.isolated => self.granted(claim, known, stand.created, sent).await,
             Turn::Full(error) => Err(error),

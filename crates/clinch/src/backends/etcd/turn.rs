@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::claims::Known;
+use super::client::Found;
 use super::enter::Entered;
 use super::free::Stand;
 use super::record::Place;
@@ -30,21 +31,21 @@ const AT_ONCE: usize = 16;
 #[allow(clippy::large_enum_variant, reason = "moved once, on its way to the caller")]
 pub(super) enum Turn {
     Taken(Entered),
-    /// Its key is not as it was, or others are ahead.
-    NotYet,
+    /// Its key is not as it was, or others are ahead: what was read instead, if something was to be.
+    NotYet(Option<Found>),
     /// The server takes no more writes.
     Full(Error),
 }
 
 impl Store {
     /// Grants a claim whose key stands like that, by hanging it on the lease of its TTL; with `if_first` on condition that
-    /// nobody is ahead.
+    /// nobody is ahead, else that is read.
     pub(super) async fn take_turn(
         &self,
         claim: &Claim,
         known: &Known,
         stand: Stand,
-        if_first: bool,
+        if_first: Option<RangeRequest>,
         sent: Instant,
     ) -> Result<Turn> {
         let full = |error: Error| match error.kind() {
@@ -58,20 +59,24 @@ impl Store {
         let (key, lease) = (known.key.to_vec(), session.lease);
         let put = PutRequest { key, lease, ignore_value: true, ..PutRequest::default() };
         let mut compare = Stand::compare(Some(stand), &known.key);
-        if if_first {
+        if if_first.is_some() {
             compare.push(Compare::none_before(&self.queue(&claim.name), stand.created));
         }
-        let txn = TxnRequest { compare, success: vec![put.into()], failure: Vec::new() };
+        let failure = if_first.into_iter().map(Into::into).collect();
+        let txn = TxnRequest { compare, success: vec![put.into()], failure };
         match self.client.txn(txn).await {
             Ok(Some(answer)) if answer.succeeded => {
                 self.claims.moved(claim.id, session.clone());
                 let known = Known { session, place: None, ..known.clone() };
                 self.granted(claim, &known, stand.created, sent).await.map(Turn::Taken)
             }
-            Ok(Some(_)) => Ok(Turn::NotYet),
+            Ok(Some(answer)) => {
+                let found = Found::from(answer);
+                Ok(Turn::NotYet((!found.ranges.is_empty()).then_some(found)))
+            }
             Ok(None) => {
                 self.sessions.end(&session);
-                Ok(Turn::NotYet)
+                Ok(Turn::NotYet(None))
             }
             Err(error) => full(error),
         }
