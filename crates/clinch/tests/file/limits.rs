@@ -1,0 +1,130 @@
+//! How much there may be of anything, and what it costs.
+
+use super::*;
+
+#[tokio::test]
+async fn a_full_queue_refuses_and_loses_nothing() {
+    const RECORDS: usize = 1024;
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    let readers = locks.rwlock("job").unwrap();
+    let mut guards = Vec::new();
+    for _ in 0..RECORDS {
+        guards.push(readers.read().timeout(PATIENCE).await.unwrap());
+    }
+    let error = readers.read().timeout(PATIENCE).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
+    assert_eq!(locks.state("job").await.unwrap().unwrap().claims.len(), RECORDS);
+    drop(guards.swap_remove(500));
+    drop(readers.read().timeout(PATIENCE).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_long_lived_permit_keeps_its_record_while_thousands_pass() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await.label("the patient one").unwrap();
+    let patient = locks.semaphore("job", 2).unwrap().acquire(1).unwrap().await.unwrap();
+    let hasty = connect(dir.path()).await.semaphore("job", 2).unwrap();
+    for _ in 0..2500 {
+        drop(hasty.try_acquire(1).await.unwrap().unwrap());
+    }
+    let state = locks.state("job").await.unwrap().unwrap();
+    assert_eq!(state.claims.len(), 1);
+    assert_eq!(
+        (state.claims[0].id, state.claims[0].owner.label.as_str()),
+        (patient.claim_id(), "the patient one")
+    );
+}
+
+/// Set for [`pairs`] to what it shall do.
+const PAIRS: &str = "CLINCH_TEST_PAIRS";
+
+/// Locks and releases as often as it is told; nothing by itself.
+#[test]
+fn pairs() {
+    let Some(count) = std::env::var(PAIRS).ok().and_then(|count| count.parse().ok()) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+        let mutex = connect(dir.path()).await.mutex("job").unwrap();
+        for _ in 0..count {
+            mutex.lock().await.unwrap().release().await.unwrap();
+        }
+    });
+}
+
+/// How often the calls of a pair were made in a process that took this many pairs.
+fn calls(pairs: u32) -> std::collections::BTreeMap<String, u32> {
+    let counts = tempfile::NamedTempFile::new().unwrap();
+    let traced =
+        "trace=openat,fcntl,pread64,pwrite64,close,fstat,newfstatat,fsync,fdatasync,flock,read,write,getpid";
+    let status = Command::new("strace")
+        .args(["-f", "-c", "-e", traced, "-o"])
+        .arg(counts.path())
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "limits::pairs"])
+        .env(PAIRS, pairs.to_string())
+        .stdout(Stdio::null())
+        .status()
+        .expect("this test needs strace");
+    assert!(status.success());
+    let text = std::fs::read_to_string(counts.path()).unwrap();
+    let rows = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let rows = rows.filter(|row| row.len() >= 5 && row[0].parse::<f32>().is_ok() && !row.contains(&"total"));
+    rows.map(|row| (row.last().unwrap().to_string(), row[3].parse().unwrap())).collect()
+}
+
+#[test]
+fn an_uncontended_pair_costs_seven_system_calls_and_two_looks_for_a_fork() {
+    let (few, many) = (calls(100), calls(600));
+    // Starting up takes a call more or less from one process to the next.
+    let of = |call: &str| many.get(call).unwrap_or(&0).saturating_sub(*few.get(call).unwrap_or(&0));
+    // The standard library's debug build asks of every descriptor that it closes whether it is open.
+    let fcntl = if cfg!(debug_assertions) { 4 } else { 3 };
+    let per_pair = ["openat", "fcntl", "pread64", "pwrite64", "close", "getpid"]
+        .map(|call| (call, (of(call) + 250) / 500));
+    let expected =
+        [("openat", 1), ("fcntl", fcntl), ("pread64", 1), ("pwrite64", 1), ("close", 1), ("getpid", 2)];
+    assert_eq!(per_pair, expected);
+    let total: u32 = many.keys().map(|call| of(call)).sum();
+    assert!(total < (6 + fcntl) * 500 + 250, "{many:?}: no call but these, save one fsync in 1024 claims");
+}
+
+/// Set for [`descriptors`] when it is to use up its own.
+const DESCRIPTORS: &str = "CLINCH_TEST_DESCRIPTORS";
+
+/// Holds locks until no descriptor is left; nothing by itself, since the limit is the whole process's.
+#[test]
+fn descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    if std::env::var_os(DESCRIPTORS).is_none() {
+        return;
+    }
+    const SOFT: u64 = 40;
+    const HARD: u64 = 90;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(SOFT), maximum: Some(HARD) }).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+        let locks = connect(dir.path()).await;
+        let mut guards = Vec::new();
+        let error = loop {
+            match locks.mutex(&guards.len().to_string()).unwrap().lock().await {
+                Ok(guard) => guards.push(guard),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(getrlimit(Resource::Nofile).current, Some(HARD), "the soft limit was raised");
+        assert!(guards.len() as u64 > SOFT, "and used: {}", guards.len());
+        assert_eq!(error.kind(), ErrorKind::Exhausted);
+        assert!(error.to_string().contains("90") && error.to_string().contains("ulimit"), "{error}");
+        assert!(guards.iter().all(Guard::is_held));
+        drop(guards.pop());
+        drop(lock(&locks, "again").await);
+    });
+}
+
+#[test]
+fn running_out_of_descriptors_is_said_clearly_and_loses_nothing() {
+    let mut test = Command::new(std::env::current_exe().unwrap());
+    let output = test.args(["--exact", "limits::descriptors"]).env(DESCRIPTORS, "1").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}

@@ -1,0 +1,138 @@
+//! Whose turn it is, until when, and what a process that is stopped or not polled does to the others.
+
+use super::*;
+
+/// The holder of `clinch acquire` lets go when the time in its record has passed, without asking anybody again.
+#[tokio::test]
+async fn a_lease_whose_time_has_passed_is_renewed_by_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, outside) = (connect(dir.path()).await, connect(dir.path()).await);
+    let guard = lock(&locks, "job").await;
+    let id = guard.claim_id();
+    for _ in 0..2 {
+        outside.renew_detached("job", id, Duration::from_millis(200)).await.unwrap();
+    }
+    let end = tokio::time::Instant::now() + PATIENCE;
+    while outside.state("job").await.unwrap().unwrap().claims[0].expires_in != Some(Duration::ZERO) {
+        assert!(tokio::time::Instant::now() < end);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let error = outside.renew_detached("job", id, PATIENCE).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
+}
+
+/// Whatever an evicted holder still does, it does alone, be it one of several.
+#[tokio::test]
+async fn an_evicted_holder_has_the_lock_until_it_lets_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, other) = (connect(dir.path()).await, connect(dir.path()).await);
+    let guards = [
+        lock(&locks, "mutex").await,
+        locks.rwlock("rwlock").unwrap().read().await.unwrap(),
+        locks.semaphore("semaphore", 2).unwrap().acquire(2).unwrap().await.unwrap(),
+    ];
+    for guard in &guards {
+        let (other, name, claim) = (other.clone(), guard.name().to_string(), guard.claim_id());
+        tokio::spawn(async move { other.evict(&name, claim).await });
+    }
+    for guard in &guards {
+        tokio::time::timeout(PATIENCE, guard.lost()).await.expect("it is told");
+    }
+    const BESIDE: &str = "another got in beside an evicted holder";
+    for _ in 0..100 {
+        assert!(other.mutex("mutex").unwrap().try_lock().await.unwrap().is_none(), "{BESIDE}");
+        assert!(other.rwlock("rwlock").unwrap().try_write().await.unwrap().is_none(), "{BESIDE}");
+        assert!(other.semaphore("semaphore", 2).unwrap().try_acquire(1).await.unwrap().is_none(), "{BESIDE}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    drop(guards);
+    assert!(other.mutex("mutex").unwrap().try_lock().await.unwrap().is_some());
+    assert!(other.rwlock("rwlock").unwrap().try_write().await.unwrap().is_some());
+    assert!(other.semaphore("semaphore", 2).unwrap().try_acquire(1).await.unwrap().is_some());
+}
+
+/// Polls a future once.
+async fn once<T>(future: &mut std::pin::Pin<Box<impl Future<Output = T> + ?Sized>>) -> Option<T> {
+    std::future::poll_fn(|context| {
+        std::task::Poll::Ready(match future.as_mut().poll(context) {
+            std::task::Poll::Ready(value) => Some(value),
+            std::task::Poll::Pending => None,
+        })
+    })
+    .await
+}
+
+/// A future that is kept and not polled holds its turn for ever, and all behind it wait.
+#[tokio::test]
+async fn a_turn_that_nobody_takes_goes_on_to_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, other) = (connect(dir.path()).await, connect(dir.path()).await);
+    let held = lock(&other, "job").await;
+    let mut silent = Box::pin(lock(&locks, "job"));
+    assert!(once(&mut silent).await.is_none());
+    let next = tokio::spawn({
+        let other = other.clone();
+        async move { lock(&other, "job").await }
+    });
+    claims(&other, "job", 3).await;
+    drop(held);
+    let next = tokio::time::timeout(PATIENCE, next).await.expect("the turn goes on").unwrap();
+    assert!(once(&mut silent).await.is_none(), "a turn that went on was taken");
+    claims(&other, "job", 2).await;
+    let token = next.token();
+    drop(next);
+    assert!(tokio::time::timeout(PATIENCE, silent).await.expect("it has a place again").token() > token);
+}
+
+/// The record of a claim is changed by one at a time: else a grant could undo an eviction.
+#[tokio::test]
+async fn a_record_that_is_being_changed_is_changed_by_nobody_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, other) = (connect(dir.path()).await, connect(dir.path()).await);
+    let holder = lock(&locks, "job").await;
+    let waiter = tokio::spawn({
+        let locks = locks.clone();
+        async move { lock(&locks, "job").await }
+    });
+    claims(&other, "job", 2).await;
+    let place = other.state("job").await.unwrap().unwrap().claims[1].clone();
+    let byte = (1 << 54) + 1 + place.token.unwrap().get() % 1024;
+    let script = format!(
+        "import fcntl,os,struct,sys
+fd=os.open(sys.argv[1],os.O_RDWR)
+fcntl.fcntl(fd,37,struct.pack('hhqqi4x',fcntl.F_WRLCK,0,{byte},1,0))
+print('ready',flush=True)
+sys.stdin.read()"
+    );
+    let changing = Python::start(&script, &the_lock_file(dir.path()));
+    let error = other.evict("job", place.id).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    drop(holder);
+    for _ in 0..50 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        assert!(!waiter.is_finished(), "a waiter wrote its record while another did");
+    }
+    drop(changing);
+    drop(tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap());
+}
+
+#[tokio::test]
+async fn a_process_stopped_while_it_takes_its_ticket_delays_but_breaks_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    drop(lock(&locks, "job").await);
+    // Holds the byte that guards the header, as a claimant does for some microseconds, for as long as it lives.
+    let meta = "import fcntl,os,struct,sys
+fd=os.open(sys.argv[1],os.O_RDWR)
+fcntl.fcntl(fd,37,struct.pack('hhqqi4x',fcntl.F_WRLCK,0,1<<54,1,0))
+print('ready',flush=True)
+sys.stdin.read()";
+    let stopped = Python::start(meta, &the_lock_file(dir.path()));
+    let mutex = locks.mutex("job").unwrap();
+    assert!(mutex.try_lock().await.unwrap().is_none(), "whoever takes a ticket is about to hold it");
+    let timeout = mutex.lock().timeout(Duration::from_millis(50)).await.unwrap_err();
+    assert_eq!(timeout.kind(), ErrorKind::TimedOut);
+    let waiter = tokio::spawn(async move { mutex.lock().timeout(PATIENCE).await });
+    drop(stopped);
+    drop(waiter.await.unwrap().unwrap());
+}
