@@ -127,6 +127,24 @@ async fn a_try_whose_answer_came_leaves_no_grave() {
     assert_eq!(redis.call(&["KEYS", "*claims*"]).array(), [], "there are graves");
 }
 
+/// Those of detached claims may be many, and a semaphore that is used beside them is as quick as without.
+#[tokio::test]
+async fn graves_cost_who_takes_permits_nothing() {
+    let redis = Redis::start();
+    let locks = connect(&redis.url()).await;
+    let gpu = locks.semaphore("gpu", 2).unwrap();
+    let detached = gpu.try_acquire(1).await.unwrap().unwrap().detach().await.unwrap();
+    locks.release_detached("gpu", detached.claim).await.unwrap();
+    assert_eq!(redis.call(&["KEYS", "*claims*"]).array().len(), 1, "there is no grave");
+    // Those that ask for rights when a client connects are counted, too.
+    let reads = || redis.client().commandstats().get("hvals").copied().unwrap_or(0);
+    let before = reads();
+    for _ in 0..4 {
+        assert_eq!(gpu.try_acquire(2).await.unwrap().unwrap().release().await.unwrap(), Released::Released);
+    }
+    assert_eq!(reads() - before, 0, "all graves are read");
+}
+
 /// Whoever releases a detached claim does not know whether all its steps have arrived.
 #[tokio::test]
 async fn a_claim_that_comes_after_its_detached_release_leaves_nothing() {

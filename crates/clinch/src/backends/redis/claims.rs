@@ -122,12 +122,14 @@ impl Claims {
         Some((pending.asked.clone()?, pending.woken.clone()))
     }
 
-    /// Whether a step of the claim may still reach the server: of one that was detached, perhaps elsewhere, nobody knows.
-    pub(super) fn is_in_doubt(&self, claim: &Claim) -> bool {
-        match lock(&self.pending).get(&claim.id) {
-            Some(known) => known.in_doubt,
-            None => is_lone_try(claim),
-        }
+    /// Whether a step of the claim is known that may still reach the server.
+    pub(super) fn is_in_doubt(&self, id: ClaimId) -> bool {
+        lock(&self.pending).get(&id).is_some_and(|pending| pending.in_doubt)
+    }
+
+    /// Whether it is noted here what became of the claim's steps.
+    pub(super) fn knows(&self, id: ClaimId) -> bool {
+        lock(&self.pending).contains_key(&id)
     }
 
     pub(super) fn take_note(&self, id: ClaimId) -> Option<Note> {
@@ -266,7 +268,7 @@ mod tests {
         let id = ClaimId::from_bits(3);
         claims.doubt(id);
         claims.settled(id);
-        assert!(lock(&claims.pending)[&id].in_doubt && claims.waiting(id).is_none());
+        assert!(claims.is_in_doubt(id) && claims.waiting(id).is_none());
         assert!(claims.is_idle(), "nothing is told to what is in doubt");
         claims.forget(id);
         assert!(lock(&claims.pending).is_empty());

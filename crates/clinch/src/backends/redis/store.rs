@@ -170,12 +170,14 @@ impl Store {
     /// Releases or withdraws a claim.
     async fn free(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
         let (keys, id) = (self.keys(&claim.name), claim.id);
-        let in_doubt = self.claims.is_in_doubt(claim);
+        let in_doubt = self.claims.is_in_doubt(id);
+        // Nobody here knows the steps of a claim that was detached, perhaps elsewhere.
+        let buries = in_doubt || is_lone_try(claim) && !self.claims.knows(id);
         let linger = match millis(linger) {
             0 => Cow::from("0"),
             ms => ms.to_string().into(),
         };
-        let step = [&*linger, if in_doubt { "1" } else { "0" }, "0"];
+        let step = [&*linger, if buries { "1" } else { "0" }, "0"];
         let mut command = self.command(&script::RELEASE, &keys, step);
         command.arg(id);
         let answer = match self.route.run(keys.slot, &script::RELEASE, &command).await {
@@ -544,8 +546,17 @@ mod tests {
             let error = store.release(&claim, Duration::ZERO).await.unwrap_err();
             assert_eq!(error.kind(), kind, "{error}");
             assert!(error.to_string().contains(text), "{error}");
-            assert_eq!(store.claims.is_in_doubt(&claim), in_doubt);
+            assert_eq!(store.claims.is_in_doubt(claim.id), in_doubt);
         }
+    }
+
+    /// Whoever releases what was detached elsewhere buries it, but does not wait for what stays as it is.
+    #[tokio::test]
+    async fn a_detached_release_is_told_at_once_that_the_key_is_no_lock() {
+        let store = store(&server_that_answers("-WRONGTYPE it is a list\r\n").await);
+        let detached = Claim { enqueue: false, isolated: true, ..claim(1) };
+        let error = store.release(&detached, Duration::ZERO).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     }
 
     /// While a server is down, whoever gives up leaves nothing here for good.
@@ -557,7 +568,7 @@ mod tests {
             store.claim(&claim).await.unwrap_err();
             store.claims.doubt(claim.id);
             store.release(&claim, Duration::ZERO).await.unwrap_err();
-            assert!(store.claims.is_in_doubt(&claim), "its release must still bury it");
+            assert!(store.claims.is_in_doubt(claim.id), "its release must still bury it");
             store.forget(&claim);
         }
         assert_eq!(store.claims.count(), 0);
