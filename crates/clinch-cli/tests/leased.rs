@@ -2,8 +2,10 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use clinch_testkit::{Etcd, Redis};
-use common::{World, eventually};
+use common::{World, eventually, runs};
 
 /// Whoever gave up waiting stands in the way of others, or gets the lock after its end.
 fn who_gave_up_leaves_the_queue(world: &World) {
@@ -42,4 +44,29 @@ fn a_server_that_comes_late_is_waited_for() {
     redis.restart();
     eventually("the job runs", || world.path("ran").exists());
     assert_eq!(run.code(), 0);
+}
+
+/// A server hangs: the job is stopped in time, and then nobody waits for the answer to the release of a lease that has run out.
+fn a_run_ends_with_its_lease(world: &World, hang: impl FnOnce()) {
+    let mut run = world.start(["run", "--ttl", "4s", "x", "-c", "echo $$ > job.pid; exec sleep 60"]);
+    let job = world.pid("job.pid");
+    hang();
+    eventually("the job is stopped", || !runs(job));
+    let stopped = Instant::now();
+    assert_eq!(run.code(), 79);
+    let took = stopped.elapsed();
+    // Without a word to it: a TTL for the caller's release, and five seconds for those in the background.
+    assert!(took < Duration::from_secs(6), "it ended {took:?} after its job");
+}
+
+#[test]
+fn a_run_ends_with_its_lease_on_redis() {
+    let redis = Redis::start();
+    a_run_ends_with_its_lease(&World::on(redis.url()), || redis.pause());
+}
+
+#[test]
+fn a_run_ends_with_its_lease_on_etcd() {
+    let etcd = Etcd::start();
+    a_run_ends_with_its_lease(&World::on(etcd.url()), || etcd.pause());
 }

@@ -190,7 +190,7 @@ impl Wait<'_> {
                 Ok(Progress::Granted(grant)) if late < REPEATS && !target.is_fresh(grant, sent) => late += 1,
                 Ok(Progress::Granted(grant)) => return target.guard(claimed, &claim, grant, sent),
                 Ok(Progress::Queued(busy) | Progress::Busy(busy)) => {
-                    (attempt, late) = (0, 0);
+                    late = 0;
                     self.answered();
                     // One that the store no longer had was taken anew by this step.
                     place.take_if(|place| place.tenure.is_lost());
@@ -198,11 +198,16 @@ impl Wait<'_> {
                         place = Some(engine.keeper.keep_place(&claim, sent, ttl)?);
                     }
                     self.busy = Some(busy);
+                    let waits = engine.env.now();
                     let woken = tokio::select! {
                         biased;
                         woken = engine.backend.wait(&claim) => woken.map_err(nothing_lost),
                         () = lost(place.as_ref()) => Ok(Wake::Step),
                     };
+                    // A wait that fails at once, again and again, is no better for the steps between.
+                    if woken.is_ok() || engine.env.now().since(waits) >= lease::MAX_BACKOFF {
+                        attempt = 0;
+                    }
                     // However long nothing was asked of the store: it is silent only from the next step on.
                     self.answered();
                     match woken {

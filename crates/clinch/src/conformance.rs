@@ -144,7 +144,9 @@ macro_rules! __for_each_property {
                 writing_dropped_at_every_poll
             }
             executors {
+                lane_ends
                 no_runtime
+                runtime_stands_still
             }
             loss {
                 claim_not_applied

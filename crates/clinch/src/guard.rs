@@ -21,7 +21,7 @@ use crate::token::Token;
 pub(crate) struct Claimed {
     engine: Arc<Engine>,
     claim: Arc<Claim>,
-    /// What has become of it once it was granted.
+    /// What is known of its lease, once it was granted.
     tenure: Option<Arc<Tenure>>,
     /// Whether somebody else has taken over freeing it.
     settled: bool,
@@ -47,7 +47,8 @@ impl Drop for Claimed {
     fn drop(&mut self) {
         // A forked child's copy is not its own to free.
         if !self.settled && self.engine.check_process().is_ok() {
-            self.engine.releases.free_in_background(self.leaving());
+            let ends = self.tenure.as_ref().and_then(|tenure| tenure.runs_out());
+            self.engine.releases.free_in_background(self.leaving(), ends);
         }
     }
 }
@@ -238,12 +239,12 @@ impl Guard {
         let tenure = kept.tenure.clone();
         kept.end();
         // Before the look at the lease, so that the keeper does not free it at the same time.
-        let _under_way = engine.releases.begin(claimed.claim.id);
+        let _under_way = engine.releases.begin(claimed.claim.id, None);
         if let Standing::Lost(loss) = tenure.standing_here(engine.env.now()) {
             return Ok(Released::AlreadyLost(loss));
         }
         let claim = claimed.leaving();
-        let until = engine.releases.until(&claim);
+        let until = engine.releases.until(&claim, tenure.runs_out());
         let freed = engine.releases.free(&claim, linger, until).await;
         match freed? {
             Freed::Removed => {

@@ -317,7 +317,7 @@ async fn keep(keeping: Keeping, env: Env) {
             tokio::spawn(look(shared.clone(), env.clone(), tenure));
         }
         for tenure in todo.free {
-            shared.releases.free_in_background(tenure.leaving());
+            shared.releases.free_in_background(tenure.leaving(), tenure.runs_out());
         }
         let next = todo.next.unwrap_or_else(|| env.now() + CHECK_EVERY);
         tokio::select! {

@@ -4,13 +4,16 @@
 //! threads cannot lose locks, and a guard may be dropped anywhere. `clinch run` and simulations use their own runtime.
 
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
@@ -22,9 +25,16 @@ use crate::sync::lock;
 #[derive(Clone)]
 pub struct Lane(Arc<Kind>, Process);
 
-enum Kind {
-    Thread(Mutex<Option<Thread>>),
-    Here { runtime: Handle, tasks: Mutex<Vec<AbortHandle>> },
+struct Kind {
+    /// The runtime to run on for as long as it lives.
+    here: Option<Here>,
+    /// Else, and after that.
+    thread: Mutex<Option<Thread>>,
+}
+
+struct Here {
+    runtime: Handle,
+    tasks: Mutex<Vec<AbortHandle>>,
 }
 
 /// A running thread. Dropping it tells the thread to stop; nobody waits for that, since the last owner may be a task of
@@ -37,22 +47,28 @@ struct Thread {
 impl Lane {
     /// A thread of its own, started by the first future that is spawned.
     pub fn thread() -> Lane {
-        Lane(Arc::new(Kind::Thread(Mutex::new(None))), Process::this())
+        Lane::new(None)
     }
 
     /// The tokio runtime that this is called in.
     ///
     /// Renewals and time-outs then depend on that runtime making progress: for programs whose runtime never blocks and outlives
-    /// the client, and simulations. When it ends, every lease is told lost.
+    /// the client, and simulations. When it ends, every lease is told lost, and what comes after that runs on a thread of its own.
+    /// A runtime that lives on and that nobody drives any more stops them without a word.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Invalid`] outside a tokio runtime.
+    /// [`ErrorKind::Invalid`] outside a tokio runtime, and in one without I/O or timers.
     pub fn here() -> Result<Lane> {
         let runtime = Handle::try_current().map_err(|error| {
             Error::invalid("Lane::here needs a tokio runtime around it").with_source(error)
         })?;
-        Ok(Lane(Arc::new(Kind::Here { runtime, tasks: Mutex::default() }), Process::this()))
+        if !has_drivers() {
+            return Err(Error::invalid(
+                "Lane::here needs a tokio runtime with I/O and timers: build it with enable_all()",
+            ));
+        }
+        Ok(Lane::new(Some(Here { runtime, tasks: Mutex::default() })))
     }
 
     /// Whose it is. In a forked child nothing runs on it.
@@ -60,23 +76,36 @@ impl Lane {
         self.1
     }
 
-    /// Runs a future in the background; it is dropped with the lane.
+    fn new(here: Option<Here>) -> Lane {
+        Lane(Arc::new(Kind { here, thread: Mutex::new(None) }), Process::this())
+    }
+
+    /// Runs a future in the background; it is dropped with the lane, and with a runtime that ends.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Exhausted`] when the thread could not be started; [`ErrorKind::Closed`] in a forked child.
     pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) -> Result<()> {
         self.1.check()?;
-        match &*self.0 {
-            Kind::Here { runtime, tasks } => {
-                let task = runtime.spawn(future).abort_handle();
-                let mut tasks = lock(tasks);
-                tasks.retain(|task| !task.is_finished());
-                tasks.push(task);
-            }
-            Kind::Thread(_) => drop(self.handle()?.spawn(future)),
+        match self.living() {
+            Some(here) => here.spawn(future),
+            None => drop(self.on_thread()?.spawn(future)),
         }
         Ok(())
+    }
+
+    /// Runs what `make` makes in the background, and makes it anew when the runtime that it runs on ends, for as long as the lane
+    /// lives. One that panics is not made again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lane::spawn`].
+    pub(crate) fn run<M, F>(&self, make: M) -> Result<()>
+    where
+        M: Fn() -> F + Send + Sync + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.spawn(Lasting { lane: Arc::downgrade(&self.0), process: self.1, make: Some(make) }.run())
     }
 
     /// The lane's runtime, started if need be. What is spawned on it directly may outlive the lane where it is the
@@ -87,11 +116,19 @@ impl Lane {
     /// As [`Lane::spawn`].
     pub(crate) fn handle(&self) -> Result<Handle> {
         self.1.check()?;
-        let thread = match &*self.0 {
-            Kind::Here { runtime, .. } => return Ok(runtime.clone()),
-            Kind::Thread(thread) => thread,
-        };
-        let mut thread = lock(thread);
+        match self.living() {
+            Some(here) => Ok(here.runtime.clone()),
+            None => self.on_thread(),
+        }
+    }
+
+    /// The runtime that this lane was made in, if that has not ended.
+    fn living(&self) -> Option<&Here> {
+        self.0.here.as_ref().filter(|here| here.is_alive())
+    }
+
+    fn on_thread(&self) -> Result<Handle> {
+        let mut thread = lock(&self.0.thread);
         let running = match thread.take() {
             Some(running) => running,
             None => start().map_err(|error| {
@@ -104,22 +141,61 @@ impl Lane {
     }
 }
 
-impl Drop for Kind {
+impl Here {
+    fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        let task = self.runtime.spawn(future).abort_handle();
+        let mut tasks = lock(&self.tasks);
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(task);
+    }
+
+    /// A runtime that has ended drops what is spawned on it, and says so in no other way.
+    fn is_alive(&self) -> bool {
+        let probe = self.runtime.spawn(pending::<()>());
+        let alive = !probe.is_finished();
+        probe.abort();
+        alive
+    }
+}
+
+impl Drop for Here {
     fn drop(&mut self) {
-        if let Kind::Here { tasks, .. } = self {
-            for task in lock(tasks).drain(..) {
-                task.abort();
-            }
+        for task in lock(&self.tasks).drain(..) {
+            task.abort();
+        }
+    }
+}
+
+/// A task that is made anew when its runtime ends.
+struct Lasting<M: Fn() -> F + Send + Sync + 'static, F: Future<Output = ()> + Send + 'static> {
+    lane: Weak<Kind>,
+    process: Process,
+    /// `None` when it is done.
+    make: Option<M>,
+}
+
+impl<M: Fn() -> F + Send + Sync + 'static, F: Future<Output = ()> + Send + 'static> Lasting<M, F> {
+    async fn run(mut self) {
+        if let Some(make) = &self.make {
+            make().await;
+        }
+        self.make = None;
+    }
+}
+
+impl<M: Fn() -> F + Send + Sync + 'static, F: Future<Output = ()> + Send + 'static> Drop for Lasting<M, F> {
+    fn drop(&mut self) {
+        let (make, lane) = (self.make.take(), self.lane.upgrade().map(|lane| Lane(lane, self.process)));
+        if let (Some(make), Some(lane), false) = (make, lane, std::thread::panicking()) {
+            // Without a background thread nobody can go on with it.
+            let _ = lane.run(make);
         }
     }
 }
 
 impl fmt::Debug for Lane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match &*self.0 {
-            Kind::Thread(_) => "Lane(thread)",
-            Kind::Here { .. } => "Lane(here)",
-        })
+        f.write_str(if self.0.here.is_some() { "Lane(here)" } else { "Lane(thread)" })
     }
 }
 
@@ -129,9 +205,41 @@ pub(crate) async fn caught<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
         Ok(poll) => poll.map(Some),
-        Err(_) => std::task::Poll::Ready(None),
+        Err(_) => Poll::Ready(None),
     })
     .await
+}
+
+/// The runtime that polls this, which may drive a connection. Not one whose context was merely entered while another executor
+/// polls: nothing would ever be read there. One of several threads drives itself.
+pub(crate) fn driven() -> Option<Handle> {
+    let runtime = Handle::try_current().ok()?;
+    let alone = runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
+    (!alone || tokio::task::try_id().is_some() || is_polled_by_tokio()).then_some(runtime)
+}
+
+/// Whether this thread is inside a runtime's `block_on`. There tokio keeps the waker of whoever yields; elsewhere it wakes at once.
+fn is_polled_by_tokio() -> bool {
+    struct Woken(AtomicBool);
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let woken = Arc::new(Woken(AtomicBool::new(false)));
+    let waker = Waker::from(woken.clone());
+    let _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
+    !woken.0.load(Ordering::Relaxed)
+}
+
+/// Whether the current runtime has timers and I/O. Tokio tells what is missing only by a panic.
+fn has_drivers() -> bool {
+    catch_unwind(|| {
+        drop(tokio::time::sleep(Duration::ZERO));
+        #[cfg(unix)]
+        drop(tokio::net::UnixDatagram::unbound());
+    })
+    .is_ok()
 }
 
 fn start() -> io::Result<Thread> {
@@ -155,9 +263,64 @@ fn start() -> io::Result<Thread> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn a_lane_needs_a_runtime_with_timers_and_io() {
+        assert_eq!(Lane::here().unwrap_err().kind(), ErrorKind::Invalid);
+        for timers in [false, true] {
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            if timers {
+                builder.enable_time();
+            }
+            let error = builder.build().unwrap().block_on(async { Lane::here() }).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+        }
+        assert!(runtime().block_on(async { Lane::here() }).is_ok());
+    }
+
+    #[test]
+    fn a_task_goes_on_where_its_runtime_has_ended() {
+        for begun in [false, true] {
+            let runtime = runtime();
+            let lane = runtime.block_on(async { Lane::here() }).unwrap();
+            let (tell, told) = mpsc::channel();
+            lane.run(move || {
+                let tell = tell.clone();
+                async move {
+                    tell.send(std::thread::current().name().map(str::to_owned)).unwrap();
+                    pending().await
+                }
+            })
+            .unwrap();
+            if begun {
+                runtime.block_on(tokio::task::yield_now());
+                assert_ne!(told.recv().unwrap().as_deref(), Some("clinch"));
+            }
+            drop(runtime);
+            let next = told.recv_timeout(Duration::from_secs(20)).unwrap();
+            assert_eq!(next.as_deref(), Some("clinch"), "it goes on elsewhere");
+            drop(lane);
+            assert!(told.recv_timeout(Duration::from_secs(20)).is_err(), "it ends with the lane");
+        }
+    }
+
+    #[test]
+    fn a_runtime_that_is_only_entered_drives_nothing() {
+        let (alone, many) = (runtime(), tokio::runtime::Runtime::new().unwrap());
+        assert!(driven().is_none());
+        assert!(alone.block_on(async { driven() }).is_some());
+        assert!(alone.block_on(async { tokio::spawn(async { driven() }).await.unwrap() }).is_some());
+        let entered = alone.enter();
+        assert!(driven().is_none());
+        drop(entered);
+        let _entered = many.enter();
+        assert!(driven().is_some());
+    }
 
     #[test]
     fn a_thread_lane_works_outside_any_runtime_and_ends_with_its_last_owner() {

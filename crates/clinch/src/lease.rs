@@ -31,7 +31,7 @@ const TIME_TO_STOP: Duration = Duration::from_millis(250);
 const MAX_TIME_TO_STOP: Duration = Duration::from_secs(5);
 
 /// Longest pause between two attempts at a step that failed.
-const MAX_BACKOFF: Duration = Duration::from_secs(1);
+pub(crate) const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
 /// Longest time between two renewals: where the store tells nothing of its own accord, they alone tell of an eviction, and that
 /// within the [notice](crate::backend::NOTICE), also if one of them hangs.

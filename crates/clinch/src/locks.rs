@@ -261,7 +261,7 @@ impl Locks {
     pub async fn release_detached(&self, name: &str, claim: ClaimId) -> Result<Released> {
         let claim = self.detached(name, claim)?;
         let releases = &self.engine.releases;
-        let freed = releases.free(&claim, Duration::ZERO, releases.until(&claim)).await;
+        let freed = releases.free(&claim, Duration::ZERO, releases.until(&claim, None)).await;
         if freed.is_err() {
             self.engine.backend.forget(&claim);
         }

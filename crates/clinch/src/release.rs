@@ -1,18 +1,20 @@
 //! Freeing claims for sure: the one loop that repeats a release until the store has answered it, and what becomes of claims
 //! whose release nobody answered for long.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{Backend, Freed};
+use crate::backend::{self, Backend, Freed};
 use crate::claim::{Claim, ClaimId};
 use crate::clock::Instant;
 use crate::env::Env;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lane::caught;
 use crate::lease;
 use crate::sync::lock;
@@ -27,7 +29,7 @@ const LEFT_FOR: Duration = Duration::from_secs(3600);
 /// How many of those are remembered; a store that is away for long must not cost memory for each attempt.
 const MOST_LEFT: usize = 4096;
 
-/// How often one of those is tried while the store does not answer.
+/// How often one of those is tried while its server does not answer.
 const TRY_LEFT_EVERY: Duration = Duration::from_secs(5);
 
 /// The releases of one client.
@@ -42,10 +44,25 @@ pub(crate) struct Releases {
 
 #[derive(Debug, Default)]
 struct State {
-    under_way: HashSet<ClaimId>,
-    /// What nobody has answered yet, each with the time until which it is tried.
-    left: VecDeque<(Arc<Claim>, Instant)>,
-    sweeping: bool,
+    /// Each with the end of its lease, where that is known.
+    under_way: HashMap<ClaimId, Option<Instant>>,
+    /// What nobody has answered yet, by [server](Backend::shard): one that is away delays the releases of no other.
+    left: HashMap<u64, Left>,
+}
+
+/// What one server has not answered.
+#[derive(Debug, Default)]
+struct Left {
+    /// Each with the time until which it is tried.
+    claims: VecDeque<(Arc<Claim>, Instant)>,
+    /// Whether a task tries them.
+    swept: bool,
+}
+
+impl Left {
+    fn remove(&mut self, id: ClaimId) {
+        self.claims.retain(|(claim, _)| claim.id != id);
+    }
 }
 
 impl Releases {
@@ -53,21 +70,44 @@ impl Releases {
         Arc::new(Releases { backend, env, state: Mutex::default(), done: Notify::new() })
     }
 
-    /// Marks the release of a claim as under way, so that nobody else begins it; `None`: somebody did.
-    pub(crate) fn begin(self: &Arc<Releases>, id: ClaimId) -> Option<UnderWay> {
-        lock(&self.state).under_way.insert(id).then(|| UnderWay(self.clone(), id))
+    /// Marks the release of a claim as under way, so that nobody else begins it; `None`: somebody did. `ends`: when its lease
+    /// ends by itself, as far as that is known.
+    pub(crate) fn begin(self: &Arc<Releases>, id: ClaimId, ends: Option<Instant>) -> Option<UnderWay> {
+        let ends = ends.filter(|_| self.backend.capabilities().expiry);
+        match lock(&self.state).under_way.entry(id) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(vacant) => {
+                vacant.insert(ends);
+                Some(UnderWay(self.clone(), id))
+            }
+        }
     }
 
-    /// Until when a caller's release is worth repeating: when the lease has surely run out, there is nothing left to free.
-    pub(crate) fn until(&self, claim: &Claim) -> Instant {
-        let lease = if self.backend.capabilities().expiry { claim.ttl } else { RELEASE_FOR };
-        self.env.now() + lease
+    /// Until when a caller's release is worth repeating: when the lease has run out, there is nothing left to free. One attempt
+    /// has its time in any case.
+    pub(crate) fn until(&self, claim: &Claim, ends: Option<Instant>) -> Instant {
+        let now = self.env.now();
+        match self.backend.capabilities().expiry {
+            true => ends.unwrap_or(now + claim.ttl).max(now + backend::attempt(claim.ttl)),
+            false => now + RELEASE_FOR,
+        }
     }
 
     /// Frees a claim, repeating what failed until `until`.
     ///
     /// When an attempt's answer was lost, it may have been applied, so a later "absent" then counts as removed.
     pub(crate) async fn free(&self, claim: &Claim, linger: Duration, until: Instant) -> Result<Freed> {
+        tokio::select! {
+            biased;
+            freed = self.repeat(claim, linger, until) => freed,
+            () = self.env.sleep_until(until) => {
+                let message = format!("the store did not answer the release of lock \"{}\" in time", claim.name);
+                Err(Error::new(ErrorKind::Unknown, message))
+            }
+        }
+    }
+
+    async fn repeat(&self, claim: &Claim, linger: Duration, until: Instant) -> Result<Freed> {
         let mut maybe_applied = false;
         let mut attempt = 0;
         loop {
@@ -88,24 +128,23 @@ impl Releases {
     }
 
     /// Frees a claim in the background, or at once where the store needs no waiting. Works anywhere, also in a drop outside
-    /// any runtime. Does nothing while a release of this claim is under way.
-    pub(crate) fn free_in_background(self: &Arc<Releases>, claim: Arc<Claim>) {
-        let Some(under_way) = self.begin(claim.id) else { return };
-        let mut release = Box::pin(async move {
-            let releases = &under_way.0;
-            let until = releases.env.now() + RELEASE_FOR;
-            let freed = caught(releases.free(&claim, Duration::ZERO, until)).await;
-            if !releases.is_over(&claim, freed) {
-                releases.leave(claim);
-            }
-        });
+    /// any runtime. Does nothing while a release of this claim is under way. `ends` as for [`Releases::begin`].
+    pub(crate) fn free_in_background(self: &Arc<Releases>, claim: Arc<Claim>, ends: Option<Instant>) {
+        let Some(under_way) = self.begin(claim.id, ends) else { return };
+        let under_way = Arc::new(under_way);
+        let mut begun: Pin<Box<dyn Future<Output = ()> + Send>> =
+            Box::pin(release(under_way.clone(), claim.clone()));
         if self.backend.capabilities().inline
-            && release.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+            && begun.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
         {
             return;
         }
+        let begun = Mutex::new(Some(begun));
         // Without a background thread the claim is left to its lease.
-        let _ = self.env.lane().spawn(release);
+        let _ = self.env.lane().run(move || {
+            let begun = lock(&begun).take();
+            begun.unwrap_or_else(|| Box::pin(release(under_way.clone(), claim.clone())))
+        });
     }
 
     /// Whether a release is over: the store has answered it, or no repetition changes what it said.
@@ -120,26 +159,27 @@ impl Releases {
         }
     }
 
-    /// Waits until nothing is under way; says how many still were at `until`, or were refused or given no answer for so long
-    /// that they are only tried now and then: nobody waits for those.
+    /// Waits until nothing is under way; says how many were not answered until then. Nobody waits for those whose lease has
+    /// ended by itself, nor for those that were refused or given no answer for so long that they are only tried now and then.
     pub(crate) async fn finish(&self, until: Instant) -> Result<(), usize> {
-        let mut end = std::pin::pin!(self.env.sleep_until(until));
         loop {
-            let mut done = std::pin::pin!(self.done.notified());
+            let mut done = pin!(self.done.notified());
             done.as_mut().enable();
-            let (under_way, left) = {
+            let now = self.env.now();
+            let (unanswered, wait) = {
                 let state = lock(&self.state);
-                (state.under_way.len(), state.left.len())
+                let left: usize = state.left.values().map(|left| left.claims.len()).sum();
+                let ends = state.under_way.values().map(|ends| ends.map_or(until, |ends| ends.min(until)));
+                (state.under_way.len() + left, ends.max().filter(|end| *end > now))
             };
-            match (under_way, left) {
-                (0, 0) => return Ok(()),
-                (0, left) => return Err(left),
-                _ => {}
-            }
-            tokio::select! {
-                biased;
-                () = done => {}
-                () = &mut end => return Err(under_way + left),
+            match wait {
+                _ if unanswered == 0 => return Ok(()),
+                None => return Err(unanswered),
+                Some(end) => tokio::select! {
+                    biased;
+                    () = done => {}
+                    () = self.env.sleep_until(end) => {}
+                },
             }
         }
     }
@@ -147,29 +187,63 @@ impl Releases {
     /// Keeps a claim whose release nobody answered to be tried again.
     fn leave(self: &Arc<Releases>, claim: Arc<Claim>) {
         let until = self.env.now() + claim.ttl.max(LEFT_FOR);
-        let (sweeping, given_up) = {
+        let server = self.backend.shard(&claim.name);
+        let (swept, given_up) = {
             let mut state = lock(&self.state);
-            state.left.push_back((claim, until));
-            let given_up = if state.left.len() > MOST_LEFT { state.left.pop_front() } else { None };
-            (std::mem::replace(&mut state.sweeping, true), given_up)
+            let left = state.left.entry(server).or_default();
+            left.remove(claim.id);
+            left.claims.push_back((claim, until));
+            let swept = std::mem::replace(&mut left.swept, true);
+            let all: usize = state.left.values().map(|left| left.claims.len()).sum();
+            let most = state.left.values_mut().max_by_key(|left| left.claims.len());
+            (swept, most.filter(|_| all > MOST_LEFT).and_then(|left| left.claims.pop_front()))
         };
         if let Some((claim, _)) = given_up {
             self.backend.forget(&claim);
         }
-        if !sweeping && self.env.lane().spawn(sweep(Arc::downgrade(self))).is_err() {
-            lock(&self.state).sweeping = false;
+        let releases = Arc::downgrade(self);
+        if !swept && self.env.lane().run(move || sweep(releases.clone(), server)).is_err() {
+            lock(&self.state).left.entry(server).or_default().swept = false;
         }
     }
 
-    /// The next that nobody has answered yet; `None` ends the sweep.
-    fn next_left(self: &Arc<Releases>) -> Option<(Option<UnderWay>, Arc<Claim>, Instant)> {
-        let (claim, until) = {
-            let mut state = lock(&self.state);
-            let next = state.left.pop_front();
-            state.sweeping = next.is_some();
-            next?
-        };
-        Some((self.begin(claim.id), claim, until))
+    /// Tries all that a server has left unanswered, one after another for as long as it answers.
+    async fn try_left(self: &Arc<Releases>, server: u64) {
+        let round = lock(&self.state).left.get(&server).map_or(0, |left| left.claims.len());
+        for _ in 0..round {
+            let next = lock(&self.state).left.get(&server).and_then(|left| left.claims.front().cloned());
+            let Some((claim, until)) = next else { return };
+            let (mut over, mut answered) = (true, true);
+            // Whoever releases it now leaves it here again if nobody answers.
+            let under_way = self.begin(claim.id, None);
+            if under_way.is_some() {
+                let freed = caught(self.backend.release(&claim, Duration::ZERO)).await;
+                answered =
+                    freed.as_ref().is_some_and(|freed| !freed.as_ref().is_err_and(Error::is_transient));
+                over = self.is_over(&claim, freed);
+                if !over && self.env.now() >= until {
+                    self.backend.forget(&claim);
+                    over = true;
+                }
+            }
+            if let Some(left) = lock(&self.state).left.get_mut(&server) {
+                left.remove(claim.id);
+                left.claims.extend((!over).then_some((claim, until)));
+            }
+            if !answered {
+                return;
+            }
+        }
+    }
+
+    /// Ends a sweep that has nothing left to try.
+    fn is_swept(&self, server: u64) -> bool {
+        let mut state = lock(&self.state);
+        let swept = state.left.get(&server).is_none_or(|left| left.claims.is_empty());
+        if swept {
+            state.left.remove(&server);
+        }
+        swept
     }
 }
 
@@ -183,25 +257,25 @@ impl Drop for UnderWay {
     }
 }
 
-/// Tries what is left, one after another while the store answers, else one now and then, for as long as the client lives.
-async fn sweep(releases: Weak<Releases>) {
+/// Frees a claim, or leaves it to be tried again.
+async fn release(under_way: Arc<UnderWay>, claim: Arc<Claim>) {
+    let releases = &under_way.0;
+    let until = releases.env.now() + RELEASE_FOR;
+    let freed = caught(releases.free(&claim, Duration::ZERO, until)).await;
+    if !releases.is_over(&claim, freed) {
+        releases.leave(claim);
+    }
+}
+
+/// Tries what a server has left unanswered now and then, for as long as the client lives.
+async fn sweep(releases: Weak<Releases>, server: u64) {
     while let Some(releases) = releases.upgrade() {
-        let Some((under_way, claim, until)) = releases.next_left() else { return };
-        // Whoever releases it now leaves it here again if nobody answers.
-        let Some(under_way) = under_way else { continue };
-        let freed = caught(releases.backend.release(&claim, Duration::ZERO)).await;
-        if releases.is_over(&claim, freed) {
-            continue;
+        releases.try_left(server).await;
+        if releases.is_swept(server) {
+            return;
         }
-        let now = releases.env.now();
-        if now < until {
-            lock(&releases.state).left.push_back((claim, until));
-        } else {
-            releases.backend.forget(&claim);
-        }
-        drop(under_way);
         let pause = TRY_LEFT_EVERY.mul_f64(0.5 + 0.5 * releases.env.random().jitter());
-        let pause = releases.env.sleep_until(now + pause);
+        let pause = releases.env.sleep_until(releases.env.now() + pause);
         // The client may end meanwhile.
         drop(releases);
         pause.await;

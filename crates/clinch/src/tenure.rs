@@ -158,6 +158,12 @@ impl Tenure {
         self.deadline_of(&state)
     }
 
+    /// When the store ends the claim by itself if nobody renews it: what was extended once may be kept for as long. `None`: never.
+    pub(crate) fn runs_out(&self) -> Option<Instant> {
+        let state = lock(&self.state);
+        state.ttl.map(|ttl| lease::deadline(state.confirmed, ttl.max(state.longest), self.policy.drift))
+    }
+
     fn deadline_of(&self, state: &State) -> Option<Instant> {
         let lease = state.ttl.map(|ttl| lease::deadline(state.confirmed, ttl, self.policy.drift));
         match (lease, self.policy.hold_until) {

@@ -54,7 +54,8 @@ impl Timers {
     /// Starts the driver if nothing drives the timers yet.
     fn drive(&self, state: &mut State) -> Result<()> {
         if !state.driven {
-            self.lane.spawn(drive(self.clock, self.shared.clone()))?;
+            let (clock, shared) = (self.clock, self.shared.clone());
+            self.lane.run(move || drive(clock, shared.clone()))?;
             state.driven = true;
         }
         Ok(())
@@ -77,14 +78,16 @@ impl Future for Sleep {
             return Poll::Ready(());
         }
         let timers = self.timers.clone();
-        // Without a background thread, as in a forked child, nothing can wake us later. Waking early is the safe side: every
-        // caller looks at the clock or at the state again.
+        // In a forked child nothing can wake us later. Waking early is the safe side: every caller looks at the clock or at the
+        // state again.
         if timers.lane.process().is_left() {
             return Poll::Ready(());
         }
         let mut state = lock(&timers.shared.state);
         if timers.drive(&mut state).is_err() {
-            return Poll::Ready(());
+            // Without a background thread nothing wakes us later, so whoever waits looks at the clock all the time.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
         }
         let id = match self.id {
             Some(id) => id,
@@ -117,7 +120,7 @@ impl Drop for Sleep {
     }
 }
 
-/// Wakes sleepers as their time comes, for as long as the lane lives.
+/// Wakes sleepers as their time comes, for as long as the lane lives. One that begins anew knows nothing of the one before.
 async fn drive(clock: Clock, shared: Arc<Shared>) {
     let mut alarm = Alarm::new(clock);
     loop {

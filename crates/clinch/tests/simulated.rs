@@ -11,13 +11,16 @@
 use std::future::IntoFuture;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use clinch::backend::{Backend, NOTICE};
+use clinch::backend::{Backend, Capabilities, Freed, LockState, NOTICE, Progress, Renewal, Wake};
 use clinch::backends::memory::Memory;
 use clinch::conformance::faults::{Faulty, Step};
 use clinch::net::{Connector, Stream};
-use clinch::{Clock, Env, ErrorKind, Lane, Locks, LossKind, Random, Renew, Standing};
+use clinch::{
+    Claim, ClaimId, Clock, Env, Error, ErrorKind, Lane, LockName, Locks, LossKind, Random, Renew, Standing,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// A network of one host that says what it hears.
@@ -205,6 +208,172 @@ async fn a_release_that_is_refused_for_good_is_given_up() {
     locks.close(Duration::ZERO).await.expect("tried again for ever");
 }
 
+/// A store of two servers, of which one keeps the locks whose names begin with `a`.
+#[derive(Debug)]
+struct Two {
+    servers: [Arc<Faulty>; 2],
+    /// Refuses to release locks whose names end with `!`.
+    refuses: AtomicBool,
+    /// Fails whoever waits.
+    deaf: AtomicBool,
+    closed: AtomicBool,
+}
+
+impl Two {
+    /// The store, a client of it, and the same store for others.
+    fn new(env: &Env, ttl: Duration) -> (Arc<Two>, Locks, Locks) {
+        let store = Memory::new(env.clone());
+        let server = || Faulty::new(Arc::new(store.client(env.clone())), env.clock());
+        let [refuses, deaf, closed] = Default::default();
+        let two = Arc::new(Two { servers: [server(), server()], refuses, deaf, closed });
+        let locks = Locks::new(two.clone() as Arc<dyn Backend>, env.clone()).ttl(ttl).unwrap();
+        (two, locks, Locks::new(Arc::new(store), env.clone()).ttl(ttl).unwrap())
+    }
+
+    fn of(&self, name: &LockName) -> &Faulty {
+        &self.servers[self.shard(name) as usize]
+    }
+}
+
+#[async_trait::async_trait]
+impl Backend for Two {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = self.servers[0].capabilities();
+        capabilities.inline = false;
+        capabilities
+    }
+    fn shard(&self, name: &LockName) -> u64 {
+        u64::from(name.as_str().starts_with('a'))
+    }
+    async fn claim(&self, claim: &Claim) -> clinch::Result<Progress> {
+        self.of(&claim.name).claim(claim).await
+    }
+    async fn wait(&self, claim: &Claim) -> clinch::Result<Wake> {
+        if self.deaf.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Unavailable, "it cannot tell of grants"));
+        }
+        self.of(&claim.name).wait(claim).await
+    }
+    async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal> {
+        self.of(&claims[0].name).renew(claims).await
+    }
+    async fn verify(&self, claim: &Claim) -> clinch::Result<Renewal> {
+        self.of(&claim.name).verify(claim).await
+    }
+    async fn downgrade(&self, claim: &Claim) -> clinch::Result<()> {
+        self.of(&claim.name).downgrade(claim).await
+    }
+    async fn release(&self, claim: &Claim, linger: Duration) -> clinch::Result<Freed> {
+        if self.refuses.load(Ordering::Relaxed) && claim.name.as_str().ends_with('!') {
+            return Err(Error::new(ErrorKind::Refused, "not you"));
+        }
+        self.of(&claim.name).release(claim, linger).await
+    }
+    async fn list(&self, prefix: &str) -> clinch::Result<Vec<LockState>> {
+        self.servers[0].list(prefix).await
+    }
+    async fn evict(&self, name: &LockName, claim: ClaimId) -> clinch::Result<Freed> {
+        self.of(name).evict(name, claim).await
+    }
+    async fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Releases that one server does not answer, or refuses, take no time from those that another, or the same, would answer.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_is_not_answered_delays_no_other() {
+    let env = world(13);
+    let (two, locks, near) = Two::new(&env, 100 * TTL);
+    two.refuses.store(true, Ordering::Relaxed);
+    two.servers.iter().for_each(|server| server.sever());
+    // Tried, since they may have been applied, and left.
+    let leave = async |name: String| {
+        let request = locks.mutex(&name).unwrap();
+        two.servers.iter().for_each(|server| server.heal());
+        let guard = request.lock().await.unwrap();
+        two.servers.iter().for_each(|server| server.sever());
+        drop(guard);
+    };
+    for count in 0..40 {
+        leave(format!("b{count}")).await;
+        leave(format!("a{count}!")).await;
+    }
+    leave("a".to_owned()).await;
+    pass(&env, 3 * TTL).await;
+    assert!(near.mutex("a").unwrap().try_lock().await.unwrap().is_none());
+    two.servers[1].heal();
+    // One pause between two rounds.
+    pass(&env, TTL / 5).await;
+    let free = near.mutex("a").unwrap().try_lock().await.unwrap();
+    free.expect("others' releases have kept it waiting").release().await.unwrap();
+    assert!(near.mutex("b1").unwrap().try_lock().await.unwrap().is_none());
+    assert!(near.mutex("a1!").unwrap().try_lock().await.unwrap().is_none());
+    two.refuses.store(false, Ordering::Relaxed);
+    two.servers[0].heal();
+    pass(&env, TTL / 5).await;
+    assert!(near.list("").await.unwrap().is_empty(), "every release is made good");
+    locks.close(Duration::ZERO).await.unwrap();
+}
+
+/// Nobody waits for the release of a lease that has run out by itself, and a client that ends gives back what it has all the same.
+#[tokio::test(start_paused = true)]
+async fn whoever_ends_does_not_wait_longer_than_the_lease() {
+    let env = world(14);
+    for lost in [false, true] {
+        let (two, locks, _) = Two::new(&env, TTL);
+        let guard = locks.mutex("b").unwrap().lock().await.unwrap();
+        pass(&env, TTL / 6).await;
+        two.servers[0].sever();
+        let severed = env.clock().now();
+        pass(&env, TTL / 2).await;
+        if lost {
+            guard.lost().await;
+            drop(guard);
+        } else {
+            assert!(guard.is_held());
+            let error = guard.release().await.unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown), "{error:?}");
+        }
+        locks.close(10 * TTL).await.unwrap_err();
+        let took = env.clock().now().since(severed);
+        assert!(
+            took <= TTL + Duration::from_secs(1),
+            "ended {took:?} after the server, with a lease of {TTL:?}"
+        );
+        assert!(two.closed.load(Ordering::Relaxed), "what the client had was not given back");
+    }
+}
+
+/// A release may be without any answer, as of a server that hangs.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_hangs_ends_with_the_lease() {
+    let env = world(15);
+    let (far, locks, _) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    far.hang(Step::Release);
+    let start = env.clock().now();
+    let released = tokio::time::timeout(10 * TTL, guard.release()).await;
+    assert_eq!(released.expect("it waits for ever").unwrap_err().kind(), ErrorKind::Unknown);
+    assert!(env.clock().now().since(start) <= TTL);
+}
+
+/// Steps that succeed in between make the failures of a wait no rarer.
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_fails_at_once_makes_no_storm() {
+    let env = world(16);
+    let (two, locks, near) = Two::new(&env, TTL);
+    let guard = near.mutex("b").unwrap().lock().await.unwrap();
+    two.deaf.store(true, Ordering::Relaxed);
+    let mutex = locks.mutex("b").unwrap();
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    pass(&env, 2 * TTL).await;
+    let steps = two.servers[0].calls_of(Step::Claim);
+    assert!((50..=200).contains(&steps), "{steps} steps in a minute");
+    guard.release().await.unwrap();
+    waiter.await.unwrap().unwrap().release().await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_backend_that_panics_loses_no_lease() {
     let env = world(7);
@@ -329,25 +498,35 @@ async fn a_waiter_that_was_stopped_asks_again() {
     waiter.await.unwrap().expect("one answer was lost").release().await.unwrap();
 }
 
-/// Leases that nobody renews any more, because the runtime that did is gone, are told so.
+/// Leases that nobody renews any more, because the runtime that did is gone, are told so; releases go on, and so does the client.
 #[test]
 fn a_lane_that_ended_is_told() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let lane = runtime();
-    let (locks, guard) = lane.block_on(async {
+    let (far, locks, near, guard) = lane.block_on(async {
         let env = Env::host(Lane::here().unwrap());
-        let locks = Locks::new(Arc::new(Memory::new(env.clone())), env.clone());
+        let (far, locks, near) = faulty(&env);
         let guard = locks.mutex("job").unwrap().lock().await.unwrap();
-        // Time for the keeper to start.
+        let dropped = locks.mutex("dropped").unwrap().lock().await.unwrap();
+        far.sever();
+        drop(dropped);
+        // Time for the keeper to start, and the release.
         pass(&env, Duration::from_millis(5)).await;
-        (locks, guard)
+        (far, locks, near, guard)
     });
     drop(lane);
     runtime().block_on(async {
         assert_eq!(guard.lost().await.kind, LossKind::Unverifiable);
+        far.heal();
+        drop(
+            near.mutex("dropped").unwrap().lock().timeout(TTL / 2).await.expect("its release was forgotten"),
+        );
         drop(guard);
-        let error = locks.mutex("job").unwrap().lock().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+        let error = locks.mutex("job").unwrap().lock().timeout(TTL / 1000).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
+        guard.release().await.unwrap();
+        locks.close(TTL).await.unwrap();
     });
 }
 

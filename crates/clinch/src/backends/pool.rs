@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::Lane;
+use crate::lane::{Lane, driven};
 use crate::sync::lock;
 
 /// Something that can end.
@@ -120,8 +120,8 @@ impl<C: Connection> Pool<C> {
 
     /// The runtime that drives the caller's connection.
     fn runtime(&self, lane: &Lane) -> Result<Handle> {
-        match Handle::try_current() {
-            Ok(runtime) if !lock(&self.0).idle.contains(&runtime.id()) => Ok(runtime),
+        match driven() {
+            Some(runtime) if !lock(&self.0).idle.contains(&runtime.id()) => Ok(runtime),
             _ => lane.handle(),
         }
     }

@@ -38,7 +38,12 @@ pub(super) struct Client {
 impl Client {
     /// A new client whose leases are [long](LONG_TTL).
     pub(super) async fn new(fixture: &dyn Fixture) -> Client {
-        let env = Env::host(Lane::thread());
+        Client::on(Lane::thread(), fixture).await
+    }
+
+    /// As [`Client::new`], with this background lane.
+    pub(super) async fn on(lane: Lane, fixture: &dyn Fixture) -> Client {
+        let env = Env::host(lane);
         let faults = Faulty::new(fixture.connect(&env).await, env.clock());
         let locks = Locks::new(faults.clone(), env.clone()).ttl(LONG_TTL).unwrap();
         Client { locks, faults, env }

@@ -299,7 +299,8 @@ impl Claims {
         let mut table = lock(&self.table);
         table.young.push_back((env.now() + WATCHED_AFTER, id));
         if !table.watching {
-            env.lane().spawn(watch_young(self.clone(), env.clone(), watcher.clone()))?;
+            let (claims, world, watcher) = (self.clone(), env.clone(), watcher.clone());
+            env.lane().run(move || watch_young(claims.clone(), world.clone(), watcher.clone()))?;
             table.watching = true;
         }
         Ok(())

@@ -11,7 +11,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::Lane;
+use crate::lane::{Lane, driven};
 use crate::sync::lock;
 
 /// What is being asked, by runtime and key.
@@ -36,9 +36,9 @@ impl<K: Clone + Eq + Hash, T: Clone + Send + Sync + 'static> Flights<K, T> {
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let runtime = match Handle::try_current() {
-            Ok(runtime) => runtime,
-            Err(_) => lane.handle()?,
+        let runtime = match driven() {
+            Some(runtime) => runtime,
+            None => lane.handle()?,
         };
         let mut flight = self.flight(&runtime, key, fly);
         match flight.wait_for(Option::is_some).await.as_deref() {

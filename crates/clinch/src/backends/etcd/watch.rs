@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, watch};
 use tonic::Streaming;
 
 use super::client::Client;
@@ -46,7 +46,7 @@ struct State {
     /// Whether a watch was refused, and none opened since.
     denied: bool,
     /// Ends the stream's task when dropped.
-    alive: Option<oneshot::Sender<()>>,
+    alive: Option<watch::Sender<()>>,
 }
 
 /// One watch.
@@ -159,13 +159,17 @@ impl Watcher {
     ) -> Result<Subscription> {
         let mut state = lock(&self.state);
         if state.alive.is_none() {
-            let (alive, dead) = oneshot::channel();
-            let run = run(Arc::downgrade(self), self.client.clone(), self.kick.clone());
-            self.client.env.lane().spawn(async move {
-                tokio::select! {
-                    biased;
-                    _ = dead => {}
-                    () = run => {}
+            let (alive, dead) = watch::channel(());
+            let (watcher, client, kick) = (Arc::downgrade(self), self.client.clone(), self.kick.clone());
+            self.client.env.lane().run(move || {
+                let mut dead = dead.clone();
+                let run = run(watcher.clone(), client.clone(), kick.clone());
+                async move {
+                    tokio::select! {
+                        biased;
+                        _ = dead.changed() => {}
+                        () = run => {}
+                    }
                 }
             })?;
             state.alive = Some(alive);

@@ -26,7 +26,8 @@ impl File {
     pub(super) fn mind_turns(&self, _slots: &Slots) {
         if !self.minded.load(Ordering::Relaxed) {
             // Without a background thread nobody does.
-            let spawned = self.env.lane().spawn(mind(self.this.clone()));
+            let this = self.this.clone();
+            let spawned = self.env.lane().run(move || mind(this.clone()));
             self.minded.store(spawned.is_ok(), Ordering::Relaxed);
         }
     }

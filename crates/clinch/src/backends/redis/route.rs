@@ -69,9 +69,10 @@ impl Node {
             && !self.followed.swap(true, Ordering::AcqRel)
         {
             for address in &sentinel.sentinels {
-                let (dialer, node) = (dialer.clone(), Arc::downgrade(self));
-                let follow = sentinel.clone().follow(dialer.clone(), address.clone(), node);
-                dialer.env.lane().spawn(follow)?;
+                let (sentinel, dialer) = (sentinel.clone(), dialer.clone());
+                let (address, node) = (address.clone(), Arc::downgrade(self));
+                let lane = dialer.env.lane().clone();
+                lane.run(move || sentinel.clone().follow(dialer.clone(), address.clone(), node.clone()))?;
             }
         }
         if let Some(link) = self.links.peek(dialer.env.lane()) {

@@ -238,9 +238,10 @@ impl Store {
         let env = &self.dialer.env;
         loop {
             if let Some(due) = held.begin(env.now()) {
-                let look = look(self.route.clone(), self.claims.clone(), self.dialer.clone(), due);
+                let (route, claims, dialer) = (self.route.clone(), self.claims.clone(), self.dialer.clone());
                 // Where nothing runs any more, nothing is looked at.
-                let _ = env.lane().spawn(look);
+                let _ =
+                    env.lane().run(move || look(route.clone(), claims.clone(), dialer.clone(), due.clone()));
             }
             let lost = self.confirm(held.missed()).await;
             if !lost.is_empty() {

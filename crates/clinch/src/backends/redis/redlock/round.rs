@@ -147,7 +147,8 @@ impl Background {
         lock(&self.arrived).push(Box::pin(rest));
         if !self.running.swap(true, Ordering::AcqRel) {
             // Without a background thread the leases run out by themselves.
-            let _ = self.env.lane().spawn(self.clone().sweep());
+            let background = self.clone();
+            let _ = self.env.lane().run(move || background.clone().sweep());
         }
     }
 
