@@ -302,8 +302,8 @@ mod tests {
                 assert_ne!(told.recv().unwrap().as_deref(), Some("clinch"));
             }
             drop(runtime);
-            let next = told.recv_timeout(Duration::from_secs(20)).unwrap();
-            assert_eq!(next.as_deref(), Some("clinch"), "it goes on elsewhere");
+            let next = told.recv_timeout(Duration::from_secs(20)).expect("it goes on elsewhere");
+            assert_eq!(next.as_deref(), Some("clinch"));
             drop(lane);
             assert!(told.recv_timeout(Duration::from_secs(20)).is_err(), "it ends with the lane");
         }

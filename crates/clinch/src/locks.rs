@@ -39,6 +39,9 @@ const DEFAULT_TTL: Duration = Duration::from_secs(30);
 /// the store and of this host may run apart; see [`Drift`]) and `require=` (a comma-separated list of [`Capabilities`]
 /// that the store must have). Unknown keys are errors.
 ///
+/// Any executor will do. A tokio runtime that polls what is asked here also drives its connections, so its only thread must not be
+/// blocked by another executor's `block_on` inside it: the answer that is waited for would never be read.
+///
 /// # Errors
 ///
 /// [`ErrorKind::Invalid`] for a URL that is wrong, [`ErrorKind::Unsupported`] for a store or property that this build or
@@ -273,7 +276,8 @@ impl Locks {
         }
     }
 
-    /// Refuses new claims and waits, at most `patience` long, until the releases under way in the background are done.
+    /// Refuses new claims and waits, at most `patience` long, until the releases under way in the background are done, or their
+    /// leases have run out by themselves.
     ///
     /// Guards that are still held stay held and are released when dropped.
     ///
