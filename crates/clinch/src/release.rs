@@ -32,6 +32,9 @@ const MOST_LEFT: usize = 4096;
 /// How often one of those is tried while its server does not answer.
 const TRY_LEFT_EVERY: Duration = Duration::from_secs(5);
 
+/// How long one is waited for although its lease has run out: a store that answers again is asked within that time.
+const MOMENT: Duration = Duration::from_millis(1500);
+
 /// The releases of one client.
 #[derive(Debug)]
 pub(crate) struct Releases {
@@ -159,9 +162,10 @@ impl Releases {
         }
     }
 
-    /// Waits until nothing is under way; says how many were not answered until then. Nobody waits for those whose lease has
-    /// ended by itself, nor for those that were refused or given no answer for so long that they are only tried now and then.
+    /// Waits until nothing is under way; says how many were not answered until then. Those whose lease has ended by
+    /// itself are waited for a moment only; not at all those that were refused or given no answer for so long that they are only tried now and then.
     pub(crate) async fn finish(&self, until: Instant) -> Result<(), usize> {
+        let soon = self.env.now() + MOMENT;
         loop {
             let mut done = pin!(self.done.notified());
             done.as_mut().enable();
@@ -169,7 +173,8 @@ impl Releases {
             let (unanswered, wait) = {
                 let state = lock(&self.state);
                 let left: usize = state.left.values().map(|left| left.claims.len()).sum();
-                let ends = state.under_way.values().map(|ends| ends.map_or(until, |ends| ends.min(until)));
+                let ends =
+                    state.under_way.values().map(|ends| ends.map_or(until, |ends| ends.max(soon).min(until)));
                 (state.under_way.len() + left, ends.max().filter(|end| *end > now))
             };
             match wait {

@@ -128,31 +128,32 @@ pub async fn lane_ends(fixture: &dyn Fixture) {
         });
         let client = made.recv().unwrap();
         // Not the thread of the property's own runtime, which would stand still meanwhile.
-        let scene = async move {
-            let (kept, awaited) = (unique("kept"), unique("awaited"));
-            let guard = client.locks.mutex(&kept).unwrap().lock().timeout(PATIENCE).await.unwrap();
-            let held = rival.locks.mutex(&awaited).unwrap().lock().timeout(PATIENCE).await.unwrap();
-            let mutex = client.with_ttl(fixture.ttl()).mutex(&awaited).unwrap();
-            let mut waiter = pin!(mutex.lock().timeout(PATIENCE).into_future());
-            until_waiting(&client, &awaited, waiter.as_mut()).await;
-            // The keeper has begun.
-            client.env.sleep_until(client.now() + Duration::from_millis(20)).await;
-            tell.send(()).unwrap();
-            lane.join().unwrap();
-            assert_eq!(guard.lost().await.kind, LossKind::Unverifiable);
-            drop(guard);
-            drop(rival.locks.mutex(&kept).unwrap().lock().timeout(PATIENCE).await.unwrap());
-            let error = lock_in_vain(&client.locks, &awaited).await;
-            assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
-            assert_eq!(held.release().await.unwrap(), Released::Released);
-            let guard = waiter.await.unwrap();
-            client.env.sleep_until(client.now() + fixture.ttl() * 2).await;
-            assert!(guard.is_held(), "nobody renewed the lease");
-            drop(guard);
-            drop(rival.locks.mutex(&awaited).unwrap().lock().timeout(PATIENCE).await.unwrap());
-            client.locks.close(PATIENCE).await.unwrap();
-        };
-        let scene = scope.spawn(|| block_on(scene));
+        let scene = scope.spawn(move || {
+            block_on(async move {
+                let (kept, awaited) = (unique("kept"), unique("awaited"));
+                let guard = client.locks.mutex(&kept).unwrap().lock().timeout(PATIENCE).await.unwrap();
+                let held = rival.locks.mutex(&awaited).unwrap().lock().timeout(PATIENCE).await.unwrap();
+                let mutex = client.with_ttl(fixture.ttl()).mutex(&awaited).unwrap();
+                let mut waiter = pin!(mutex.lock().timeout(PATIENCE).into_future());
+                until_waiting(&client, &awaited, waiter.as_mut()).await;
+                // The keeper has begun.
+                client.env.sleep_until(client.now() + Duration::from_millis(20)).await;
+                tell.send(()).unwrap();
+                lane.join().unwrap();
+                assert_eq!(guard.lost().await.kind, LossKind::Unverifiable);
+                drop(guard);
+                drop(rival.locks.mutex(&kept).unwrap().lock().timeout(PATIENCE).await.unwrap());
+                let error = lock_in_vain(&client.locks, &awaited).await;
+                assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
+                assert_eq!(held.release().await.unwrap(), Released::Released);
+                let guard = waiter.await.unwrap();
+                client.env.sleep_until(client.now() + fixture.ttl() * 2).await;
+                assert!(guard.is_held(), "nobody renewed the lease");
+                drop(guard);
+                drop(rival.locks.mutex(&awaited).unwrap().lock().timeout(PATIENCE).await.unwrap());
+                client.locks.close(PATIENCE).await.unwrap();
+            })
+        });
         scene.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
 }
