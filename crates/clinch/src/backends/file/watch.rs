@@ -173,22 +173,28 @@ mod tests {
         assert_eq!(lock(&watcher.0).watched.len(), 1);
     }
 
-    /// Such a lane drops what it is handed at once, while whoever hands it over still has something locked.
+    /// Such a runtime drops what it is handed at once, while whoever hands it over still has something locked.
     #[test]
-    fn a_lane_that_has_ended_fails_and_hangs_nobody() {
+    fn a_lane_whose_runtime_has_ended_hangs_nobody_and_watches_on() {
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let lane = runtime.block_on(async { Lane::here().unwrap() });
-        drop(runtime);
+        let path = dir.path().join("1");
+        let file = std::fs::File::create(&path).unwrap();
+        let lane = runtime().block_on(async { Lane::here().unwrap() });
         let watcher = Watcher::default();
-        let (report, answers) = std::sync::mpsc::channel();
+        let (report, watches) = std::sync::mpsc::channel();
+        let watching = lane.clone();
         std::thread::spawn(move || {
             for _ in 0..2 {
-                report.send(watcher.watch(dir.path(), &lane).is_err()).unwrap();
+                report.send(watcher.watch(&path, &watching).unwrap()).unwrap();
             }
         });
-        for _ in 0..2 {
-            assert!(answers.recv_timeout(Duration::from_secs(30)).unwrap(), "nobody reads the events");
+        let watches = [(); 2].map(|()| watches.recv_timeout(Duration::from_secs(30)).unwrap());
+        drop(file);
+        for watch in watches {
+            let told = async { tokio::time::timeout(Duration::from_secs(30), watch.closed()).await };
+            runtime().block_on(told).expect("somebody reads the events");
         }
+        drop(lane);
     }
 }
