@@ -1,9 +1,11 @@
 //! What a caller holds: a guard over one lease, released when dropped.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::backend::Freed;
@@ -158,7 +160,11 @@ impl Guard {
     ///
     /// Safe; a loss is remembered.
     pub async fn lost(&self) -> Loss {
-        self.tenure().lost().await
+        loop {
+            if let Standing::Lost(loss) = self.told(|now| !matches!(now, Standing::Lost(_))).await {
+                return loss;
+            }
+        }
     }
 
     /// Waits until the lease stands otherwise than `standing`: from held to in jeopardy, back, or to lost.
@@ -167,7 +173,7 @@ impl Guard {
     ///
     /// Safe; nothing is missed between two calls but a change that was undone.
     pub async fn changed(&self, standing: &Standing) -> Standing {
-        self.tenure().changed(|now| now == standing).await
+        self.told(|now| now == standing).await
     }
 
     /// Asks the store whether the lock is still held, with its strongest read.
@@ -301,6 +307,17 @@ impl Guard {
     pub fn store_key(&self) -> Option<String> {
         self.engine().check_process().ok()?;
         self.engine().backend.key(self.claim_id())
+    }
+
+    /// Waits until the lease stands otherwise than `than`. Whoever is polled after a passed deadline sees it, though the keeper, of a
+    /// process that was stopped until then, may not have come to say so.
+    async fn told(&self, than: impl Fn(&Standing) -> bool) -> Standing {
+        let mut told = std::pin::pin!(self.tenure().changed(&than));
+        poll_fn(|cx| {
+            let now = self.standing();
+            if than(&now) { told.as_mut().poll(cx) } else { Poll::Ready(now) }
+        })
+        .await
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {

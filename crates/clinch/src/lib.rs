@@ -59,6 +59,10 @@
 //! Acquiring and releasing run on the caller's own executor. Renewals, time-outs and background releases run on one
 //! background thread per [`connect`], so a blocked caller cannot lose a lock, and a guard may be dropped anywhere, also
 //! outside a runtime. See [`Lane`] and [`Env`] to change that.
+//!
+//! Steps on a server use a connection that the current tokio runtime drives, or else that thread. So do not stand in the context of
+//! a runtime that nobody runs, as by `Runtime::enter` of a current-thread runtime around another executor: what is asked of a server
+//! there is not answered until that runtime runs. Leases are renewed all the same.
 
 // Without any store of this crate's, for users who bring their own, what only stores use is unused.
 #![cfg_attr(

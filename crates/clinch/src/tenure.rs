@@ -2,10 +2,8 @@
 //!
 //! State and judgement only: what the keeper and the guard ask and tell. Reads no clock, calls no store.
 
-use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -241,17 +239,14 @@ impl Tenure {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let is_left = self.is_left();
-            let standing = match is_left {
+            let standing = match self.is_left() {
                 true => Standing::Lost(left()),
                 false => lock(&self.state).standing.clone(),
             };
             if !than(&standing) {
                 return standing;
             }
-            // One that began before a fork goes on in the child, too, where nobody tells it anything.
-            poll_fn(|cx| if self.is_left() == is_left { changed.as_mut().poll(cx) } else { Poll::Ready(()) })
-                .await;
+            changed.await;
         }
     }
 

@@ -530,6 +530,44 @@ fn a_lane_that_ended_is_told() {
     });
 }
 
+/// A process that was stopped past its deadline goes on with whatever was woken first, perhaps with the body of the lock.
+#[test]
+fn a_body_is_not_polled_again_after_its_deadline() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let env = Env::host(Lane::here().unwrap());
+        let locks = Locks::new(Arc::new(Memory::new(env.clone())), env.clone());
+        let mutex = locks.ttl(Duration::from_millis(300)).unwrap().mutex("job").unwrap();
+        let mut went_on = false;
+        let body = async |guard: &clinch::Guard| {
+            // Time for the keeper to start.
+            pass(&env, Duration::from_millis(5)).await;
+            let deadline = guard.deadline().unwrap();
+            while env.clock().now() <= deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            woken_at_once().await;
+            went_on = true;
+        };
+        let error = mutex.lock().run(body).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
+        assert!(!went_on, "the body went on without the lock");
+    });
+}
+
+/// Pending once, and woken before anybody else.
+async fn woken_at_once() {
+    let mut woken = false;
+    std::future::poll_fn(|context| {
+        context.waker().wake_by_ref();
+        match std::mem::replace(&mut woken, true) {
+            true => std::task::Poll::Ready(()),
+            false => std::task::Poll::Pending,
+        }
+    })
+    .await;
+}
+
 /// A store that tells nothing of its own accord, and a lease that nobody renews: it is looked at instead, and stays as long
 /// as it was.
 #[tokio::test(start_paused = true)]
