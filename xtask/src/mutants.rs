@@ -12,11 +12,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 
 use crate::shell::{Result, line, root, run as sh};
 
 /// How long one build or test may take.
 const TEST_SECONDS: &str = "300";
+
+/// How many mutants are planted at a time, each in a copy of its own.
+const BENCHES: usize = 2;
 
 struct Mutant {
     name: String,
@@ -33,31 +37,58 @@ pub(crate) fn run(only: &[String], suite_passed: bool) -> Result {
     if chosen.is_empty() {
         return Err("no mutant to plant".to_owned());
     }
-    let tree = root().join("target/mutants/tree");
-    copy(&tree)?;
-    if !suite_passed {
+    // Most of a mutant's time goes into building one crate, which keeps no second processor busy, and into waiting.
+    let benches: Vec<Bench> = (0..BENCHES.min(chosen.len())).map(Bench::at).collect::<Result<_>>()?;
+    if let (false, Some(bench)) = (suite_passed, benches.first()) {
         // All of these first: nothing is built again between them.
         for mutant in &chosen {
-            passes_without(mutant, &tree)?;
+            passes_without(mutant, bench)?;
         }
     }
-    let mut failures = Vec::new();
-    for mutant in &chosen {
-        match catch(mutant, &tree) {
-            Ok(words) => println!("mutant {}: caught: {words}", mutant.name),
-            Err(failure) => {
-                println!("{failure}");
-                failures.push(mutant.name.as_str());
-            }
+    let left = Mutex::new(chosen.iter());
+    let next = || left.lock().map(|mut left| left.next()).unwrap_or_default();
+    let failures = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for bench in &benches {
+            scope.spawn(|| {
+                while let Some(mutant) = next() {
+                    match catch(mutant, bench) {
+                        Ok(words) => println!("mutant {}: caught: {words}", mutant.name),
+                        Err(failure) => {
+                            println!("{failure}");
+                            failures
+                                .lock()
+                                .unwrap_or_else(PoisonError::into_inner)
+                                .push(mutant.name.as_str());
+                        }
+                    }
+                }
+            });
         }
-    }
+    });
+    let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!("mutants: {} planted, {} caught", chosen.len(), chosen.len() - failures.len());
     if failures.is_empty() { Ok(()) } else { Err(format!("not caught: {}", failures.join(", "))) }
 }
 
+/// A copy of the tree and what is built from it.
+struct Bench {
+    tree: PathBuf,
+    target: PathBuf,
+}
+
+impl Bench {
+    fn at(number: usize) -> Result<Bench> {
+        let dir = root().join("target/mutants").join(number.to_string());
+        let bench = Bench { tree: dir.join("tree"), target: dir.join("target") };
+        copy(&bench.tree)?;
+        Ok(bench)
+    }
+}
+
 /// A test that fails anyway would catch anything.
-fn passes_without(mutant: &Mutant, tree: &Path) -> Result {
-    let sound = test(mutant, tree, false)?;
+fn passes_without(mutant: &Mutant, bench: &Bench) -> Result {
+    let sound = test(mutant, bench, false)?;
     if sound.status.success() && String::from_utf8_lossy(&sound.stdout).contains("1 passed") {
         return Ok(());
     }
@@ -122,12 +153,12 @@ fn copy(tree: &Path) -> Result {
 
 /// Plants one mutant, checks that its test fails, and takes it out again. Returns the test's own words. That the test
 /// passes without the mutant has been seen before: to look again here would build everything twice more.
-fn catch(mutant: &Mutant, tree: &Path) -> Result<String> {
-    apply(mutant, tree, false)?;
-    let built = test(mutant, tree, true);
+fn catch(mutant: &Mutant, bench: &Bench) -> Result<String> {
+    apply(mutant, &bench.tree, false)?;
+    let built = test(mutant, bench, true);
     let result =
-        built.and_then(|built| if built.status.success() { test(mutant, tree, false) } else { Ok(built) });
-    apply(mutant, tree, true)?;
+        built.and_then(|built| if built.status.success() { test(mutant, bench, false) } else { Ok(built) });
+    apply(mutant, &bench.tree, true)?;
     let result = result?;
     let output = said(&result);
     if result.status.success() {
@@ -154,13 +185,13 @@ fn apply(mutant: &Mutant, tree: &Path, reverse: bool) -> Result {
     sh(apply.arg(&mutant.patch))
 }
 
-fn test(mutant: &Mutant, tree: &Path, build_only: bool) -> Result<Output> {
+fn test(mutant: &Mutant, bench: &Bench, build_only: bool) -> Result<Output> {
     // A mutant may well make its test spin.
     let mut cargo = Command::new("timeout");
     cargo
         .args(["--kill-after=5", TEST_SECONDS])
         .arg(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(tree).env("CARGO_TARGET_DIR", root().join("target/mutants/target"));
+    cargo.current_dir(&bench.tree).env("CARGO_TARGET_DIR", &bench.target);
     // What is built to fail once is built faster without what a debugger wants.
     cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
     cargo.args(["test", "--quiet", "--all-features"]);
