@@ -16,7 +16,7 @@
 //! | --- | --- | --- |
 //! | `prefix=` | what the lock's key begins with, at most 128 bytes; empty makes the lock's name the key | `clinch:` |
 //! | `gap=` | 0 to 10 s: for how long a lock that was handed over for a second without a break is left free, so that clients that poll see it free | 150 ms; where `prefix=` is not empty, only for ten minutes after another program was seen to hold the lock |
-//! | `wait_replicas=`, `wait_aof=` | grant only when `WAIT` / `WAITAOF` has confirmed so many copies | none |
+//! | `wait_replicas=`, `wait_aof=` | grant and renew only when `WAIT` / `WAITAOF` has confirmed so many copies; where they cannot be had for longer than a TTL, every held lock is lost | none |
 //! | `lean=on` | one key per lock and nothing else: no queue, no tokens | `off` |
 //! | `eviction=allow` | use a server that may drop locks when its memory is full | `refuse` |
 //! | `protocol=resp2` | do not ask for protocol 3 | `resp3`, and 2 where the server has no other |
@@ -31,7 +31,8 @@
 //!
 //! A step whose answer was lost may arrive late. Its claim's release leaves a grave for it, for 60 s of the server's time; one that
 //! arrives later than that, or of which no release was ever answered, holds the lock for one TTL. A step that was given up lies in
-//! this process for 5 s and in its kernel for 20 s at most.
+//! this process for 5 s and in its kernel for 20 s at most. An error that no server is known to give, a proxy's own perhaps, counts as
+//! an answer that was lost.
 //!
 //! A lock that is taken away by force, by an operator's eviction, `DEL` or `FLUSHALL`, is told to its holder within milliseconds
 //! when it has held it for half a second, through client tracking (protocol 3). Otherwise, and for readers and permits, the next

@@ -1,7 +1,10 @@
 //! What stands in the store with an expiry: nobody else's claim shortens it, removes it or outlives it.
 
+use super::queues::{backend, claim};
 use super::*;
 use crate::common::{in_vain, release};
+use clinch::backend::Progress;
+use clinch::{Claim, Mode};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -16,6 +19,33 @@ fn lives(redis: &Redis, name: &str) -> Vec<(String, i64)> {
 fn keys(redis: &Redis, name: &str, kind: &str) -> Vec<String> {
     let keys = redis.call(&["KEYS", &format!("*{name}")]).array().into_iter().map(Reply::text);
     keys.filter(|key| redis.call(&["TYPE", key]).text() == kind).collect()
+}
+
+/// From version 7.2 on WAIT speaks of the last write alone, however many copies that has: a step that wrote nothing would be
+/// confirmed though no replica is there.
+#[tokio::test]
+async fn a_lease_is_written_also_where_it_is_long_enough() {
+    let redis = Redis::start();
+    let backend = backend(&redis).await;
+    let written =
+        || redis.client().info("persistence")["rdb_changes_since_last_save"].parse::<u64>().unwrap();
+    for (bits, mode) in [(1, Mode::Exclusive), (2, Mode::Shared)] {
+        let long = claim("job", mode, bits);
+        let short = Arc::new(Claim { ttl: LONG_TTL / 2, ..claim("job", mode, bits) });
+        assert!(matches!(backend.claim(&long).await.unwrap(), Progress::Granted(_)));
+        let mut before = written();
+        backend.renew(std::slice::from_ref(&short)).await;
+        assert!(written() > before, "a renewal of {mode} wrote nothing");
+        before = written();
+        assert!(matches!(backend.claim(&short).await.unwrap(), Progress::Granted(_)));
+        assert!(written() > before, "a repeated claim of {mode} wrote nothing");
+        before = written();
+        backend.verify(&short).await.unwrap();
+        assert_eq!(written(), before, "who only reads writes");
+        let left = redis.call(&["PTTL", "clinch:job"]).int();
+        assert!(left > short.ttl.as_millis() as i64, "{mode} was cut short: {left}");
+        backend.release(&long, Duration::ZERO).await.unwrap();
+    }
 }
 
 /// Others who come with short leases, wait, and give up.

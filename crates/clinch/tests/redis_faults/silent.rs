@@ -130,5 +130,7 @@ async fn who_lives_behind_many_dead_is_granted() {
         }
         let held_by = super::holder(&redis, "job").map(|(id, _)| id);
         assert_eq!(held_by, Some(next.id.to_string()));
+        let queue = redis.call(&["KEYS", "*queue:clinch:job"]).array().remove(0).text();
+        assert_eq!(redis.call(&["LLEN", &queue]).int(), 600, "the dead keep their places, once");
     }
 }

@@ -58,7 +58,7 @@ pub(super) async fn open(settings: Settings, env: Env) -> Result<Arc<dyn Backend
             match compare {
                 Some(compare) if !wants_more => Ok(Arc::new(Lean { store, compare })),
                 _ => Err(Error::new(
-                    error.kind(),
+                    if error.kind() == ErrorKind::Unknown { ErrorKind::Unsupported } else { error.kind() },
                     "the server runs no scripts for this user, and has neither SET with IFEQ nor a conditional delete: \
                      allow EVALSHA and SCRIPT LOAD, or use Valkey 9.0 or Redis 8.4 or later",
                 )
@@ -71,7 +71,8 @@ pub(super) async fn open(settings: Settings, env: Env) -> Result<Arc<dyn Backend
 
 fn is_no_scripting(error: &Error) -> bool {
     let text = error.to_string().to_ascii_lowercase();
-    matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Refused)
+    let Some((_, text)) = text.split_once(" answered ") else { return false };
+    matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Refused | ErrorKind::Unknown)
         && !text.contains("executing the script")
         && (text.contains("eval") || text.contains("script"))
 }

@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 pub(super) enum Failure {
     /// The connection broke; the command may have been applied if it was sent.
     Cut { sent: bool, why: String },
-    /// The server refused it. What is [worth a repetition](CODES) was surely not applied: of a script such an error comes
+    /// The server refused it, or what stands before it [lost it](Failure::into_error_of_step). What is [worth a repetition](CODES) was surely not applied: of a script such an error comes
     /// before its first write or not at all, since no server stops one that has written for lack of memory, disk,
     /// replicas or mastership. Other errors, of a right that was taken away or a key of another type, may have come in the
     /// middle; they end the claim, whose release then removes what there is.
@@ -19,7 +19,7 @@ pub(super) enum Failure {
 type Meaning = (ErrorKind, &'static str);
 
 /// What the codes of servers mean. All that may pass by itself is waited for, as long as the caller has time.
-const CODES: [(&str, Meaning); 23] = {
+const CODES: [(&str, Meaning); 24] = {
     use ErrorKind::{Invalid, Refused, Unavailable};
     const PASSES: Meaning = (Unavailable, "");
     [
@@ -49,17 +49,23 @@ const CODES: [(&str, Meaning); 23] = {
         ),
         ("CROSSSLOT", (ErrorKind::Unsupported, "")),
         ("NOPROTO", (ErrorKind::Unsupported, "")),
+        // Ours, for what a script broke off with.
+        ("SCRIPT", (ErrorKind::Unsupported, "")),
     ]
 };
 
 /// Errors that servers give no code of their own: words in them, and the code that they would have.
-const WORDS: [(&str, &str); 4] = [
+const WORDS: [(&str, &str); 5] = [
     ("max number of clients", "MAXCLIENTS"),
     ("Script killed by user", "KILLED"),
     // Before version 7.2.
     ("executing the script can't", "NOPERM"),
     ("can't run this command or subcommand", "NOPERM"),
+    (USER_SCRIPT, "SCRIPT"),
 ];
+
+/// Where a script broke off.
+const USER_SCRIPT: &str = "user_script:";
 
 impl Failure {
     /// Takes errors out of answers.
@@ -72,19 +78,22 @@ impl Failure {
 
     fn read(error: &str) -> Failure {
         // Before version 7, what stopped a script stands at the end: "... @user_script: 8: -OOM command not allowed".
-        let in_script = error.strip_prefix("ERR Error running script").and_then(|error| {
-            let (_, at) = error.rsplit_once("user_script:")?;
-            at.split_once(": ").map(|(_, error)| error.strip_prefix('-').unwrap_or(error))
-        });
+        let before_7 = || error.strip_prefix("ERR Error running script")?.rsplit_once(USER_SCRIPT);
+        let broke_off = error.strip_prefix("ERR user_script:").or_else(|| Some(before_7()?.1));
+        let in_script = broke_off
+            .and_then(|at| at.split_once(": ").map(|(_, error)| error.strip_prefix('-').unwrap_or(error)));
+        let otherwise = if in_script.is_some() { "SCRIPT" } else { "ERR" };
         // What was sent may hold a password.
         let error = in_script.unwrap_or(error).split(", with args beginning with").next().unwrap_or_default();
         let is_code = |word: &str| word.bytes().all(|byte| byte.is_ascii_uppercase());
         let (code, detail) = match error.split_once(' ') {
+            Some(("ERR", detail)) => (otherwise, detail),
             Some((code, detail)) if is_code(code) => (code, detail),
             None if is_code(error) => (error, ""),
-            _ => ("ERR", error),
+            _ => (otherwise, error),
         };
-        let code = match WORDS.iter().find(|(words, _)| code == "ERR" && detail.contains(words)) {
+        let has_none = matches!(code, "ERR" | "SCRIPT");
+        let code = match WORDS.iter().find(|(words, _)| has_none && detail.contains(words)) {
             Some((_, code)) => code,
             None => code,
         };
@@ -122,6 +131,18 @@ impl Failure {
     /// Whether this server is not, or no longer, the one to ask.
     pub(super) fn is_wrong_server(&self) -> bool {
         matches!(self.code(), "READONLY" | "MASTERDOWN" | "CLUSTERDOWN" | "UNBLOCKED")
+    }
+
+    /// As [`Failure::into_error`], of a step. An error that is not [known](CODES) may come from whatever stands before the
+    /// server, while the step is still on its way.
+    pub(super) fn into_error_of_step(self, server: &str) -> Error {
+        let is_known = match &self {
+            Failure::Cut { .. } => true,
+            // Whoever does not know the command has not passed it on.
+            Failure::Server { code, detail } => meaning(code).is_some() || detail.contains("unknown command"),
+        };
+        let error = self.into_error(server);
+        if is_known { error } else { Error::new(ErrorKind::Unknown, error.to_string()) }
     }
 
     pub(super) fn into_error(self, server: &str) -> Error {
@@ -189,7 +210,7 @@ mod tests {
     /// Errors as servers of versions 6 to 8 write them.
     #[test]
     fn each_answer_says_what_to_conclude() {
-        use ErrorKind::{Invalid, Refused, Unavailable, Unsupported};
+        use ErrorKind::{Invalid, Refused, Unavailable, Unknown, Unsupported};
         for (error, kind) in [
             ("LOADING Redis is loading the dataset in memory", Unavailable),
             (
@@ -266,10 +287,14 @@ mod tests {
                 "ERR Error running script (call to f_59): @user_script:3: attempt to index a nil value",
                 Unsupported,
             ),
-            ("", Unsupported),
+            ("ERR user_script:9: the last token is none script: 59, on @user_script:9.", Unsupported),
+            ("ERR upstream request timeout", Unknown),
+            ("upstream failure", Unknown),
+            ("NEWCODE of tomorrow", Unknown),
+            ("", Unknown),
         ] {
             let Err(failure) = Failure::check(Value::Error(error.into())) else { panic!("an answer") };
-            let told = failure.into_error("h:1");
+            let told = failure.into_error_of_step("h:1");
             assert_eq!(told.kind(), kind, "{error}: {told}");
             let Err(failure) = Failure::check(Value::Error(error.into())) else { panic!("an answer") };
             assert_eq!(failure.passes(), kind == Unavailable, "{error}");

@@ -189,7 +189,10 @@ impl Route {
                     if matches!(failure, Failure::Cut { .. }) || failure.is_wrong_server() {
                         self.mistrust(&node).await;
                     }
-                    return Err(failure.into_error(&server));
+                    return Err(match script {
+                        Some(_) => failure.into_error_of_step(&server),
+                        None => failure.into_error(&server),
+                    });
                 }
             }
         }

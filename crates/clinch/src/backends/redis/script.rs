@@ -95,3 +95,47 @@ impl Script {
         command
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    /// The commands that stand after these words in a script.
+    fn named<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
+        text.split(before).skip(1).filter_map(|rest| rest.split('\'').next()).collect()
+    }
+
+    /// The commands of the ACL line in a manual.
+    fn allowed(manual: &str) -> BTreeSet<String> {
+        let (_, line) = manual.split_once("//! user clinch on ").unwrap();
+        let (line, _) = line.split_once("//! ```").unwrap();
+        line.split_whitespace().filter_map(|word| word.strip_prefix('+')).map(str::to_uppercase).collect()
+    }
+
+    /// A script that is refused in its middle has done half of its work.
+    #[test]
+    fn every_command_of_a_script_is_asked_for_at_the_start_and_named_in_the_manual() {
+        let probed = named(PROBE.text.as_str(), "try('");
+        let (queued, voted) = (allowed(include_str!("../redis.rs")), allowed(include_str!("redlock.rs")));
+        let mut called = BTreeSet::new();
+        for file in Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backends/redis/lua").read_dir().unwrap() {
+            let path = file.unwrap().path();
+            let (text, name) = (std::fs::read_to_string(&path).unwrap(), path.file_stem().unwrap());
+            let name = name.to_str().unwrap();
+            let commands = named(&text, "call('");
+            if name.starts_with("redlock_") || ["release_lean", "renew_held"].contains(&name) {
+                let missing: Vec<_> = commands.iter().filter(|command| !voted.contains(**command)).collect();
+                assert!(missing.is_empty(), "{name}.lua calls what redlock.rs does not name: {missing:?}");
+            }
+            if !name.starts_with("redlock_") {
+                called.extend(commands.into_iter().map(str::to_owned));
+            }
+        }
+        assert_eq!(called, probed.into_iter().map(str::to_owned).collect(), "called, and asked for");
+        let missing: Vec<_> = called.difference(&queued).collect();
+        assert!(missing.is_empty(), "redis.rs does not name {missing:?}");
+    }
+}

@@ -524,22 +524,25 @@ mod tests {
         url
     }
 
-    /// P7: a proxy's own words, or a script that broke off in the middle.
+    /// P7: a proxy's own words, while the request is still on its way; or a script that broke off in the middle.
     #[tokio::test]
-    async fn no_error_ends_a_release_but_those_that_are_known_to() {
+    async fn no_error_ends_a_claim_or_its_release_but_those_that_are_known_to() {
         use ErrorKind::{Invalid, Unknown, Unsupported};
-        for (answer, in_doubt, kind) in [
-            ("-ERR upstream failure\r\n", false, Unknown),
-            ("-ERR upstream failure\r\n", true, Unknown),
-            ("-NEWCODE of tomorrow\r\n", false, Unknown),
-            ("-WRONGTYPE it is a list\r\n", false, Invalid),
-            ("-WRONGTYPE it is a list\r\n", true, Unknown),
+        for (answer, asked, in_doubt, kind) in [
+            ("-ERR upstream failure\r\n", Unknown, true, Unknown),
+            ("-NEWCODE of tomorrow\r\n", Unknown, true, Unknown),
+            ("-ERR user_script:1: no number\r\n", Unsupported, false, Unknown),
+            ("-ERR user_script:1: no number\r\n", Unsupported, true, Unknown),
+            ("-WRONGTYPE it is a list\r\n", Invalid, false, Invalid),
+            ("-WRONGTYPE it is a list\r\n", Invalid, true, Unknown),
         ] {
             let (store, claim) = (store(&server_that_answers(answer).await), claim(1));
             let error = store.claim(&claim).await.unwrap_err();
-            assert!([Invalid, Unsupported].contains(&error.kind()), "{error:?}");
-            let text = answer[1..].trim_end();
+            assert_eq!(error.kind(), asked, "{error:?}");
+            let text = answer[1..].trim_end().rsplit(": ").next().unwrap();
             assert!(error.to_string().contains(text), "{error}");
+            let in_doubt_already = asked == Unknown;
+            assert_eq!(store.claims.is_in_doubt(claim.id), in_doubt_already, "{text}: what may yet arrive");
             if in_doubt {
                 store.claims.doubt(claim.id);
             }

@@ -13,21 +13,18 @@ end
 
 local value = lock_value()
 if is_of(value, id) then
-  -- Already granted: the same token, and the TTL from now on.
-  if call('PTTL', LOCK) < ttl then
-    call('PEXPIRE', LOCK, ARGV[3])
-  end
+  -- Already granted: the same token, and the TTL from now on. Written also where it is that long: see `renew_held.lua`.
+  call('PEXPIRE', LOCK, int(math.max(call('PTTL', LOCK), ttl)))
   return string.sub(value, 34, 49)
 end
 if record and string.sub(record, 1, 2) == 'h ' then
-  if tonumber(call('ZSCORE', HOLDERS, id) or 0) > now then
+  local ends = tonumber(call('ZSCORE', HOLDERS, id) or 0)
+  if ends > now then
     if string.find(record, '^h %S+ !') then
       return { 5 }
     end
-    if tonumber(call('ZSCORE', HOLDERS, id)) < now + ttl then
-      call('ZADD', HOLDERS, int(now + ttl), id)
-      mark()
-    end
+    call('ZADD', HOLDERS, int(math.max(ends, now + ttl)), id)
+    mark()
     return string.match(record, '^h %S+ (%d+)')
   end
   -- Its lease ran out: it starts anew.

@@ -292,8 +292,10 @@ end
 local function settle_some(asker)
   local own, at = settle(asker)
   if at and at > 0 then
-    call('RPUSH', QUEUE, unpack(call('LRANGE', QUEUE, '0', int(at - 1))))
-    call('LTRIM', QUEUE, int(at), '-1')
+    -- One by one, so that a script that breaks off makes the queue no longer. Behind them stands one more.
+    for _ = 1, at do
+      call('RPUSH', QUEUE, call('LPOP', QUEUE))
+    end
   end
   return own, at
 end

@@ -17,9 +17,10 @@ for i = 2, #ARGV, 2 do
   local mode, ends, old, since, inbox, owner = waiter(record)
   if is_of(call('GETRANGE', LOCK, '0', '32'), id) then
     left = call('PTTL', LOCK)
-    if left < ttl and not place and ttl > 0 then
-      call('PEXPIRE', LOCK, int(ttl))
-      left = ttl
+    if not place and ttl > 0 then
+      -- Written also where it is long enough: see `renew_held.lua`.
+      left = math.max(left, ttl)
+      call('PEXPIRE', LOCK, int(left))
     end
     left = left == -1 and -2 or left
   elseif mode and place then
@@ -47,7 +48,7 @@ for i = 2, #ARGV, 2 do
       call('HDEL', CLAIMS, id)
     elseif value then
       left = math.max(ends - now, place and 0 or ttl)
-      if now + left > ends then
+      if not place and ttl > 0 then
         call('ZADD', HOLDERS, int(now + left), id)
         mark()
       end

@@ -1,5 +1,6 @@
 -- Renew many exclusive locks: KEYS[i] if its holder is claim ARGV[2i-1], for ARGV[2i] ms. Answers 1 or 0 for each.
--- A lease never gets shorter: an older request may arrive after one that asked for more.
+-- A lease never gets shorter: an older request may arrive after one that asked for more. It is written also where it is long
+-- enough: WAIT confirms only what was written.
 local call = redis.call
 local answers = {}
 for i = 1, #KEYS do
@@ -9,8 +10,9 @@ for i = 1, #KEYS do
     return holder
   end
   local held = holder == id .. ' ' or holder == id .. '*'
-  if held and call('PTTL', KEYS[i]) < tonumber(ARGV[2 * i]) then
-    call('PEXPIRE', KEYS[i], ARGV[2 * i])
+  if held then
+    local left, ttl = call('PTTL', KEYS[i]), ARGV[2 * i]
+    call('PEXPIRE', KEYS[i], left > tonumber(ttl) and string.format('%d', left) or ttl)
   end
   answers[i] = held and 1 or 0
 end

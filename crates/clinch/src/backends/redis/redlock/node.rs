@@ -434,7 +434,7 @@ impl Node {
         if answer.as_ref().is_err_and(Failure::is_wrong_server) {
             line.link.close();
         }
-        answer.map_err(|failure| failure.into_error(line.link.server()))
+        answer.map_err(|failure| failure.into_error_of_step(line.link.server()))
     }
 
     /// Sends plain commands that nothing may come between.
