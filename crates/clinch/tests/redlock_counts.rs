@@ -384,3 +384,47 @@ async fn waiters_on_a_lock_that_a_bare_majority_holds_do_not_poll() {
         guard = two => release(guard.unwrap()).await,
     }
 }
+
+/// One server has a vote to give, another a foreign holder, and the third no key and no vote: it is full. That is nothing to ask
+/// about without a pause.
+#[tokio::test]
+async fn a_server_that_has_no_vote_to_give_does_not_have_a_waiter_poll() {
+    let servers = Servers::start();
+    let far = servers.connect_and_wait().await;
+    let clock = servers.connect("").await.ttl(Duration::from_secs(1)).unwrap();
+    let other = lock(&clock, "other").await;
+    servers.until("the other is renewed", |sent| sent.renewed >= 1).await;
+    servers.0[0].call(&["CONFIG", "SET", "maxmemory", "1"]);
+    servers.0[1].call(&["SET", "clinch:job", "of another", "PX", "600000"]);
+    servers.reset();
+    let waiter = queue(&far, "job");
+    servers.until("the waiter watches", |sent| sent.watches > 0).await;
+    servers.reset();
+    servers.until("renewals", |sent| sent.renewed >= 9).await;
+    let sent = servers.sent();
+    // A claim, its release and a watch, once a second.
+    assert!(sent.iter().all(|sent| sent.requests() <= 4 * sent.renewed + 10), "{sent:?}");
+    assert!(other.is_held() && !waiter.is_finished());
+    servers.0[0].call(&["CONFIG", "SET", "maxmemory", "0"]);
+    release(waiter.await.unwrap()).await;
+}
+
+/// Servers that give no vote tell nothing by it: who waits for them reads their clocks, without which nobody could say for how
+/// long they go on so.
+#[tokio::test]
+async fn who_waits_for_servers_that_do_not_vote_goes_on_reading_their_clocks() {
+    let servers = Servers((0..3).map(|_| Redis::start()).collect());
+    let hosts: Vec<String> = servers.0.iter().map(|server| server.addr().to_string()).collect();
+    let locks = clinch::connect(&format!("redlock://{}?max_ttl=1h", hosts.join(","))).await.unwrap();
+    let waiter = queue(&locks, "job");
+    let reads = |server: &Redis| server.client().commandstats().get("time").copied().unwrap_or(0);
+    let end = tokio::time::Instant::now() + PATIENCE;
+    servers.reset();
+    while servers.0.iter().any(|server| reads(server) < 3) {
+        assert!(tokio::time::Instant::now() < end, "nobody reads the clocks");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let sent = servers.sent();
+    assert!(sent.iter().all(|sent| sent.requests() < 10) && !waiter.is_finished(), "{sent:?}");
+    waiter.abort();
+}

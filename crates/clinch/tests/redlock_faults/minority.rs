@@ -267,3 +267,49 @@ async fn what_an_evicted_holder_had_is_nobodys_before_it_lets_go() {
     assert_eq!(next.release().await.unwrap(), Released::Released);
     servers.expect_no_key(&name).await;
 }
+
+/// One of its servers hangs, and another cannot be reached from the holder's host, but from the operator's.
+#[tokio::test]
+async fn a_holder_that_hears_of_its_eviction_from_one_server_alone_stops() {
+    let servers = Servers::durable(3);
+    let proxy = Proxy::start(servers.0[0].addr());
+    let hosts = [proxy.addr(), servers.0[1].addr(), servers.0[2].addr()].map(|addr| addr.to_string());
+    let one = connect(&url_of(hosts.into_iter(), "durable=on&max_ttl=24h")).await;
+    let other = servers.connect().await;
+    let names = [unique("verifies"), unique("renews")];
+    let guards = [lock(&one, &names[0]).await, lock(&one, &names[1]).await];
+    eventually("all have given both votes", async || {
+        names.iter().all(|name| servers.with_key(name).len() == 3).then_some(())
+    })
+    .await;
+    servers.0[2].pause();
+    proxy.refuse(true);
+    proxy.cut_all();
+    for (name, guard) in names.iter().zip(&guards) {
+        assert_eq!(other.evict(name, guard.claim_id()).await.unwrap(), Freed::Removed);
+    }
+    let [verifies, renews] = guards;
+    let waiter = queue(&other, &names[1]);
+    assert_eq!(verifies.verify().await.unwrap_err().kind(), ErrorKind::Lost);
+    tokio::select! {
+        biased;
+        loss = renews.lost() => assert_eq!(loss.kind, LossKind::Deleted, "{loss}"),
+        _ = waiter => panic!("two hold one lock"),
+    }
+    servers.0[2].resume();
+}
+
+#[tokio::test]
+async fn an_eviction_that_reached_a_minority_takes_nothing() {
+    let servers = Servers::durable(3);
+    let locks = servers.connect().await;
+    let name = unique("half-evicted");
+    let guard = lock(&locks, &name).await;
+    eventually("all have given their vote", async || (servers.with_key(&name).len() == 3).then_some(()))
+        .await;
+    servers.0[0].call(&["SETRANGE", &format!("clinch:{name}"), "32", "!"]);
+    guard.verify().await.unwrap();
+    guard.extend(LONG_TTL).await.unwrap();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    servers.expect_no_key(&name).await;
+}

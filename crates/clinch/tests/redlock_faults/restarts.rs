@@ -78,6 +78,30 @@ async fn a_server_that_has_forgotten_its_last_token_is_given_that_of_the_others(
     drop(first);
 }
 
+/// Who comes while one of the others hangs can tell it only a part of what it has forgotten. It does not end with that.
+#[tokio::test]
+async fn a_server_that_was_told_too_little_is_told_the_rest() {
+    let servers = Servers::forgetful(3);
+    let url = servers.url("max_ttl=4s");
+    drop(clinch::connect(&url).await.unwrap());
+    servers.0[2].call(&["SET", "clinch:~{fence}", "9000000000000000"]);
+    servers.0[2].pause();
+    servers.0[0].restart();
+    eventually("word is left on the one that came back", async || {
+        let _newcomer = clinch::connect(&url).await.unwrap();
+        let left = "return #redis.call('KEYS', 'clinch:~{voucher}:*')";
+        (servers.0[0].call(&["EVAL", left, "0"]).int() == 1).then_some(())
+    })
+    .await;
+    servers.0[2].resume();
+    eventually("it is given the last token, too", async || {
+        let _newcomer = clinch::connect(&url).await.unwrap();
+        let fence = servers.0[0].call(&["GET", "clinch:~{fence}"]);
+        (fence == Reply::Text("9000000000000000".into())).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn another_server_under_the_same_address_does_not_help_a_second_holder() {
     let servers = Servers::forgetful(4);

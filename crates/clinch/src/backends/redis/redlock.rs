@@ -49,9 +49,11 @@
 //! Tokens are those of the servers, `max(last + 1, time in microseconds)`, and the largest of a quorum's counts. It is on a
 //! quorum, together with the vote, before it is given out, so a later holder meets it on at least one server and gets a larger one.
 //! Claims ask for a token slightly ahead of the clocks of a quorum; servers mostly agree on it, so that the write-back is not needed,
-//! and one whose clock is ahead does not pull the tokens along. A server that restarts is given the last token of so many others that every
-//! quorum without it is among them, and only then do those vouch for it that come later; a client that is there itself for `max_ttl=`
-//! does not wait for that.
+//! and one whose clock is ahead does not pull the tokens along. A server that restarts is given the last tokens of
+//! the others, by every client that meets one whose token it was not given yet, until it has those of so many that one of each
+//! quorum is among them. Where some are away for good it votes all the same after `max_ttl=`. So tokens can fall by a double fault: a
+//! server restarts empty while another, the only one left that knows the last token, is away until the first votes again, and the clocks
+//! of the others are behind the one that the token came from.
 //!
 //! # Waiting
 //!
@@ -86,7 +88,7 @@
 //! | --- | --- | --- |
 //! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry; `<claim id>!<token> ...` of one that was evicted and has not let go |
 //! | `clinch:~{fence}` | string | the last token of the server; without an expiry |
-//! | `clinch:~{voucher}:<hash>` | string | what clients of one group saw of the server: `<servers>?prefix=..&max_ttl=..&drift=..&durable=..&fencing=..`, what they have in common; `<run>`, the server's `run_id` and `master_replid`; and for each other server `<its run>=<since>,<compared>,<ahead at least>,<ahead at most>` in µs; gone 30 days after its last use |
+//! | `clinch:~{voucher}:<hash>` | string | what clients of one group saw of the server: `<servers>?prefix=..&max_ttl=..&drift=..&durable=..&fencing=..`, what they have in common; `<run>`, the server's `run_id` and `master_replid`; a hexadecimal number, with one bit for each server, in the order of their addresses, whose last token it was given; and for each other server `<its run>=<since>,<compared>,<ahead at least>,<ahead at most>` in µs; gone 30 days after its last use |
 
 mod claims;
 mod free;

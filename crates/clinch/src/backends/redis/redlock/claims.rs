@@ -43,6 +43,8 @@ struct State {
     again: Option<Instant>,
     /// How often in a row its votes were split.
     splits: u32,
+    /// The servers that had no vote to give then, as one bit each.
+    mute: u64,
     /// Its waiter has waited for its turn for too long.
     impatient: bool,
     /// From when on nothing of it can stand anywhere, unless it is asked for again.
@@ -121,6 +123,7 @@ impl Claims {
                 released: false,
                 again: None,
                 splits: 0,
+                mute: 0,
                 impatient: false,
                 forgotten: now,
             })))
@@ -276,9 +279,9 @@ impl Entry {
     }
 
     /// Notes that the last vote was in vain: when to ask again, where no change of a key would tell.
-    pub(super) fn refused(&self, again: Option<Instant>, split: bool) {
+    pub(super) fn refused(&self, again: Option<Instant>, split: bool, mute: u64) {
         let mut state = lock(&self.0);
-        state.again = again;
+        (state.again, state.mute) = (again, mute);
         state.splits = if split { state.splits + 1 } else { 0 };
     }
 
@@ -289,6 +292,11 @@ impl Entry {
 
     pub(super) fn splits(&self) -> u32 {
         lock(&self.0).splits
+    }
+
+    /// The servers that had no vote to give when it was refused last.
+    pub(super) fn mute(&self) -> u64 {
+        lock(&self.0).mute
     }
 
     /// Has the next step ask the servers although it is another's turn.

@@ -284,6 +284,22 @@ impl Node {
         known.clock.filter(|_| !jumped && known.watch.is_none())
     }
 
+    /// Reads its clock and what was left on it, which a vote would tell.
+    pub(super) async fn look(self: Arc<Node>) -> Result<()> {
+        let line = self.line().await?;
+        let mut get = Command::new("GET");
+        get.arg(&self.group.key);
+        let sent = self.now();
+        let answers = self.call_on(&line, [&Command::new("TIME"), &get]).await?;
+        let received = self.now();
+        let [time, left] = answers.as_slice() else { return Ok(()) };
+        if let Some(us) = micros(time).filter(|_| self.is_met_by(&line)) {
+            self.clock_read(us, sent, received);
+        }
+        self.left(&line.run, Left::read(reply::lossy(left), &self.group));
+        Ok(())
+    }
+
     /// Takes in what the server's clock read between two moments. A clock that has jumped may have ended leases early, so
     /// the server does not vote until all those would have ended anyway.
     pub(super) fn clock_read(&self, us: u64, sent: Instant, received: Instant) {
@@ -393,6 +409,8 @@ impl Node {
         if before.as_ref().is_some_and(|(before, _)| before == run && !run.is_empty()) {
             return;
         }
+        // What was read of another's tells nothing of this one.
+        known.clock = None;
         let stands_in = before.is_some_and(|(_, ended)| {
             let seen = ended.get().copied().unwrap_or(now);
             timing::stands_in(now, uptime, seen)

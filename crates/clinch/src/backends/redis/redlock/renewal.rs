@@ -13,7 +13,7 @@ use super::round::Round;
 use super::store::Quorum;
 use super::timing;
 use crate::backend::Renewal;
-use crate::claim::Claim;
+use crate::claim::{Claim, Loss, LossKind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::token::Token;
 
@@ -26,6 +26,30 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::fro
 struct Count {
     held: usize,
     missing: Vec<usize>,
+    /// On so many servers an operator has taken it away.
+    evicted: usize,
+}
+
+impl Count {
+    fn note(&mut self, at: usize, held: Held) {
+        match held {
+            Held::Ours => self.held += 1,
+            Held::Missing => self.missing.push(at),
+            Held::Evicted => self.evicted += 1,
+        }
+    }
+
+    fn gone(&self) -> usize {
+        self.missing.len() + self.evicted
+    }
+}
+
+/// What one server said of one claim.
+#[derive(Clone, Copy)]
+enum Held {
+    Ours,
+    Missing,
+    Evicted,
 }
 
 impl Quorum {
@@ -46,16 +70,13 @@ impl Quorum {
         let mut counts = vec![Count::default(); claims.len()];
         let mut lines: Vec<Option<Arc<Line>>> = vec![None; self.nodes.len()];
         let mut failure = None;
-        let decided = |count: &Count| count.held >= quorum || count.missing.len() > self.nodes.len() - quorum;
+        let decided = |count: &Count| count.held >= quorum || count.gone() > self.nodes.len() - quorum;
         round
             .answers(|at, answer| {
                 match answer {
                     Ok((line, held)) => {
                         for (count, held) in counts.iter_mut().zip(held) {
-                            match held {
-                                true => count.held += 1,
-                                false => count.missing.push(at),
-                            }
+                            count.note(at, held);
                         }
                         if let Some(place) = lines.get_mut(at) {
                             *place = Some(line);
@@ -83,10 +104,12 @@ impl Quorum {
                 self.set_anew(claim, &count.missing, &lines);
                 return Renewal::Renewed(Some(claim.ttl));
             }
-            match count.missing.len() > self.nodes.len() - quorum {
-                true => Renewal::Lost(deleted()),
+            match () {
+                // Where it was evicted it lives no longer than the notice, however few have said so.
+                () if count.evicted > 0 => Renewal::Lost(evicted()),
+                () if count.gone() > self.nodes.len() - quorum => Renewal::Lost(deleted()),
                 // The earlier deadline stands.
-                false => failed(&count),
+                () => failed(&count),
             }
         };
         claims.iter().zip(counts).map(renewal).collect()
@@ -109,9 +132,17 @@ impl Quorum {
     }
 }
 
-async fn renew_on(node: Arc<Node>, command: Arc<Command>) -> Result<(Arc<Line>, Vec<bool>)> {
+async fn renew_on(node: Arc<Node>, command: Arc<Command>) -> Result<(Arc<Line>, Vec<Held>)> {
     let line = node.line().await?;
     let answer = node.run_on(&line, &script::RENEW_HELD, &command).await?;
-    let held = reply::list(&answer)?.iter().map(|held| *held == Value::Int(1)).collect();
-    Ok((line, held))
+    let held = |held: &Value| match held {
+        Value::Int(1) => Held::Ours,
+        Value::Int(-1) => Held::Evicted,
+        _ => Held::Missing,
+    };
+    Ok((line, reply::list(&answer)?.iter().map(held).collect()))
+}
+
+pub(super) fn evicted() -> Loss {
+    Loss::new(LossKind::Deleted, "the claim was evicted")
 }

@@ -10,6 +10,7 @@ use super::super::keys::{lock_key, refuse_reserved};
 use super::super::store::{OwnerText, deleted};
 use super::claims::{Claims, Entry};
 use super::node::Node;
+use super::renewal::evicted;
 use super::round::Background;
 use super::settings::Rules;
 use super::timing;
@@ -26,7 +27,7 @@ use crate::name::LockName;
 use crate::token::Token;
 
 /// How often a waiter asks that waits for servers that do not vote.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+pub(super) const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A lock on several servers that know nothing of each other.
 pub(super) struct Quorum {
@@ -109,7 +110,7 @@ impl Quorum {
             Some(left) => Some(now + (left + Duration::from_millis(1)).min(ASK_AGAIN)),
             None => None,
         };
-        entry.refused(again, split);
+        entry.refused(again, split, tally.mute());
         let busy = Busy { ahead: 1, holder: tally.holder(), place_ttl: None, detail: Some(detail.into()) };
         if claim.enqueue {
             self.turns.sit(key, claim.id, Some(&busy));
@@ -216,20 +217,18 @@ impl Backend for Quorum {
 
     async fn verify(&self, claim: &Claim) -> Result<Renewal> {
         let mut ours = Vec::new();
-        let (mut gone, mut silent) = (0, None);
+        let (mut gone, mut is_evicted, mut silent) = (0, false, None);
         let id = claim.id.to_string();
         self.read(
             &claim.name,
             |left, value| {
+                let rest = value.strip_prefix(&id);
                 match left {
                     // A star: a client of one of the servers waits for it.
-                    Some(left)
-                        if value.strip_prefix(&id).is_some_and(|rest| rest.starts_with([' ', '*'])) =>
-                    {
-                        ours.push(left)
-                    }
+                    Some(left) if rest.is_some_and(|rest| rest.starts_with([' ', '*'])) => ours.push(left),
                     _ => gone += 1,
                 }
+                is_evicted |= rest.is_some_and(|rest| rest.starts_with('!'));
                 ours.len() >= self.quorum() || gone > self.nodes.len() - self.quorum()
             },
             |error| silent = Some(error),
@@ -240,6 +239,7 @@ impl Backend for Quorum {
             return Ok(Renewal::Renewed(ours.get(at).copied()));
         }
         match silent {
+            _ if is_evicted => Ok(Renewal::Lost(evicted())),
             _ if gone > self.nodes.len() - self.quorum() => Ok(Renewal::Lost(deleted())),
             Some(error) => Err(error),
             None => Err(Error::new(ErrorKind::Unknown, "too few servers answered")),

@@ -25,14 +25,21 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// How often, at most, it is looked whether there is something to leave on the servers.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
+/// How often, at most, a server is looked at that does not vote, and so tells nothing by its votes.
+const LOOK_AGAIN: Duration = Duration::from_millis(900);
+
 /// Whose vote counts.
 pub(super) struct Trust {
     env: Env,
     nodes: Vec<Arc<Node>>,
     rules: Rules,
+    /// What each server is called in vouchers, one bit for each: clients may name the servers in any order.
+    names: Vec<u64>,
     pub(super) terms: Terms,
     /// When it is looked again whether there is something to leave on the servers; nanoseconds since boot.
     due: AtomicU64,
+    /// When those are looked at again that do not vote.
+    looks: AtomicU64,
     /// Held by who leaves something on the servers; nobody waits for it.
     telling: tokio::sync::Mutex<()>,
 }
@@ -43,8 +50,8 @@ struct News {
     run: String,
     before: String,
     word: Renewed,
-    /// Nothing was left on this run of it before, so it may have forgotten its fence.
-    newcomer: bool,
+    /// It may have forgotten its fence, and was not given those of enough others yet.
+    learns: bool,
 }
 
 impl Trust {
@@ -53,7 +60,21 @@ impl Trust {
         // One more than a minority, less the server itself.
         let witnesses = nodes.len() - quorum(nodes.len());
         let terms = Terms { evenness, witnesses, durable: rules.durable };
-        Trust { env, nodes, rules, terms, due: AtomicU64::new(0), telling: tokio::sync::Mutex::default() }
+        let place = |node: &Arc<Node>| {
+            let before = |other: &&Arc<Node>| other.address.to_string() < node.address.to_string();
+            1 << nodes.iter().filter(before).count()
+        };
+        let names = nodes.iter().map(place).collect();
+        Trust {
+            env,
+            nodes,
+            rules,
+            names,
+            terms,
+            due: AtomicU64::new(0),
+            looks: AtomicU64::new(0),
+            telling: tokio::sync::Mutex::default(),
+        }
     }
 
     /// Why the vote of a server does not count at this moment, if it does not.
@@ -119,8 +140,26 @@ impl Trust {
     /// is enough.
     pub(super) async fn vouch(self: Arc<Trust>) {
         if let Ok(_alone) = self.telling.try_lock() {
+            self.look().await;
             self.tell(self.news()).await;
         }
+    }
+
+    /// Reads the clocks of servers that do not vote, and what was left on them: both would go stale while somebody waits, and
+    /// nobody could tell any more whether their votes count.
+    async fn look(&self) {
+        let now = self.env.now();
+        let abstains = |node: &Node| !matches!(node.standing(now), Standing::Votes);
+        if self.looks.load(Ordering::Relaxed) > now.as_nanos() {
+            return;
+        }
+        self.looks.store((now + LOOK_AGAIN).as_nanos(), Ordering::Relaxed);
+        let mut round = Round::new(&self.env, self.nodes.len());
+        for (at, node) in self.nodes.iter().enumerate().filter(|(_, node)| abstains(node)) {
+            let node = node.clone();
+            round.ask(at, self.patience(&node), async move { node.look().await });
+        }
+        round.answers(|_, _| false).await;
     }
 
     /// What there is to tell.
@@ -135,30 +174,49 @@ impl Trust {
             }
             let leads = self.leads(at, met.clock, now);
             let known = met.left.voucher.as_ref();
-            let word = Voucher::renewed(known, &self.view(&met, &leads, now), self.terms)?;
-            let newcomer = known.is_none_or(|known| known.run != met.run);
-            Some(News { at, run: met.run, before: met.left.text, word, newcomer })
+            let told = Voucher::told(known, &met.run);
+            let learns = self.rules.fencing && !self.is_enough(told);
+            let learn = learns && self.others_met(at, now) & !told != 0;
+            let word = Voucher::renewed(known, &self.view(&met, &leads, now), learn, self.terms)?;
+            Some(News { at, run: met.run, before: met.left.text, word, learns })
         };
         self.nodes.iter().enumerate().filter_map(news).collect()
     }
 
+    /// Whether a server was given the fences of so many others that one of each quorum, whether or not it was in it, is among
+    /// them: the largest of these is no smaller than any token that was given out.
+    fn is_enough(&self, told: u64) -> bool {
+        told.count_ones() as usize > self.nodes.len() - quorum(self.nodes.len())
+    }
+
+    /// The others that were met, and were there lately.
+    fn others_met(&self, of: usize, now: Instant) -> u64 {
+        let others = self.nodes.iter().zip(&self.names).enumerate().filter(|(at, _)| *at != of);
+        let there = |node: &Node| node.acquaintance().is_some_and(|met| met.clock.is_fresh(now));
+        others.filter(|(_, (node, _))| there(node)).fold(0, |met, (_, (_, name))| met | name)
+    }
+
     async fn tell(&self, news: Vec<News>) {
-        let fences = match self.rules.fencing && news.iter().any(|news| news.newcomer) {
+        let fences = match news.iter().any(|news| news.learns) {
             true => self.fences().await,
             false => Vec::new(),
         };
         let fence = fences.iter().map(|(_, fence)| *fence).max().unwrap_or(0);
         let mut round = Round::new(&self.env, self.nodes.len());
-        for News { at, run, before, word, newcomer } in news {
+        for News { at, run, before, mut word, learns } in news {
             let Some(node) = self.nodes.get(at).cloned() else { continue };
-            // So many others that each quorum without it is among them knew the last token; if not, it is told later.
-            let others = fences.iter().filter(|(other, _)| *other != at).count();
-            if newcomer && self.rules.fencing && others < self.nodes.len() - quorum(self.nodes.len()) {
+            let others = fences.iter().filter(|(other, _)| *other != at);
+            word.voucher.told |=
+                others.filter_map(|(other, _)| self.names.get(*other)).fold(0, |all, name| all | name);
+            // Some are needed at least. What the others know it is told by whoever meets them: they may be away for good.
+            if learns
+                && (word.voucher.told.count_ones() as usize) < self.nodes.len() - quorum(self.nodes.len())
+            {
                 self.due.store(0, Ordering::Relaxed);
                 continue;
             }
             let keys = [node.group.key.as_str(), FENCE];
-            let keys = if newcomer && fence > 0 { &keys[..] } else { &keys[..1] };
+            let keys = if learns && fence > 0 { &keys[..] } else { &keys[..1] };
             let mut command = script::REDLOCK_VOUCH.on(keys.iter().copied());
             command
                 .arg(before)

@@ -156,9 +156,11 @@ impl Turns {
         Some(Turn { first: at == 0, duty, woken: queue.seats.get(at)?.woken.clone() })
     }
 
-    /// Notes that the first has nothing to do before a moment, unless something changes.
-    pub(super) fn rests(&self, key: &str, until: Instant) {
-        if let Some(queue) = lock(&self.queues).get_mut(key) {
+    /// Notes that a waiter, if it is the first, has nothing to do before a moment, unless something changes.
+    pub(super) fn rests(&self, key: &str, id: ClaimId, until: Instant) {
+        if let Some(queue) = lock(&self.queues).get_mut(key)
+            && queue.seats.front().is_some_and(|first| first.id == id)
+        {
             queue.due = until;
         }
     }

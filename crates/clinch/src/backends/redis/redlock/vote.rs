@@ -208,7 +208,9 @@ async fn ask_for_vote(
         };
         node.answered(Some(received.since(sent)));
         let (us, vote) = read_vote(&answer)?;
-        node.clock_read(us, sent, received);
+        if node.is_met_by(&line) {
+            node.clock_read(us, sent, received);
+        }
         tries += 1;
         match vote {
             Some(vote) => break vote,

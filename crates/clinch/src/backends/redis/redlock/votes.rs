@@ -146,6 +146,13 @@ impl Tally {
         self.count(|vote| matches!(vote, Vote::Ours(_) | Vote::Taken { .. })) >= self.quorum()
     }
 
+    /// The servers that had no vote to give to anybody, as one bit each.
+    pub(super) fn mute(&self) -> u64 {
+        let mute = |vote: &Option<Vote>| matches!(vote, Some(Vote::Abstains { .. } | Vote::None(_)));
+        let votes = self.votes.iter().enumerate();
+        votes.filter(|(_, vote)| mute(vote)).fold(0, |all, (at, _)| all | 1 << (at % 64))
+    }
+
     /// For how long too many servers abstain for a quorum, where that alone is in the way.
     pub(super) fn abstention(&self) -> Option<Duration> {
         let told = self.count(|vote| matches!(vote, Vote::Ours(_) | Vote::Taken { .. }));

@@ -19,6 +19,8 @@ const MOST: usize = 30;
 pub(super) struct Voucher {
     /// The run that was met.
     pub(super) run: String,
+    /// The servers whose fences this run was given, one bit for each in the order of their addresses.
+    pub(super) told: u64,
     witnesses: Vec<Witness>,
 }
 
@@ -77,6 +79,7 @@ impl Voucher {
     pub(super) fn parse(text: &str) -> Option<Voucher> {
         let mut words = text.split(' ');
         let run = words.next()?.to_owned();
+        let told = u64::from_str_radix(words.next()?, 16).ok()?;
         let witness = |word: &str| {
             let (run, numbers) = word.split_once('=')?;
             let mut numbers = numbers.split(',');
@@ -87,7 +90,7 @@ impl Voucher {
                 lead: Lead { least: numbers.next()?.parse().ok()?, most: numbers.next()?.parse().ok()? },
             })
         };
-        Some(Voucher { run, witnesses: words.map(witness).collect::<Option<_>>()? })
+        Some(Voucher { run, told, witnesses: words.map(witness).collect::<Option<_>>()? })
     }
 
     /// Whether a server's vote counts, by what was left on it.
@@ -121,13 +124,24 @@ impl Voucher {
         self.witnesses.iter().filter_map(move |witness| Some((witness, lead_of(&witness.run)?)))
     }
 
-    /// What is to be left on a server now; `None`: there is nothing new to tell.
-    pub(super) fn renewed(known: Option<&Voucher>, view: &View<'_>, terms: Terms) -> Option<Renewed> {
+    /// The servers whose fences this run was given already.
+    pub(super) fn told(known: Option<&Voucher>, run: &str) -> u64 {
+        known.filter(|known| known.run == run).map_or(0, |known| known.told)
+    }
+
+    /// What is to be left on a server now, which has a fence to `learn` or not; `None`: there is nothing new to tell.
+    pub(super) fn renewed(
+        known: Option<&Voucher>,
+        view: &View<'_>,
+        learn: bool,
+        terms: Terms,
+    ) -> Option<Renewed> {
         let Terms { evenness, durable, .. } = terms;
         let run = view.run.to_owned();
         let same = known.filter(|known| durable || known.run == run);
         let mut witnesses = same.map(|known| known.witnesses.clone()).unwrap_or_default();
-        let mut is_new = known.is_none_or(|known| known.run != run);
+        let told = Voucher::told(known, &run);
+        let mut is_new = learn || known.is_none_or(|known| known.run != run);
         let mut is_old = false;
         // Of servers that forget nothing, only a clock that was set is held against them.
         let durably = witnesses.iter().map(|witness| witness.since).max().unwrap_or(0);
@@ -153,7 +167,7 @@ impl Voucher {
         }
         witnesses.sort_by_key(|witness| std::cmp::Reverse(witness.at));
         witnesses.truncate(MOST);
-        (is_new || is_old).then_some(Renewed { voucher: Voucher { run, witnesses }, is_new })
+        (is_new || is_old).then_some(Renewed { voucher: Voucher { run, told, witnesses }, is_new })
     }
 }
 
@@ -166,10 +180,10 @@ impl Witness {
     }
 }
 
-/// `<run> <run of another>=<since>,<compared at>,<lead at least>,<at most> ...`, all in microseconds.
+/// `<run> <told> <run of another>=<since>,<compared at>,<lead at least>,<at most> ...`, all in microseconds.
 impl fmt::Display for Voucher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.run)?;
+        write!(f, "{} {:x}", self.run, self.told)?;
         for Witness { run, since, at, lead } in &self.witnesses {
             write!(f, " {run}={since},{at},{},{}", lead.least, lead.most)?;
         }
@@ -203,7 +217,7 @@ mod tests {
 
     /// What somebody leaves who comes after so many seconds, if it is news.
     fn left(known: Option<&Voucher>, at: u64, ahead: &[(&str, i64)], terms: Terms) -> Option<Voucher> {
-        Some(Voucher::renewed(known, &view(at, &leads(ahead)), terms)?.voucher)
+        Some(Voucher::renewed(known, &view(at, &leads(ahead)), false, terms)?.voucher)
     }
 
     fn judged(known: &Voucher, at: u64, ahead: &[(&str, i64)], terms: Terms) -> Word {
@@ -238,7 +252,7 @@ mod tests {
         assert_eq!(Voucher::judge(Some(&first), &restarted, terms), Word::Unknown);
         let nameless = View { run: "", ..view(5000, &leads) };
         assert_eq!(Voucher::judge(Some(&first), &nameless, terms), Word::Unknown);
-        let anew = Voucher::renewed(Some(&first), &restarted, terms).unwrap();
+        let anew = Voucher::renewed(Some(&first), &restarted, false, terms).unwrap();
         assert!(anew.is_new && anew.voucher.run == "a2");
         let Word::In(wait) = Voucher::judge(Some(&anew.voucher), &restarted, terms) else {
             panic!("unknown")
@@ -246,6 +260,24 @@ mod tests {
         assert!(wait > Duration::from_secs(30), "{wait:?}");
         // Others that were restarted are other witnesses.
         assert_eq!(judged(&first, 5000, &[("b2", 0), ("c2", 0)], terms), Word::Unknown);
+    }
+
+    #[test]
+    fn whose_fences_a_run_was_given_is_noted() {
+        let (one, terms) = ([("b", 0), ("c", 0)], terms(1, false));
+        let first = Voucher { told: 0b110, ..left(None, 1000, &one, terms).unwrap() };
+        assert_eq!(Voucher::parse(&first.to_string()), Some(first.clone()));
+        let leads = leads(&one);
+        let renewed = |view: &View<'_>, learn| {
+            Voucher::renewed(Some(&first), view, learn, terms).map(|word| word.voucher.told)
+        };
+        assert_eq!(renewed(&view(1001, &leads), false), None, "nothing new");
+        assert_eq!(renewed(&view(1001, &leads), true), Some(0b110));
+        assert_eq!(
+            renewed(&View { run: "a2", ..view(1001, &leads) }, true),
+            Some(0),
+            "another has forgotten"
+        );
     }
 
     #[test]
@@ -295,10 +327,10 @@ mod tests {
     fn bounds_that_tell_nothing_are_not_left_for_others() {
         let terms = terms(1, false);
         let wide = vec![("b".to_owned(), Lead { least: 0, most: 4_000_000 })];
-        let first = Voucher::renewed(None, &view(1000, &wide), terms).unwrap().voucher;
-        assert_eq!(first.to_string(), "a");
+        let first = Voucher::renewed(None, &view(1000, &wide), false, terms).unwrap().voucher;
+        assert_eq!(first.to_string(), "a 0");
         assert_eq!(Voucher::judge(Some(&first), &view(2000, &leads(&[("b", 0)])), terms), Word::Unknown);
-        assert_eq!(Voucher::parse("a b=1,2,3"), None);
-        assert_eq!(Voucher::parse("a b=1,2,3,x"), None);
+        assert_eq!(Voucher::parse("a 0 b=1,2,3"), None);
+        assert_eq!(Voucher::parse("a 0 b=1,2,3,x"), None);
     }
 }

@@ -9,7 +9,7 @@ use futures_util::stream::FuturesUnordered;
 use super::super::inbox::{Inbox, Watched};
 use super::claims::Entry;
 use super::round::Round;
-use super::store::Quorum;
+use super::store::{ASK_AGAIN, Quorum};
 use super::timing;
 use super::turns::{Duty, TURN};
 use crate::claim::Claim;
@@ -34,6 +34,9 @@ struct Watch {
     ends: Vec<Option<Instant>>,
     /// When a server that cannot tell is asked.
     poll: Instant,
+    /// The servers that had no vote to give when they were asked last, as one bit each. Where the key is not there, they
+    /// most likely have none yet, and are asked no more often than others that do not vote.
+    mute: u64,
     inboxes: Vec<(usize, Arc<Inbox>)>,
 }
 
@@ -45,7 +48,11 @@ impl Watch {
             .ends
             .iter()
             .enumerate()
-            .map(|(at, end)| if changed >> at & 1 == 1 { self.begun } else { end.unwrap_or(self.poll) })
+            .map(|(at, end)| {
+                let free = if changed >> at & 1 == 1 { self.begun } else { end.unwrap_or(self.poll) };
+                let earliest = if self.mute >> at & 1 == 1 { self.begun + ASK_AGAIN } else { self.begun };
+                free.max(earliest)
+            })
             .collect();
         free.sort_unstable();
         let guard = self.begun + GUARD;
@@ -59,12 +66,13 @@ impl Quorum {
         let key = self.key(&claim.name);
         let entry = self.entry(claim.id);
         if let Some(again) = entry.take_again() {
+            self.turns.rests(&key, claim.id, again);
             return self.env.sleep_until(again).await;
         }
         if !self.wait_for_turn(&key, claim, &entry).await {
             return;
         }
-        let Some(mut watch) = self.watch(&key, claim.ttl).await else { return };
+        let Some(mut watch) = self.watch(&key, claim.ttl, entry.mute()).await else { return };
         // A server that cannot tell any more may have had something to tell.
         let gone = |(at, inbox): (usize, Arc<Inbox>)| async move {
             inbox.link.gone().await;
@@ -79,7 +87,7 @@ impl Quorum {
             let Some(turn) = self.turns.of(&key, claim.id).filter(|turn| turn.duty != Duty::Ask) else {
                 return;
             };
-            self.turns.rests(&key, look);
+            self.turns.rests(&key, claim.id, look);
             tokio::select! {
                 biased;
                 () = turn.woken.notified() => {}
@@ -117,7 +125,7 @@ impl Quorum {
     }
 
     /// Has the servers tell when the key changes. `None`: ask now.
-    async fn watch(&self, key: &str, ttl: Duration) -> Option<Watch> {
+    async fn watch(&self, key: &str, ttl: Duration, mute: u64) -> Option<Watch> {
         self.turns.begin_to_watch(key);
         let quorum = self.quorum();
         let mut round = Round::new(&self.env, self.nodes.len()).lenient(timing::silence(ttl), quorum);
@@ -133,7 +141,7 @@ impl Quorum {
                 let Ok((watched, inbox)) = answer else { return false };
                 let left = match watched {
                     Watched::Absent => {
-                        absent += 1;
+                        absent += usize::from(mute >> at & 1 == 0);
                         self.turns.changed(key, at);
                         Duration::ZERO
                     }
@@ -151,7 +159,7 @@ impl Quorum {
             return None;
         }
         let begun = self.env.now();
-        Some(Watch { begun, ends, poll: begun + self.varied(POLL), inboxes })
+        Some(Watch { begun, ends, poll: begun + self.varied(POLL), mute, inboxes })
     }
 
     /// A time of which a random part, up to a half, is left away, so that waiters do not ask together.
@@ -166,11 +174,17 @@ mod tests {
 
     /// With these leases (s), and these servers that have told a change: after how long it is worth asking.
     fn look(left: &[Option<u64>], changed: u64) -> Duration {
+        look_at(left, changed, 0)
+    }
+
+    /// The same, where these had no vote to give.
+    fn look_at(left: &[Option<u64>], changed: u64, mute: u64) -> Duration {
         let begun = Instant::from_nanos(1_000_000_000);
         let watch = Watch {
             begun,
             ends: left.iter().map(|left| left.map(|left| begun + Duration::from_secs(left))).collect(),
             poll: begun + POLL,
+            mute,
             inboxes: Vec::new(),
         };
         watch.look(changed, left.len() / 2 + 1).since(begun)
@@ -185,6 +199,15 @@ mod tests {
         assert_eq!(look(&held, 0b101), Duration::ZERO);
         assert_eq!(look(&[Some(0), Some(9), Some(9)], 0), seconds(9), "one vote that was free before");
         assert_eq!(look(&[Some(99), Some(99), Some(99)], 0), GUARD);
+    }
+
+    #[test]
+    fn who_had_no_vote_to_give_is_not_asked_at_once() {
+        let seconds = Duration::from_secs;
+        let left = [Some(0), Some(9), Some(0)];
+        assert_eq!(look_at(&left, 0b101, 0b001), ASK_AGAIN);
+        assert_eq!(look_at(&left, 0b111, 0b001), Duration::ZERO, "two others are free");
+        assert_eq!(look_at(&[Some(8), Some(9), Some(0)], 0, 0b001), seconds(8));
     }
 
     #[test]
