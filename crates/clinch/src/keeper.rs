@@ -18,6 +18,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane::caught;
 use crate::lease;
+use crate::process::Process;
 use crate::release::Releases;
 use crate::sync::lock;
 use crate::tenure::{CHECK_EVERY, Policy, Standing, Tenure};
@@ -108,7 +109,8 @@ impl Keeper {
             std::mem::replace(&mut schedule.running, true)
         };
         if !running {
-            self.env.lane().spawn(keep(Keeping(self.shared.clone()), self.env.clone()))?;
+            let keeping = Keeping(self.shared.clone(), self.env.process());
+            self.env.lane().spawn(keep(keeping, self.env.clone()))?;
         }
         Ok(kept)
     }
@@ -259,7 +261,7 @@ impl Shared {
             due.push(tenure);
             by = horizon;
         }
-        for tenure in due {
+        for tenure in due.iter().cloned() {
             match tenure.review(now) {
                 Some(review) => {
                     if review.renew {
@@ -278,12 +280,14 @@ impl Shared {
             }
         }
         schedule.armed = schedule.due.first_key_value().map(|((at, _), _)| *at);
-        Some(Todo { renew, look, free, next: schedule.armed })
+        Some(Todo { tell: due, renew, look, free, next: schedule.armed })
     }
 }
 
 /// What a review of the schedule found.
 struct Todo {
+    /// All that were looked at.
+    tell: Vec<Arc<Tenure>>,
     renew: Vec<Arc<Tenure>>,
     look: Vec<Arc<Tenure>>,
     free: Vec<Arc<Tenure>>,
@@ -292,10 +296,14 @@ struct Todo {
 
 /// The keeper's task, as its schedule sees it. However it ends, with the runtime that it ran on or by a panic, all claims are
 /// told that nobody renews them any more, and the next claim starts another.
-struct Keeping(Arc<Shared>);
+struct Keeping(Arc<Shared>, Process);
 
 impl Drop for Keeping {
     fn drop(&mut self) {
+        // A forked child drops its copy of a runtime; what it has of the schedule may be locked for ever.
+        if self.1.is_left() {
+            return;
+        }
         let left = {
             let mut schedule = lock(&self.0.schedule);
             (schedule.running, schedule.armed) = (false, None);
@@ -309,6 +317,7 @@ impl Drop for Keeping {
 async fn keep(keeping: Keeping, env: Env) {
     let shared = &keeping.0;
     while let Some(todo) = shared.review(env.now()) {
+        todo.tell.iter().for_each(|tenure| tenure.tell());
         for batch in batches(&*shared.backend, todo.renew) {
             // Each in its own task: one that hangs on a slow server delays no other.
             tokio::spawn(renew(shared.clone(), env.clone(), batch));

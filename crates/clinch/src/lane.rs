@@ -35,6 +35,7 @@ struct Kind {
 struct Here {
     runtime: Handle,
     tasks: Mutex<Vec<AbortHandle>>,
+    process: Process,
 }
 
 /// A running thread. Dropping it tells the thread to stop; nobody waits for that, since the last owner may be a task of
@@ -68,7 +69,7 @@ impl Lane {
                 "Lane::here needs a tokio runtime with I/O and timers: build it with enable_all()",
             ));
         }
-        Ok(Lane::new(Some(Here { runtime, tasks: Mutex::default() })))
+        Ok(Lane::new(Some(Here { runtime, tasks: Mutex::default(), process: Process::this() })))
     }
 
     /// Whose it is. In a forked child nothing runs on it.
@@ -86,16 +87,27 @@ impl Lane {
     ///
     /// [`ErrorKind::Exhausted`] when the thread could not be started; [`ErrorKind::Closed`] in a forked child.
     pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+        self.spawn_with(|| future)
+    }
+
+    /// As [`Lane::spawn`]; the future is made when there is something to run it.
+    fn spawn_with<F>(&self, future: impl FnOnce() -> F) -> Result<()>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         self.1.check()?;
         match self.living() {
-            Some(here) => here.spawn(future),
-            None => drop(self.on_thread()?.spawn(future)),
+            Some(here) => here.spawn(future()),
+            None => {
+                let thread = self.on_thread()?;
+                drop(thread.spawn(future()));
+            }
         }
         Ok(())
     }
 
     /// Runs what `make` makes in the background, and makes it anew when the runtime that it runs on ends, for as long as the lane
-    /// lives. One that panics is not made again.
+    /// lives. One that panics is not made again. Where it is over, `make` is dropped.
     ///
     /// # Errors
     ///
@@ -105,7 +117,17 @@ impl Lane {
         M: Fn() -> F + Send + Sync + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        self.spawn(Lasting { lane: Arc::downgrade(&self.0), process: self.1, make: Some(make) }.run())
+        self.run_again(make, false)
+    }
+
+    /// As [`Lane::run`]; `again` after a runtime has ended.
+    fn run_again<M, F>(&self, make: M, again: bool) -> Result<()>
+    where
+        M: Fn() -> F + Send + Sync + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (lane, process) = (Arc::downgrade(&self.0), self.1);
+        self.spawn_with(move || Lasting { lane, process, make: Some(make), again }.run())
     }
 
     /// The lane's runtime, started if need be. What is spawned on it directly may outlive the lane where it is the
@@ -160,6 +182,10 @@ impl Here {
 
 impl Drop for Here {
     fn drop(&mut self) {
+        // In a forked child nothing runs there, and it may be locked for ever.
+        if self.process.is_left() {
+            return;
+        }
         for task in lock(&self.tasks).drain(..) {
             task.abort();
         }
@@ -172,12 +198,15 @@ struct Lasting<M: Fn() -> F + Send + Sync + 'static, F: Future<Output = ()> + Se
     process: Process,
     /// `None` when it is done.
     make: Option<M>,
+    /// Whether it was made because a runtime had ended, and has not run since: where that fails too, it is over.
+    again: bool,
 }
 
 impl<M: Fn() -> F + Send + Sync + 'static, F: Future<Output = ()> + Send + 'static> Lasting<M, F> {
     async fn run(mut self) {
+        self.again = false;
         if let Some(make) = &self.make {
-            make().await;
+            let _ = caught(async { make().await }).await;
         }
         self.make = None;
     }
@@ -185,10 +214,13 @@ impl<M: Fn() -> F + Send + Sync + 'static, F: Future<Output = ()> + Send + 'stat
 
 impl<M: Fn() -> F + Send + Sync + 'static, F: Future<Output = ()> + Send + 'static> Drop for Lasting<M, F> {
     fn drop(&mut self) {
+        if self.again || self.process.is_left() {
+            return;
+        }
         let (make, lane) = (self.make.take(), self.lane.upgrade().map(|lane| Lane(lane, self.process)));
-        if let (Some(make), Some(lane), false) = (make, lane, std::thread::panicking()) {
+        if let (Some(make), Some(lane)) = (make, lane) {
             // Without a background thread nobody can go on with it.
-            let _ = lane.run(make);
+            let _ = lane.run_again(make, true);
         }
     }
 }

@@ -8,7 +8,8 @@ use crate::error::{Error, ErrorKind, Result};
 const FORKED: &str =
     "this client or its Env belongs to the process that this one was forked from; connect again";
 
-/// The process that made something.
+/// The process that made something, by its number alone: a child that is PID 1 of a PID namespace of its own, forked by a PID 1,
+/// is taken for its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process(u32);
 

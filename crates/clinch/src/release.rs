@@ -1,8 +1,8 @@
 //! Freeing claims for sure: the one loop that repeats a release until the store has answered it, and what becomes of claims
 //! whose release nobody answered for long.
 
-use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
+use std::collections::{HashSet, VecDeque};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Waker};
@@ -17,7 +17,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane::caught;
 use crate::lease;
-use crate::sync::lock;
+use crate::sync::{apart, lock};
 
 /// How long a release is repeated by a task of its own, and how long by a caller when the lease itself has no end.
 const RELEASE_FOR: Duration = Duration::from_secs(30);
@@ -63,6 +63,13 @@ struct Left {
 }
 
 impl Left {
+    /// The first, which becomes the last: what is tried is not what is given up for want of room.
+    fn next(&mut self) -> Option<(Arc<Claim>, Instant)> {
+        let next = self.claims.pop_front()?;
+        self.claims.push_back(next.clone());
+        Some(next)
+    }
+
     fn remove(&mut self, id: ClaimId) {
         self.claims.retain(|(claim, _)| claim.id != id);
     }
@@ -155,11 +162,15 @@ impl Releases {
         match freed {
             Some(Ok(_)) => true,
             Some(Err(error)) if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unsupported) => {
-                self.backend.forget(claim);
+                self.forget(claim);
                 true
             }
             Some(Err(_)) | None => false,
         }
+    }
+
+    fn forget(&self, claim: &Claim) {
+        apart(|| self.backend.forget(claim));
     }
 
     /// Waits until nothing is under way; says how many were not answered until then. Those whose lease has ended by
@@ -172,10 +183,14 @@ impl Releases {
             let now = self.env.now();
             let (unanswered, wait) = {
                 let state = lock(&self.state);
-                let left: usize = state.left.values().map(|left| left.claims.len()).sum();
-                let ends =
-                    state.under_way.values().map(|ends| ends.map_or(until, |ends| ends.max(soon).min(until)));
-                (state.under_way.len() + left, ends.max().filter(|end| *end > now))
+                let left = state.left.values().flat_map(|left| &left.claims);
+                let left: HashSet<ClaimId> = left.map(|(claim, _)| claim.id).collect();
+                let (mut unanswered, mut end) = (left.len(), None);
+                for (_, ends) in state.under_way.iter().filter(|(id, _)| !left.contains(id)) {
+                    unanswered += 1;
+                    end = end.max(Some(ends.map_or(until, |ends| ends.max(soon).min(until))));
+                }
+                (unanswered, end.filter(|end| *end > now))
             };
             match wait {
                 _ if unanswered == 0 => return Ok(()),
@@ -204,7 +219,7 @@ impl Releases {
             (swept, most.filter(|_| all > MOST_LEFT).and_then(|left| left.claims.pop_front()))
         };
         if let Some((claim, _)) = given_up {
-            self.backend.forget(&claim);
+            self.forget(&claim);
         }
         let releases = Arc::downgrade(self);
         if !swept && self.env.lane().run(move || sweep(releases.clone(), server)).is_err() {
@@ -216,24 +231,20 @@ impl Releases {
     async fn try_left(self: &Arc<Releases>, server: u64) {
         let round = lock(&self.state).left.get(&server).map_or(0, |left| left.claims.len());
         for _ in 0..round {
-            let next = lock(&self.state).left.get(&server).and_then(|left| left.claims.front().cloned());
+            let next = lock(&self.state).left.get_mut(&server).and_then(Left::next);
             let Some((claim, until)) = next else { return };
-            let (mut over, mut answered) = (true, true);
-            // Whoever releases it now leaves it here again if nobody answers.
-            let under_way = self.begin(claim.id, None);
-            if under_way.is_some() {
-                let freed = caught(self.backend.release(&claim, Duration::ZERO)).await;
-                answered =
-                    freed.as_ref().is_some_and(|freed| !freed.as_ref().is_err_and(Error::is_transient));
-                over = self.is_over(&claim, freed);
-                if !over && self.env.now() >= until {
-                    self.backend.forget(&claim);
-                    over = true;
-                }
+            // Whoever releases it now may leave it here again.
+            let Some(_under_way) = self.begin(claim.id, None) else { continue };
+            let freed = caught(self.backend.release(&claim, Duration::ZERO)).await;
+            let answered =
+                freed.as_ref().is_some_and(|freed| !freed.as_ref().is_err_and(Error::is_transient));
+            let mut over = self.is_over(&claim, freed);
+            if !over && self.env.now() >= until {
+                self.forget(&claim);
+                over = true;
             }
-            if let Some(left) = lock(&self.state).left.get_mut(&server) {
+            if let Some(left) = lock(&self.state).left.get_mut(&server).filter(|_| over) {
                 left.remove(claim.id);
-                left.claims.extend((!over).then_some((claim, until)));
             }
             if !answered {
                 return;
@@ -257,8 +268,12 @@ pub(crate) struct UnderWay(Arc<Releases>, ClaimId);
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
+        // In a forked child it may be locked for ever.
+        if self.0.env.process().is_left() {
+            return;
+        }
         lock(&self.0.state).under_way.remove(&self.1);
-        self.0.done.notify_waiters();
+        apart(|| self.0.done.notify_waiters());
     }
 }
 
@@ -284,5 +299,48 @@ async fn sweep(releases: Weak<Releases>, server: u64) {
         // The client may end meanwhile.
         drop(releases);
         pause.await;
+    }
+}
+
+#[cfg(all(test, feature = "memory"))]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::backends::memory::Memory;
+    use crate::{Clock, Lane, LockName, Mode, Owner, Random};
+
+    /// One of which a release is just being left is not yet free for a sweep, which must not take it for released.
+    #[tokio::test(start_paused = true)]
+    async fn a_sweep_forgets_no_claim_that_somebody_else_is_releasing() {
+        let clock = Clock::simulated(SystemTime::UNIX_EPOCH);
+        let lane = Lane::here().unwrap();
+        let net = Arc::new(crate::net::Tcp::new(clock, lane.clone()));
+        let env = Env::new(clock, Random::seeded(1), lane, net);
+        let releases = Releases::new(Arc::new(Memory::new(env.clone())), env.clone());
+        let claim = Arc::new(Claim {
+            id: ClaimId::from_bits(1),
+            name: LockName::new("job").unwrap(),
+            mode: Mode::Exclusive,
+            ttl: Duration::from_secs(1),
+            enqueue: false,
+            place: false,
+            isolated: false,
+            owner: Arc::new(Owner { host: "h".into(), pid: 1, user: "u".into(), label: String::new() }),
+        });
+        let server = releases.backend.shard(&claim.name);
+        let under_way = releases.begin(claim.id, None).unwrap();
+        releases.leave(claim);
+        releases.try_left(server).await;
+        let left = lock(&releases.state).left.get(&server).map_or(0, |left| left.claims.len());
+        assert_eq!(left, 1, "the sweep has forgotten it");
+        // It is waited for no longer, and counted once.
+        let now = env.now();
+        assert_eq!(releases.finish(now + LEFT_FOR).await, Err(1));
+        assert_eq!(env.now(), now);
+        drop(under_way);
+        assert_eq!(releases.finish(now).await, Err(1));
+        releases.try_left(server).await;
+        assert_eq!(releases.finish(now).await, Ok(()));
     }
 }

@@ -15,7 +15,7 @@ use crate::drift::Drift;
 use crate::error::{Error, Result};
 use crate::lease;
 use crate::process::Process;
-use crate::sync::lock;
+use crate::sync::{apart, lock};
 use crate::token::Token;
 
 /// How often a lease that never expires, or that nobody renews, is looked at: an operator may have taken it away.
@@ -73,6 +73,8 @@ struct State {
     isolated: bool,
     renew_at: Option<Instant>,
     standing: Standing,
+    /// Whether somebody is to be told of that, once nothing is locked.
+    news: bool,
     /// When the loss was told, once its time was up.
     expired_at: Option<Instant>,
 }
@@ -109,6 +111,7 @@ impl Tenure {
             isolated,
             renew_at: None,
             standing: Standing::Held,
+            news: false,
             expired_at: None,
         };
         let due = AtomicU64::new(0);
@@ -177,9 +180,10 @@ impl Tenure {
 
     /// As [`Tenure::standing`], where it is known that this is the process that holds it: to ask costs a system call.
     pub(crate) fn standing_here(&self, now: Instant) -> Standing {
-        let mut state = lock(&self.state);
-        self.expire(&mut state, now);
-        state.standing.clone()
+        self.change(|state| {
+            self.expire(state, now);
+            state.standing.clone()
+        })
     }
 
     /// Whether this is a forked child of the process that holds it: the lock is its parent's.
@@ -225,13 +229,28 @@ impl Tenure {
 
     /// Nobody will look after the claim any more.
     pub(crate) fn abandon(&self) {
-        let mut state = lock(&self.state);
-        if !matches!(state.standing, Standing::Lost(_)) {
-            self.lose(
-                &mut state,
-                Loss::new(LossKind::Unverifiable, "what renewed it in the background has ended"),
-            );
+        self.change(|state| {
+            if !matches!(state.standing, Standing::Lost(_)) {
+                state.lose(Loss::new(LossKind::Unverifiable, "what renewed it in the background has ended"));
+            }
+        });
+    }
+
+    /// Changes the state, and tells of it when that is unlocked.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let (result, news) = {
+            let mut state = lock(&self.state);
+            (change(&mut state), std::mem::take(&mut state.news))
+        };
+        if news {
+            apart(|| self.changed.notify_waiters());
         }
+        result
+    }
+
+    /// Tells how the lease stands now, if nobody was told yet. To be called with nothing locked: a waker may drop a task with its guard.
+    pub(crate) fn tell(&self) {
+        self.change(|_| ());
     }
 
     /// Waits until the lease stands otherwise than `than`.
@@ -263,19 +282,23 @@ impl Tenure {
             return;
         };
         state.expired_at = Some(now);
-        self.lose(state, Loss::new(LossKind::Expired, why));
-    }
-
-    fn lose(&self, state: &mut State, loss: Loss) {
-        state.standing = Standing::Lost(loss);
-        state.renew_at = None;
-        self.changed.notify_waiters();
+        state.lose(Loss::new(LossKind::Expired, why));
     }
 
     /// Takes the answer to a renewal that was sent at `sent`; says whether the claim is still there.
     pub(crate) fn answer(&self, renewal: Renewal, sent: Instant, now: Instant, jitter: f64) -> Result<()> {
-        let mut state = lock(&self.state);
-        self.expire(&mut state, now);
+        self.change(|state| self.take_answer(state, renewal, sent, now, jitter))
+    }
+
+    fn take_answer(
+        &self,
+        state: &mut State,
+        renewal: Renewal,
+        sent: Instant,
+        now: Instant,
+        jitter: f64,
+    ) -> Result<()> {
+        self.expire(state, now);
         if let Standing::Lost(loss) = &state.standing {
             return Err(Error::lost(&self.claim.name, loss.clone()));
         }
@@ -286,20 +309,19 @@ impl Tenure {
                     state.confirmed = sent;
                     state.ttl = ttl.or(self.policy.manual.then_some(state.ask));
                 }
-                state.renew_at = Some(self.next_renewal(&state, jitter));
+                state.renew_at = Some(self.next_renewal(state, jitter));
                 if state.standing == Standing::Jeopardy {
-                    state.standing = Standing::Held;
-                    self.changed.notify_waiters();
+                    (state.standing, state.news) = (Standing::Held, true);
                 }
                 Ok(())
             }
             Renewal::Lost(loss) => {
-                self.lose(&mut state, loss.clone());
+                state.lose(loss.clone());
                 Err(Error::lost(&self.claim.name, loss))
             }
             Renewal::Failed(error) => {
                 // Counted from when it was sent: what hung for long is repeated at once.
-                let pause = patience(&state).mul_f64(0.25 + 0.25 * jitter);
+                let pause = patience(state).mul_f64(0.25 + 0.25 * jitter);
                 if !self.policy.manual {
                     state.renew_at = Some((sent + pause).max(now));
                 }
@@ -335,7 +357,8 @@ impl Tenure {
         }
     }
 
-    /// What the keeper has to do about this claim at `now`, and when to look again; `None`: it is over.
+    /// What the keeper has to do about this claim at `now`, and when to look again; `None`: it is over. [`Tenure::tell`] is to be
+    /// called after it, when the keeper's schedule is unlocked.
     pub(crate) fn review(&self, now: Instant) -> Option<Review> {
         let mut state = lock(&self.state);
         self.expire(&mut state, now);
@@ -350,8 +373,7 @@ impl Tenure {
             state.renew_at = Some(now + attempt);
         }
         if self.worry_at(&state).is_some_and(|at| at <= now) && state.standing == Standing::Held {
-            state.standing = Standing::Jeopardy;
-            self.changed.notify_waiters();
+            (state.standing, state.news) = (Standing::Jeopardy, true);
         }
         Some(Review { renew, next: self.next_of(&state, now).unwrap_or(now + CHECK_EVERY) })
     }
@@ -375,6 +397,13 @@ impl Tenure {
     fn worry_at(&self, state: &State) -> Option<Instant> {
         let renewed = !self.policy.manual && self.token.is_some();
         state.ttl.filter(|_| renewed).map(|ttl| lease::jeopardy(state.confirmed, ttl))
+    }
+}
+
+impl State {
+    fn lose(&mut self, loss: Loss) {
+        (self.standing, self.news) = (Standing::Lost(loss), true);
+        self.renew_at = None;
     }
 }
 

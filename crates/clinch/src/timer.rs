@@ -11,11 +11,11 @@ use std::task::{Context, Poll, Waker};
 use tokio::sync::Notify;
 
 use crate::clock::{Clock, Instant};
-use crate::error::Result;
 use crate::lane::Lane;
+use crate::process::Process;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use crate::readable::Readable;
-use crate::sync::lock;
+use crate::sync::{apart, lock};
 
 /// All timers of one client.
 #[derive(Clone, Debug)]
@@ -51,15 +51,33 @@ impl Timers {
         Sleep { timers: self.clone(), until, id: None }
     }
 
-    /// Starts the driver if nothing drives the timers yet.
-    fn drive(&self, state: &mut State) -> Result<()> {
-        if !state.driven {
-            let (clock, shared) = (self.clock, self.shared.clone());
-            self.lane.run(move || drive(clock, shared.clone()))?;
-            state.driven = true;
-        }
-        Ok(())
+    /// Starts the driver. Without a background thread this wakes all that wait.
+    fn drive(&self) {
+        let driving = Arc::new(Driving(self.shared.clone(), self.lane.process()));
+        let clock = self.clock;
+        let _ = self.lane.run(move || drive(clock, driving.clone()));
     }
+}
+
+/// The driver of the timers, as they see it. However it ends, all that wait are woken, and start another.
+struct Driving(Arc<Shared>, Process);
+
+impl Drop for Driving {
+    fn drop(&mut self) {
+        if self.1.is_left() {
+            return;
+        }
+        let sleepers = {
+            let mut state = lock(&self.0.state);
+            (state.driven, state.armed) = (false, None);
+            std::mem::take(&mut state.sleepers)
+        };
+        wake(sleepers);
+    }
+}
+
+fn wake(sleepers: BTreeMap<(Instant, u64), Waker>) {
+    sleepers.into_values().for_each(|waker| apart(|| waker.wake()));
 }
 
 /// A pending wait. Dropping it forgets the timer.
@@ -84,11 +102,6 @@ impl Future for Sleep {
             return Poll::Ready(());
         }
         let mut state = lock(&timers.shared.state);
-        if timers.drive(&mut state).is_err() {
-            // Without a background thread nothing wakes us later, so whoever waits looks at the clock all the time.
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
         let id = match self.id {
             Some(id) => id,
             None => {
@@ -102,9 +115,14 @@ impl Future for Sleep {
             state.armed = Some(self.until);
             timers.shared.kick.notify_one();
         }
+        let driven = std::mem::replace(&mut state.driven, true);
         drop(state);
         // A waker may own a task, which may own timers.
         drop(earlier);
+        if !driven {
+            // Without a background thread we are woken at once, so whoever waits looks at the clock all the time.
+            timers.drive();
+        }
         Poll::Pending
     }
 }
@@ -121,7 +139,8 @@ impl Drop for Sleep {
 }
 
 /// Wakes sleepers as their time comes, for as long as the lane lives. One that begins anew knows nothing of the one before.
-async fn drive(clock: Clock, shared: Arc<Shared>) {
+async fn drive(clock: Clock, driving: Arc<Driving>) {
+    let shared = &driving.0;
     let mut alarm = Alarm::new(clock);
     loop {
         let (due, next) = {
@@ -132,7 +151,7 @@ async fn drive(clock: Clock, shared: Arc<Shared>) {
             state.armed = state.sleepers.keys().next().map(|(until, _)| *until);
             (due, state.armed)
         };
-        due.into_values().for_each(Waker::wake);
+        wake(due);
         tokio::select! {
             () = alarm.ring(next) => {}
             () = shared.kick.notified() => {}
@@ -142,7 +161,7 @@ async fn drive(clock: Clock, shared: Arc<Shared>) {
 
 /// One settable alarm on the injected clock.
 enum Alarm {
-    /// A simulation's clock, or no timerfd to be had: tokio's own timer.
+    /// A simulation's clock, or no timerfd to be had now: tokio's own timer.
     Tokio(Clock),
     #[cfg(any(target_os = "linux", target_os = "android"))]
     Boot(Clock, Readable),
@@ -173,6 +192,9 @@ impl Alarm {
     /// Completes at `at`, or never without one. May complete early; the caller looks at the clock.
     async fn ring(&mut self, at: Option<Instant>) {
         let Some(at) = at else { return std::future::pending().await };
+        if let Alarm::Tokio(clock) = *self {
+            *self = Alarm::new(clock);
+        }
         match self {
             Alarm::Tokio(clock) => match clock.simulated_instant(at) {
                 Some(at) => tokio::time::sleep_until(at).await,
@@ -210,23 +232,96 @@ mod tests {
 
     use super::*;
 
+    struct Unpark(std::thread::Thread);
+
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    /// Waits outside any runtime. Only what wakes it has it look again.
+    fn wait(mut sleep: Sleep) {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while Pin::new(&mut sleep).poll(&mut Context::from_waker(&waker)).is_pending() {
+            std::thread::park_timeout(Duration::from_secs(20));
+            assert!(std::time::Instant::now() < deadline, "nothing wakes it");
+        }
+    }
+
+    fn in_20_ms(timers: &Timers) -> Sleep {
+        timers.sleep_until(timers.clock.now() + Duration::from_millis(20))
+    }
+
     #[test]
     fn a_timer_wakes_a_caller_that_has_no_runtime() {
-        struct Unpark(std::thread::Thread);
-        impl std::task::Wake for Unpark {
+        wait(in_20_ms(&Timers::new(Clock::host(), Lane::thread())));
+    }
+
+    #[test]
+    fn timers_go_on_where_their_runtime_ends_in_a_panic() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let panics = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let timers = Timers::new(Clock::host(), Lane::here().unwrap());
+                in_20_ms(&timers).await;
+                tell.send(timers).unwrap();
+                panic!("the runtime is dropped while its thread unwinds");
+            });
+        });
+        let timers = told.recv().unwrap();
+        assert!(panics.join().is_err());
+        wait(in_20_ms(&timers));
+    }
+
+    #[test]
+    fn a_waker_that_panics_stops_no_timer() {
+        struct Panics;
+        impl std::task::Wake for Panics {
             fn wake(self: Arc<Self>) {
-                self.0.unpark();
+                panic!("the executor is gone");
             }
         }
-        let clock = Clock::host();
-        let timers = Timers::new(clock, Lane::thread());
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-        let until = clock.now() + Duration::from_millis(20);
-        let mut sleep = std::pin::pin!(timers.sleep_until(until));
-        while sleep.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
-            std::thread::park();
+        let timers = Timers::new(Clock::host(), Lane::thread());
+        let mut bad = timers.sleep_until(timers.clock.now() + Duration::from_millis(1));
+        let waker = Waker::from(Arc::new(Panics));
+        assert!(Pin::new(&mut bad).poll(&mut Context::from_waker(&waker)).is_pending());
+        wait(in_20_ms(&timers));
+    }
+
+    /// However the driver ends, who waits starts another.
+    #[test]
+    fn a_driver_that_ends_is_replaced() {
+        let timers = Timers::new(Clock::host(), Lane::thread());
+        wait(in_20_ms(&timers));
+        drop(Driving(timers.shared.clone(), timers.lane.process()));
+        wait(in_20_ms(&timers));
+    }
+
+    /// Set where no thread can be started.
+    const ALONE: &str = "CLINCH_TEST_ALONE";
+
+    #[test]
+    fn alone() {
+        if std::env::var_os(ALONE).is_some() {
+            let lane = Lane::thread();
+            assert_eq!(lane.spawn(async {}).unwrap_err().kind(), crate::ErrorKind::Exhausted);
+            wait(in_20_ms(&Timers::new(Clock::host(), lane)));
         }
-        assert!(clock.now() >= until);
+    }
+
+    /// Whoever waits then looks at the clock all the time.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn timers_work_where_no_thread_can_be_started() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "timer::tests::alone", "--nocapture"]).env(ALONE, "1");
+        // No stack of this size can be had.
+        let output = command.env("RUST_MIN_STACK", (1u64 << 46).to_string()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
     }
 
     #[tokio::test(start_paused = true)]

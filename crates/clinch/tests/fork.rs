@@ -162,6 +162,28 @@ async fn child_of_busy(env: Env, guard: Guard, shared: Arc<Guard>, waiting: impl
     assert_eq!(waited.unwrap_err().kind(), ErrorKind::TimedOut, "a client of its own works");
 }
 
+/// Forks with a client on a runtime of its own, and the child drops its copy of that.
+#[test]
+fn parent_in_its_runtime() {
+    if std::env::var_os(FORK).is_none() {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (locks, guard) = runtime.block_on(async {
+        let locks = Locks::connect("memory://", Env::host(Lane::here().unwrap())).await.unwrap();
+        let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+        // The timers are under way.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        (locks, guard)
+    });
+    let child = fork();
+    if child == 0 {
+        end(|| drop((runtime, guard, locks)));
+    }
+    join(child);
+    runtime.block_on(guard.verify()).unwrap();
+}
+
 fn run(test: &str) {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     let output = command.args(["--exact", test, "--nocapture"]).env(FORK, "1").output().unwrap();
@@ -176,4 +198,9 @@ fn a_forked_child_is_refused_and_frees_nothing() {
 #[test]
 fn a_child_that_was_forked_at_any_moment_hangs_nowhere() {
     run("busy_parent");
+}
+
+#[test]
+fn a_child_may_drop_the_runtime_that_its_parent_runs_on() {
+    run("parent_in_its_runtime");
 }

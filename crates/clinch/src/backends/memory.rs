@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::lane::Lane;
 use crate::name::LockName;
 use crate::queue::{admits, agree_on_capacity};
-use crate::sync::lock;
+use crate::sync::{apart, lock};
 use crate::token::Token;
 use crate::url::StoreUrl;
 
@@ -38,7 +38,7 @@ pub struct Memory {
 #[derive(Debug, Default)]
 struct News {
     losses: Mutex<Vec<(ClaimId, Loss)>>,
-    come: Notify,
+    come: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
@@ -53,6 +53,8 @@ struct Queue {
     claims: Vec<Entry>,
     /// Until when nobody is granted anything.
     closed_until: Option<Instant>,
+    /// Whom to wake when the store is unlocked: a waker may drop a task with its guard.
+    called: Vec<Arc<Notify>>,
 }
 
 #[derive(Debug)]
@@ -105,9 +107,12 @@ impl Memory {
         queue.expire(now);
         let result = step(queue, last, now);
         queue.wake(now);
+        let called = std::mem::take(&mut queue.called);
         if queue.claims.is_empty() && queue.closed_until.is_none() {
             queues.remove(name);
         }
+        drop(store);
+        called.into_iter().for_each(|waiter| apart(|| waiter.notify_one()));
         result
     }
 }
@@ -145,19 +150,20 @@ impl Queue {
             if !grants {
                 entry.take_by = None;
                 if std::mem::take(&mut called) {
-                    entry.woken.notify_one();
+                    self.called.push(entry.woken.clone());
                 }
             } else if entry.take_by.is_none() {
                 entry.take_by = Some(now + TAKE_WITHIN);
                 called = true;
-                entry.woken.notify_one();
+                self.called.push(entry.woken.clone());
             }
         }
     }
 
     /// Wakes the next in line, who sleeps until an end that is no longer the one that counts.
-    fn hurry(&self) {
-        self.claims.iter().filter(|entry| !entry.granted).take(1).for_each(|next| next.woken.notify_one());
+    fn hurry(&mut self) {
+        let next = self.claims.iter().find(|entry| !entry.granted);
+        self.called.extend(next.map(|next| next.woken.clone()));
     }
 
     /// Until when nobody holds and nobody is let in.
@@ -352,7 +358,7 @@ impl Backend for Memory {
                 return Freed::Absent;
             };
             entry.client.tell(claim);
-            entry.woken.notify_one();
+            queue.called.extend([entry.client.come.clone(), entry.woken.clone()]);
             if entry.granted {
                 (entry.evicted, entry.expires) = (true, entry.expires.min(now + NOTICE));
                 queue.hurry();
@@ -367,7 +373,6 @@ impl Backend for Memory {
 impl News {
     fn tell(&self, claim: ClaimId) {
         lock(&self.losses).push((claim, loss()));
-        self.come.notify_one();
     }
 }
 
