@@ -62,7 +62,7 @@
 //! - A lock [released closed](crate::Guard::release_closed) opens on the dot for whoever waits next to it, and else with
 //!   its lease: up to some two seconds later.
 //! - [`Guard::extend`](crate::Guard::extend) with the TTL that the lease has may count from a renewal that is younger than
-//!   a sixteenth of it.
+//!   a sixteenth of it, and than a second.
 //!
 //! # The least role
 //!

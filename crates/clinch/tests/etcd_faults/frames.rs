@@ -1,20 +1,26 @@
 //! What HTTP/2 lets a server say of a connection that is whole: that it takes no more requests, and that it has dropped one.
 
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::task::{Context, Waker};
 
-use clinch::backend::Freed;
+use clinch::backend::{Freed, NOTICE};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Notify;
 
+use super::turns::contains;
 use super::*;
 
+const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RESET: u8 = 3;
 const PING: u8 = 6;
 const GO_AWAY: u8 = 7;
+
+/// What a job that is told to end has of the notice.
+const TO_STOP: Duration = Duration::from_secs(4);
 
 /// Proves that everything before it was taken in.
 const MARK: &[u8] = b"frames!!";
@@ -40,8 +46,17 @@ struct State {
     /// The last request that the client has begun.
     last: u32,
     is_marked: bool,
-    /// Nothing of this request is carried any more.
-    dropped: u32,
+    /// Nothing that the server says of these requests is carried any more.
+    dropped: BTreeSet<u32>,
+    /// Nor of those that name a key, from now on: as of a member whose disk hangs, which passes keepalives on to the leader.
+    is_stale: bool,
+}
+
+impl State {
+    fn hang_the_disk(&mut self) {
+        self.is_stale = true;
+        self.dropped.extend(1..=self.last);
+    }
 }
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -110,6 +125,9 @@ async fn up(shared: Arc<Shared>, mut from: OwnedReadHalf, mut to: OwnedWriteHalf
             if frame[3] == HEADERS {
                 state.last = stream(&frame);
             }
+            if frame[3] == DATA && state.is_stale && contains(&frame[9..], b"/clinch/") {
+                state.dropped.insert(stream(&frame));
+            }
             if frame[3] == PING && frame[9..] == *MARK {
                 state.is_marked = true;
                 continue;
@@ -127,16 +145,17 @@ async fn down(shared: Arc<Shared>, mut from: OwnedReadHalf, mut to: OwnedWriteHa
         }
     });
     loop {
-        let (is_held, say, dropped) = {
+        let (is_held, say) = {
             let mut state = shared.state.lock().unwrap();
-            (state.is_held, std::mem::take(&mut state.say), state.dropped)
+            (state.is_held, std::mem::take(&mut state.say))
         };
         to.write_all(&say).await.ok()?;
         tokio::select! {
             () = shared.said.notified() => {}
             frame = frames.recv(), if !is_held => {
                 let frame = frame?;
-                if dropped == 0 || stream(&frame) != dropped {
+                let is_dropped = shared.state.lock().unwrap().dropped.contains(&stream(&frame));
+                if !is_dropped {
                     to.write_all(&frame).await.ok()?;
                 }
             }
@@ -186,9 +205,35 @@ async fn a_request_that_is_reset_takes_no_other_along() {
     assert!(look.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     let asked = async || Some(frames.state(|state| state.last)).filter(|now| *now > last);
     let asked = eventually("it is asked", asked).await;
-    frames.state(|state| state.dropped = asked);
+    frames.state(|state| state.dropped.insert(asked));
     frames.say(&frame(RESET, 0, asked, &[0, 0, 0, 2])).await;
     assert!(within("it is asked again", look).await.unwrap().is_none());
     frames.state(|state| state.is_held = false);
     assert_eq!(join("the release is answered", release).await, Freed::Removed);
+}
+
+/// A member whose disk hangs tells of nothing that happens, neither by its watches nor to who reads; keepalives it passes on to the
+/// leader. Its clients are told of an eviction in time all the same, however long their leases.
+#[tokio::test]
+async fn an_eviction_is_told_within_the_notice_past_a_member_whose_disk_hangs() {
+    let etcd = Etcd::start();
+    let told = [30, 600].map(async |seconds| {
+        let frames = Frames::start(etcd.addr()).await;
+        // The second way, which is straight, stands for another member.
+        let url = format!("etcd://{0},{0}", frames.addr);
+        let env = Env::host(Lane::here().unwrap());
+        let locks = Locks::connect(&url, env.clone()).await.unwrap();
+        let name = format!("job-{seconds}");
+        let guard = lock(&locks.ttl(Duration::from_secs(seconds)).unwrap(), &name).await;
+        let operator = open(&etcd.url()).await;
+        let id = operator.state(guard.name()).await.unwrap().unwrap().claims[0].id;
+        frames.state(State::hang_the_disk);
+        let evicted = env.clock().now();
+        assert_eq!(operator.evict(guard.name(), id).await.unwrap(), Freed::Removed);
+        within("the holder is told", guard.lost()).await;
+        let took = env.clock().now().since(evicted);
+        assert!(took < NOTICE - TO_STOP, "told after {took:?} with a TTL of {seconds} s");
+        guard.release().await.unwrap();
+    });
+    futures_util::future::join_all(told).await;
 }

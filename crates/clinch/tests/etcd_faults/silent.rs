@@ -1,5 +1,7 @@
 //! Watches that say nothing, while requests are answered: what the events would have told has to be found by reading.
 
+use clinch::backend::{Freed, Renewal};
+
 use super::*;
 
 /// A network on which only the first connection leads straight to the server: that of the test, for steps and for the
@@ -183,4 +185,40 @@ async fn a_waiter_whose_key_was_deleted_and_put_back_stands_at_the_end() {
     release(first).await;
     proxy.black_hole(false);
     expect_unused(&etcd, &near, "job").await;
+}
+
+/// One read with a renewal tells that none of a lease's claims was evicted, or that all have to be looked at.
+#[tokio::test]
+async fn an_eviction_that_no_event_tells_is_told_by_the_next_renewal_whichever_claim_it_is() {
+    const CLAIMS: u128 = 250;
+    /// A renewal may rest on one that is younger.
+    const YOUNG: Duration = Duration::from_secs(1);
+    let (etcd, clock) = (Etcd::start(), Clock::host());
+    let proxy = Proxy::start(etcd.addr());
+    let operator = open(&etcd.url()).await;
+    let backend = clinch::backends::etcd::open(&etcd.url(), split_env(&proxy)).await.unwrap();
+    let claims: Vec<_> =
+        (0..CLAIMS).map(|id| ghosts::claim(id, &format!("job-{id}"), Duration::from_secs(600))).collect();
+    for claim in &claims {
+        ghosts::granted(&*backend, claim).await;
+    }
+    proxy.black_hole(true);
+    for victim in [0, 101, 249] {
+        let victim = &claims[victim];
+        assert_eq!(operator.evict(&victim.name, victim.id).await.unwrap(), Freed::Removed);
+        let evicted = clock.now();
+        eventually("a renewal is due", async || (clock.now() > evicted + YOUNG).then_some(())).await;
+        let before = etcd.handled("LeaseKeepAlive");
+        let renewals = backend.renew(&claims).await;
+        assert!(etcd.handled("LeaseKeepAlive") <= before + 1, "one keepalive renews them all");
+        for (claim, renewal) in claims.iter().zip(renewals) {
+            match (claim.id == victim.id, renewal) {
+                (true, Renewal::Lost(loss)) => assert_eq!(loss.kind, LossKind::Deleted, "{loss}"),
+                (false, Renewal::Renewed(_)) => {}
+                (false, Renewal::Lost(_)) if claim.id < victim.id => {}
+                (_, renewal) => panic!("{} of {:?} evicted: {renewal:?}", claim.name, victim.name),
+            }
+        }
+    }
+    proxy.black_hole(false);
 }

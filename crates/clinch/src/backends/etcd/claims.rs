@@ -20,6 +20,9 @@ use crate::sync::lock;
 /// from the first moment on, by the session's key.
 const WATCHED_AFTER: Duration = Duration::from_millis(250);
 
+/// A claim whose key was made: its id, the key, and at which revision that was created.
+pub(super) type Made = (ClaimId, Arc<[u8]>, i64);
+
 /// The claims of one client, and their losses.
 #[derive(Default)]
 pub(super) struct Claims {
@@ -53,6 +56,8 @@ struct Entry {
     stepping: Option<Instant>,
     /// Whether its waiter was given the lock.
     taken: bool,
+    /// The last revision at which its key was read and was as it should be.
+    seen: i64,
     /// Which of the looks at claims whose waiters are silent was the last at this one.
     looked_at: u64,
 }
@@ -169,6 +174,7 @@ impl Claims {
             leaving: None,
             stepping,
             taken: false,
+            seen: 0,
             looked_at: 0,
         };
         table.entries.insert(id, entry);
@@ -286,6 +292,7 @@ impl Claims {
     pub(super) fn made(&self, id: ClaimId, created: i64) {
         if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
             entry.known.created = Some(created);
+            entry.seen = created;
         }
     }
 
@@ -395,7 +402,7 @@ impl Claims {
     }
 
     /// The keys of some claims that hang on a lease, others each round.
-    pub(super) fn some_of(&self, lease: i64, count: usize, round: usize) -> Vec<(ClaimId, Arc<[u8]>, i64)> {
+    pub(super) fn some_of(&self, lease: i64, count: usize, round: usize) -> Vec<Made> {
         let table = lock(&self.table);
         let all = table.entries.len().max(1);
         let of_lease = table.entries.iter().cycle().skip(round.wrapping_mul(count) % all).take(all);
@@ -403,6 +410,25 @@ impl Claims {
             of_lease.filter(|(_, entry)| entry.known.carrier().lease == lease && entry.known.lost.is_none());
         let made = made.filter_map(|(id, entry)| Some((*id, entry.known.key.clone(), entry.known.created?)));
         made.take(count).collect()
+    }
+
+    /// The claims that may hang on a lease, and whose keys were not seen at this revision or later.
+    pub(super) fn unread(&self, lease: i64, revision: i64) -> Vec<Made> {
+        let table = lock(&self.table);
+        let is_unread = |entry: &Entry| {
+            entry.seen < revision && entry.known.lost.is_none() && entry.known.may_hang_on(lease)
+        };
+        let unread = table.entries.iter().filter(|(_, entry)| is_unread(entry));
+        unread.filter_map(|(id, entry)| Some((*id, entry.known.key.clone(), entry.known.created?))).collect()
+    }
+
+    /// Notes that a claim's key was as it should be at this revision.
+    pub(super) fn was_there(&self, id: ClaimId, created: i64, revision: i64) {
+        if let Some(entry) = lock(&self.table).entries.get_mut(&id)
+            && entry.known.created == Some(created)
+        {
+            entry.seen = entry.seen.max(revision);
+        }
     }
 
     /// Notes that a claim's key is gone, unless it was made anew since. It may be gone with its lease: etcd tells of what

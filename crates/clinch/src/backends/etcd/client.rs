@@ -63,6 +63,8 @@ struct How {
     repeatable: bool,
     /// How long one member may take to answer.
     patience: Duration,
+    /// Whether a member that takes longer is left, whatever else it answers.
+    is_proof: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -74,7 +76,7 @@ enum Shape {
 }
 
 /// A write that must not be sent twice.
-const WRITE: How = How { shape: Shape::Unary, repeatable: false, patience: ANSWER_FOR };
+const WRITE: How = How { shape: Shape::Unary, repeatable: false, patience: ANSWER_FOR, is_proof: false };
 
 impl Client {
     pub(super) fn new(env: Env, settings: Settings) -> Arc<Client> {
@@ -106,16 +108,21 @@ impl Client {
 
     /// Reads at one revision; may be sent twice.
     pub(super) async fn read(self: &Arc<Client>, ranges: Vec<RangeRequest>) -> Result<Found> {
-        self.read_within(ranges, ANSWER_FOR).await
+        self.read_as(How { repeatable: true, ..WRITE }, ranges).await
     }
 
-    /// Reads at one revision; may be sent twice. A member that does not answer within `patience` is left for the next.
-    pub(super) async fn read_within(
+    /// Reads at one revision what a holder rests on. A member that does not answer within `patience` is left for the next, whatever
+    /// else it answers: one whose disk hangs passes keepalives on to the leader, and learns nothing any more.
+    pub(super) async fn prove(
         self: &Arc<Client>,
-        mut ranges: Vec<RangeRequest>,
+        ranges: Vec<RangeRequest>,
         patience: Duration,
     ) -> Result<Found> {
-        let how = How { repeatable: true, patience: patience.min(ANSWER_FOR), ..WRITE };
+        let patience = patience.min(ANSWER_FOR);
+        self.read_as(How { repeatable: true, patience, is_proof: true, ..WRITE }, ranges).await
+    }
+
+    async fn read_as(self: &Arc<Client>, how: How, mut ranges: Vec<RangeRequest>) -> Result<Found> {
         if ranges.len() > 1 {
             let reads = ranges.iter().cloned().map(Into::into).collect();
             let txn = TxnRequest { success: reads, ..TxnRequest::default() };
@@ -160,7 +167,8 @@ impl Client {
         request: &LeaseRequest,
         patience: Duration,
     ) -> Result<LeaseKeepAliveResponse> {
-        let how = How { shape: Shape::Once, repeatable: true, patience: patience.min(ANSWER_FOR) };
+        let patience = patience.min(ANSWER_FOR);
+        let how = How { shape: Shape::Once, repeatable: true, patience, ..WRITE };
         self.call_as(how, wire::LEASE_KEEP_ALIVE, request).await?.map_err(Failure::into_error)
     }
 
@@ -193,6 +201,10 @@ impl Client {
                 logged_in = true;
                 self.forget(token);
                 continue;
+            }
+            if how.is_proof && failure.is_late() && self.settings.endpoints.len() > 1 {
+                link.life().leave();
+                self.next.leave(link.endpoint);
             }
             let again = self.turn_away(&link, &failure, how.repeatable);
             attempt += 1;

@@ -221,7 +221,12 @@ impl Store {
         let first = found.next().and_then(|range| range.kvs.first());
         kvs.sort_unstable_by_key(|kv| kv.create_revision);
         let own = kvs.pop().filter(|own| own.key[..] == *known.key && own.create_revision == created);
-        let Some(own) = own.filter(|own| !Place::read(own).is_evicted(claim.id)) else {
+        let own = own.map(Place::read);
+        let Some(own) = own.as_ref().filter(|own| !own.is_evicted(claim.id)) else {
+            if let Some(evicted) = &own {
+                // Evicted as a holder, for its turn had come unheard; it held nothing, and would queue behind that.
+                self.delete_as_seen(evicted).await?;
+            }
             self.claims.deleted(claim.id, created);
             self.settle(claim.id);
             return Ok(Entered::Again);
@@ -235,7 +240,7 @@ impl Store {
             return self.take_or_keep(claim, known, Stand { created, lease: own.lease }, sent).await;
         }
         let carrier = known.carrier();
-        let place_ttl = Some(claim.ttl.min((carrier.confirmed() + carrier.ttl).since(sent)));
+        let place_ttl = Some(claim.ttl.min(carrier.left(sent, self.client.env.drift())));
         let busy = Busy { place_ttl, ..busy(&first.map_or(ahead.clone(), |first| vec![Place::read(first)])) };
         let mut view = View::new(claim.mode, self.now(), revision, ahead);
         let drift = self.client.env.drift();

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::claims::{Claims, Known, session_ended};
+use super::keys;
 use super::link::ANSWER_FOR;
 use super::record::{self, Place, Standing};
 use super::session::Session;
@@ -288,7 +289,8 @@ impl Store {
         let stand = Stand { created: place.created, lease: place.lease };
         let put = PutRequest { key: place.key.clone(), value, lease, ..PutRequest::default() };
         let compare = Stand::compare(Some(stand), &place.key);
-        let txn = TxnRequest { compare, success: vec![put.into()], failure: Vec::new() };
+        let success = vec![put.into(), touch(keys::session(self.prefix(), place.lease))];
+        let txn = TxnRequest { compare, success, failure: Vec::new() };
         if !self.client.txn(txn).await?.is_some_and(|answer| answer.succeeded) {
             return Ok(Freed::Absent);
         }
@@ -351,15 +353,26 @@ impl Store {
         let Some(known) = self.claims.get(claim.id) else { return Ok(Renewal::Lost(deleted())) };
         let session = self.sessions.open(claim.ttl, claim.isolated).await?;
         let stand = known.created.map(|created| Stand { created, lease: known.carrier().lease });
-        let Some(()) = self.change_lease(claim.id, &known.key, stand, &session).await? else {
+        let changed = self.change_lease(claim.id, &known.key, stand, &session).await;
+        let Some(()) = changed.inspect_err(|error| self.give_up(&session, error))? else {
+            if session.isolated {
+                self.sessions.revoke_later(session);
+            }
             return Ok(Renewal::Lost(if known.carrier().is_over() { session_ended() } else { deleted() }));
         };
         self.claims.moved(claim.id, session.clone());
         if known.session.isolated {
             self.sessions.revoke_later(known.session);
         }
-        let left = session.ttl.saturating_sub(now.since(session.confirmed()));
+        let left = session.left(now, self.client.env.drift());
         Ok(Renewal::Renewed(Some(claim.ttl.min(left))))
+    }
+
+    /// Gives back a lease that was made for one claim, which surely does not hang on it. Where it may, the lease runs out by itself.
+    fn give_up(&self, session: &Arc<Session>, error: &Error) {
+        if session.isolated && error.kind() != ErrorKind::Unknown {
+            self.sessions.revoke_later(session.clone());
+        }
     }
 
     /// Hangs a claim's key on another lease; `None` when it is gone.
@@ -415,7 +428,8 @@ impl Store {
         }
         let session = self.sessions.open(claim.ttl, true).await?;
         let stand = Some(Stand { created: place.created, lease: place.lease });
-        if self.change_lease(claim.id, &place.key, stand, &session).await?.is_none() {
+        let changed = self.change_lease(claim.id, &place.key, stand, &session).await;
+        if changed.inspect_err(|error| self.give_up(&session, error))?.is_none() {
             self.sessions.revoke(&session).await;
             return Ok(Renewal::Lost(deleted()));
         }
@@ -424,6 +438,13 @@ impl Store {
         }
         Ok(Renewal::Renewed(Some(claim.ttl)))
     }
+}
+
+/// Writes a session's key as it is, if it is there: whoever renews that lease then looks at all claims that hang on it.
+fn touch(key: Vec<u8>) -> RequestOp {
+    let compare = vec![Compare::created(&key, 0)];
+    let put = PutRequest { key, ignore_value: true, ignore_lease: true, ..PutRequest::default() };
+    TxnRequest { compare, success: Vec::new(), failure: vec![put.into()] }.into()
 }
 
 /// Those of all ahead who alone keep a claim waiting; `None` when it holds the lock.

@@ -3,10 +3,11 @@
 //! By default one lease carries all claims of a client with the same TTL, so that one keepalive serves any number of
 //! locks; one that ends for itself, or outlives its client, has a lease of its own.
 //!
-//! With each lease goes a key, `<prefix>%session/<lease>`, which does three things. It is watched, so that the end of
-//! the lease is told at once. It is read linearizably every few renewals, since a keepalive that was answered proves
-//! little: a leader that was stalled and deposed answers it and revokes the lease a moment later. And it is the *fence*
-//! of claims whose answer never came: every claim is made on condition that the session's key was not written since;
+//! With each lease goes a key, `<prefix>%session/<lease>`, which does four things. It is watched, so that the end of
+//! the lease is told at once. It is read linearizably with every renewal, since a keepalive that was answered proves
+//! little: a leader that was stalled and deposed answers it and revokes the lease a moment later. It is written by whoever
+//! evicts a claim that hangs on the lease, so that one read tells, of any number of claims, that none was evicted. And it is the
+//! *fence* of claims whose answer never came: every claim is made on condition that the session's key was not written since;
 //! writing it therefore makes sure that no older claim comes late, without leaving anything behind per claim.
 
 use std::collections::HashMap;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-use super::claims::{Claims, Known};
+use super::claims::{Claims, Known, Made};
 use super::client::Client;
 use super::flight::Flights;
 use super::keys;
@@ -24,7 +25,7 @@ use super::record::Place;
 use super::watch::{Subscription, Watcher};
 use super::wire::{
     self, KeyValue, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, LeaseRevokeResponse, PutRequest,
-    TxnRequest,
+    RangeResponse, TxnRequest,
 };
 use crate::backend;
 use crate::claim::ClaimId;
@@ -34,7 +35,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 use crate::sync::lock;
 
-/// Every how many keepalives the session's key, and some of its claims', are read.
+/// Every how many keepalives some of its claims' keys are read: somebody may have deleted them by hand.
 const READ_EVERY: u32 = 3;
 
 /// Claims' keys that are read along with the session's; etcd takes 128 operations in a transaction.
@@ -62,9 +63,11 @@ pub(super) struct Session {
 struct State {
     /// When the last keepalive that was answered was sent.
     confirmed: Instant,
-    /// At which revision the session's key was last written.
+    /// At which revision the session's key was made.
+    made: i64,
+    /// At which revision it was last written.
     fence: i64,
-    /// Keepalives since the last read.
+    /// Keepalives since the last read of claims' keys.
     unread: u32,
     reads: usize,
     ended: bool,
@@ -108,6 +111,11 @@ impl Session {
     pub(super) fn put(&self) -> PutRequest {
         let (key, value) = (self.key.clone(), self.value.clone());
         PutRequest { key, value, lease: self.lease, ..PutRequest::default() }
+    }
+
+    /// How much of it is left at this moment, for whoever takes the drift off that time alone.
+    pub(super) fn left(&self, now: Instant, drift: Drift) -> Duration {
+        left(self.ttl, now.since(self.confirmed()), drift)
     }
 
     /// A moment such that a lease of `ttl` from then on ends before this one does, by a clock that runs that much off.
@@ -196,7 +204,7 @@ impl Sessions {
         (!session.is_over() && now <= session.confirmed() + session.ttl / part).then_some(session)
     }
 
-    async fn make(&self, seconds: u64, isolated: bool) -> Result<Arc<Session>> {
+    async fn make(self: &Arc<Sessions>, seconds: u64, isolated: bool) -> Result<Arc<Session>> {
         let sent = self.client.env.now();
         let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX) };
         let granted: LeaseGrantResponse = self.client.call(wire::LEASE_GRANT, &request).await?;
@@ -211,6 +219,7 @@ impl Sessions {
             value,
             state: Mutex::new(State {
                 confirmed: sent,
+                made: 0,
                 fence: 0,
                 unread: 0,
                 reads: 0,
@@ -221,9 +230,18 @@ impl Sessions {
             ended: Notify::new(),
         });
         let put = TxnRequest { success: vec![session.put().into()], ..TxnRequest::default() };
-        let Some(answer) = self.client.txn(put).await? else {
-            return Err(Error::new(ErrorKind::Unavailable, "a lease ended as soon as it was granted"));
+        let answer = match self.client.txn(put).await {
+            Ok(Some(answer)) => answer,
+            Ok(None) => {
+                return Err(Error::new(ErrorKind::Unavailable, "a lease ended as soon as it was granted"));
+            }
+            Err(error) => {
+                // Nothing but that key can hang on it.
+                self.revoke_later(session);
+                return Err(error);
+            }
         };
+        lock(&session.state).made = answer.revision();
         session.raise_fence(answer.revision());
         let (weak, claims) = (Arc::downgrade(&session), Arc::downgrade(&self.claims));
         let guard = self.watcher.guard(session.key.as_slice().into(), answer.revision(), move || {
@@ -272,19 +290,18 @@ impl Sessions {
     async fn renew(self: &Arc<Sessions>, session: &Arc<Session>) -> Result<bool> {
         let sent = self.client.env.now();
         let request = LeaseRequest { id: session.lease };
-        // Whoever hangs is left while there is time to ask another.
-        let answer = self.client.keep_alive(&request, backend::attempt(session.ttl)).await?;
-        if answer.ttl <= 0 {
+        // Whoever hangs is left while there is time to ask another; both at once, so that only one attempt is lost.
+        let keepalive = self.client.keep_alive(&request, backend::attempt(session.ttl));
+        let (answer, is_there) = tokio::join!(keepalive, self.is_there(session));
+        if answer?.ttl <= 0 {
             self.end(session);
             return Ok(false);
         }
-        let unread = lock(&session.state).unread;
-        if unread + 1 >= READ_EVERY && !self.is_there(session).await? {
+        if !is_there? {
             return Ok(false);
         }
         {
             let mut state = lock(&session.state);
-            state.unread = (unread + 1) % READ_EVERY;
             state.confirmed = state.confirmed.max(sent);
         }
         if !self.leaving(session).is_empty() {
@@ -327,29 +344,47 @@ impl Sessions {
         }
     }
 
-    /// Reads the session's key and some of its claims', linearizably.
+    /// Reads the session's key linearizably, and with every third renewal some of its claims'. Where the session's was written,
+    /// perhaps by who has evicted one, all those that were not read since.
     async fn is_there(&self, session: &Session) -> Result<bool> {
-        let round = {
+        let (made, is_due, round) = {
             let mut state = lock(&session.state);
-            state.reads = state.reads.wrapping_add(1);
-            state.reads
+            let is_due = state.unread + 1 >= READ_EVERY;
+            state.reads = state.reads.wrapping_add(usize::from(is_due));
+            (state.made, is_due, state.reads)
         };
-        let claims = self.claims.some_of(session.lease, READ_BATCH, round);
-        let mut reads = vec![wire::get(&session.key)];
-        reads.extend(claims.iter().map(|(_, key, _)| wire::get(key)));
-        let found = self.client.read_within(reads, backend::attempt(session.ttl)).await?;
-        let mut found = found.ranges.into_iter();
-        if found.next().is_none_or(|own| own.kvs.is_empty()) {
+        let claims = match is_due {
+            true => self.claims.some_of(session.lease, READ_BATCH, round),
+            false => Vec::new(),
+        };
+        let found = self.prove(session, &claims).await?;
+        let Some(own) = found.first().and_then(|own| own.kvs.first()) else {
             self.end(session);
             return Ok(false);
+        };
+        if own.mod_revision != made {
+            let unread = self.claims.unread(session.lease, own.mod_revision);
+            let reads = unread.chunks(READ_BATCH).map(|claims| self.prove(session, claims));
+            futures_util::future::try_join_all(reads).await?;
         }
-        for ((id, _, created), found) in claims.iter().zip(found) {
+        let mut state = lock(&session.state);
+        state.unread = if is_due { 0 } else { state.unread + 1 };
+        Ok(true)
+    }
+
+    /// Reads the keys of a session and of these claims, and notes which of the claims are there.
+    async fn prove(&self, session: &Session, claims: &[Made]) -> Result<Vec<RangeResponse>> {
+        let mut reads = vec![wire::get(&session.key)];
+        reads.extend(claims.iter().map(|(_, key, _)| wire::get(key)));
+        let found = self.client.prove(reads, backend::attempt(session.ttl)).await?;
+        for ((id, _, created), range) in claims.iter().zip(found.ranges.iter().skip(1)) {
             let is_there = |kv: &KeyValue| kv.create_revision == *created && !Place::read(kv).is_evicted(*id);
-            if !found.kvs.first().is_some_and(is_there) {
-                self.claims.deleted(*id, *created);
+            match range.kvs.first().is_some_and(is_there) {
+                true => self.claims.was_there(*id, *created, found.revision),
+                false => self.claims.deleted(*id, *created),
             }
         }
-        Ok(true)
+        Ok(found.ranges)
     }
 
     /// Gives the leases back that carry nothing any more.
@@ -399,6 +434,11 @@ impl Sessions {
     }
 }
 
+/// How much is left of a lease that began this long ago. Whoever takes the drift off that has not taken it off the age.
+fn left(ttl: Duration, age: Duration, drift: Drift) -> Duration {
+    ttl.saturating_sub(age).saturating_sub(drift.over(age))
+}
+
 /// What etcd counts leases in.
 fn seconds(ttl: Duration) -> u64 {
     ttl.as_nanos().div_ceil(1_000_000_000).try_into().unwrap_or(u64::MAX)
@@ -414,5 +454,26 @@ fn end(session: &Session, claims: &Claims) {
         drop(guard);
         session.ended.notify_waiters();
         claims.session_ended(session.lease);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease;
+
+    #[test]
+    fn what_is_left_of_an_old_lease_ends_before_it_does_on_a_server_that_is_fast() {
+        let begun = Instant::from_nanos(0);
+        for percent in 1..=25 {
+            let drift = Drift::percent(percent).unwrap();
+            for (ttl, part) in [2, 10, 600].into_iter().flat_map(|ttl| (0..=100).map(move |part| (ttl, part)))
+            {
+                let ttl = Duration::from_secs(ttl);
+                let (age, ends) = (ttl * part / 100, begun + ttl * 100 / (100 + percent));
+                let deadline = lease::deadline(begun + age, left(ttl, age, drift), drift);
+                assert!(deadline <= ends.max(begun + age), "{percent} %, {ttl:?}, {age:?} old: {deadline:?}");
+            }
+        }
     }
 }

@@ -17,7 +17,7 @@ use super::session::{Session, Sessions};
 use super::view::View;
 use super::watch::Watcher;
 use super::wire::{self, KeyValue};
-use crate::backend::{Backend, Capabilities, Freed, LockState, Progress, Renewal, Wake};
+use crate::backend::{self, Backend, Capabilities, Freed, LockState, Progress, Renewal, Wake};
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
@@ -36,6 +36,9 @@ const TURNS: usize = 16;
 /// A renewal of a lease as recent as this part of its TTL is as good as another: so claims that are renewed one by one,
 /// at moments spread over a thirtieth of the TTL, share one.
 const SHARED_FOR: u32 = 16;
+
+/// But not for longer than this, whatever the TTL: an eviction may have come after it, and a renewal may be what tells of it.
+const PROOF_FOR: Duration = Duration::from_secs(1);
 
 /// A store on etcd.
 #[derive(Clone)]
@@ -126,23 +129,23 @@ impl Store {
         };
         let now = self.now();
         let session = known.carrier().clone();
-        let kept = match self.sessions.keep(&session, session.ttl / SHARED_FOR).await {
-            Ok(kept) => kept,
+        let is_kept = match self.sessions.keep(&session, (session.ttl / SHARED_FOR).min(PROOF_FOR)).await {
+            Ok(kept) => kept.is_some(),
             Err(error) => return failed(error),
         };
-        if kept.is_some() {
+        if is_kept {
             self.keep_those_to_be(claims);
             self.look_after_silent(session.clone());
         }
         let mut answers = Vec::with_capacity(claims.len());
         for (at, claim) in claims {
             let lost = self.claims.get(claim.id).and_then(|known| known.lost);
-            let renewal = match (lost, kept) {
+            let renewal = match (lost, is_kept) {
                 (Some(loss), _) => Renewal::Lost(loss),
-                (None, None) => Renewal::Lost(session_ended()),
-                (None, Some(kept)) => {
+                (None, false) => Renewal::Lost(session_ended()),
+                (None, true) => {
                     // The engine counts from before this call; the server, perhaps, from a moment before that.
-                    let left = claim.ttl.min(session.ttl.saturating_sub(now.since(kept)));
+                    let left = claim.ttl.min(session.left(now, self.client.env.drift()));
                     let is_enough = claim.ttl <= session.ttl && (session.isolated || !claim.isolated);
                     match claim.place || is_enough {
                         true => Renewal::Renewed(Some(left)),
@@ -274,13 +277,17 @@ impl Backend for Store {
         if let Some(loss) = known.lost {
             return Ok(Renewal::Lost(loss));
         }
-        let found: wire::RangeResponse = self.client.call(wire::RANGE, &wire::get(&known.key)).await?;
+        let now = self.now();
+        // Half of the time that whoever looks has, so that there is some to ask another.
+        let patience = backend::MAX_ATTEMPT / 2;
+        let found = self.client.prove(vec![wire::get(&known.key)], patience).await?;
         let is_own = |kv: &KeyValue| {
             Some(kv.create_revision) == known.created && !Place::read(kv).is_evicted(claim.id)
         };
-        let is_there = found.kvs.first().is_some_and(is_own);
+        let own = found.ranges.first().and_then(|range| range.kvs.first());
+        let is_there = own.is_some_and(is_own);
         let carrier = known.carrier();
-        let left = (carrier.confirmed() + carrier.ttl).since(self.now());
+        let left = carrier.left(now, self.client.env.drift());
         Ok(if is_there { Renewal::Renewed(Some(left)) } else { Renewal::Lost(deleted()) })
     }
 
