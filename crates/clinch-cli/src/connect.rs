@@ -5,7 +5,7 @@ use std::future::Future;
 use std::mem::ManuallyDrop;
 use std::time::Duration;
 
-use clinch::{Env, ErrorKind, Instant, Lane, Locks};
+use clinch::{Env, Error, ErrorKind, Instant, Lane, Locks};
 
 use crate::args::Store;
 use crate::exit::{Failure, Outcome};
@@ -16,8 +16,8 @@ const SECRET_KEYS: [&str; 4] = ["password", "pass", "token", "secret"];
 /// How long the end of a verb waits for releases that are still under way.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Pause before a store that could not be reached is tried again.
-const TRY_AGAIN: Duration = Duration::from_millis(250);
+/// Pause before a store that did not answer is asked again.
+pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(250);
 
 /// Runs a verb on the one thread of this process.
 pub(crate) fn block_on(verb: impl Future<Output = Outcome>) -> Outcome {
@@ -32,12 +32,13 @@ pub(crate) async fn connect(store: &Store) -> Result<Locks, Failure> {
     Ok(connect_within(&store.url, &Env::host(Lane::here()?), None).await?)
 }
 
-/// As [`connect`], for somebody who waits until then at most: a store that is down, or full just now, is tried again.
+/// As [`connect`], for somebody who waits until then at most: a store that is down, hangs, or is full just
+/// now is tried again.
 pub(crate) async fn connect_within(url: &str, env: &Env, until: Option<Instant>) -> clinch::Result<Locks> {
     loop {
         match Locks::connect(url, env.clone()).await {
             Err(error)
-                if error.kind() == ErrorKind::Unavailable
+                if is_transient(&error)
                     && until.is_some_and(|until| env.clock().now() + TRY_AGAIN < until) =>
             {
                 tokio::time::sleep(TRY_AGAIN).await;
@@ -45,6 +46,11 @@ pub(crate) async fn connect_within(url: &str, env: &Env, until: Option<Instant>)
             connected => return connected,
         }
     }
+}
+
+/// Whether asking again may help: the store did not answer.
+pub(crate) fn is_transient(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown)
 }
 
 /// Waits, bounded, for the releases in the background.

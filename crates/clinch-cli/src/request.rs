@@ -5,6 +5,7 @@ use std::time::Duration;
 use clinch::{Guard, Instant, Locks, Mutex, RwLock, Semaphore};
 
 use crate::args::{LeaseArgs, Share};
+use crate::connect::{TRY_AGAIN, is_transient};
 
 /// One lock in one mode.
 pub(crate) struct Request {
@@ -42,9 +43,23 @@ impl Request {
         // A lock that was handed over has a short lease until its first renewal; a job is to be stopped a grace before
         // the end, so it needs all of it.
         if guard.remaining().is_some_and(|left| left < self.ttl / 2) {
-            guard.extend(self.ttl).await?;
+            self.lengthen(&guard).await?;
         }
         Ok(guard)
+    }
+
+    /// Extends a lease, until its own end if the store does not answer.
+    async fn lengthen(&self, guard: &Guard) -> clinch::Result<()> {
+        let mut failure = None;
+        loop {
+            match guard.extend(self.ttl).await {
+                Ok(()) => return Ok(()),
+                Err(error) if is_transient(&error) => failure = Some(error),
+                // Why it could not be extended says more than that it was lost then.
+                Err(error) => return Err(failure.unwrap_or(error)),
+            }
+            tokio::time::sleep(TRY_AGAIN).await;
+        }
     }
 }
 

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use clinch_testkit::{Etcd, Redis};
+use clinch_testkit::{Direction, Etcd, Proxy, Redis};
 use common::{World, eventually, runs};
 
 /// Whoever gave up waiting stands in the way of others, or gets the lock after its end.
@@ -44,6 +44,43 @@ fn a_server_that_comes_late_is_waited_for() {
     redis.restart();
     eventually("the job runs", || world.path("ran").exists());
     assert_eq!(run.code(), 0);
+}
+
+/// A server that hangs when a command starts is not waited for.
+#[test]
+fn a_server_that_hangs_at_first_is_waited_for() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.addr());
+    let world = World::on(format!("etcd://{}", proxy.addr()));
+    proxy.black_hole(true);
+    let mut run = world.start(["run", "-w", "60s", "x", "true"]);
+    let mut ended = false;
+    eventually("it connects again", || {
+        ended = run.0.try_wait().unwrap().is_some();
+        ended || proxy.accepted() > 2
+    });
+    proxy.black_hole(false);
+    assert_eq!(run.code(), 0);
+}
+
+/// A lease that nobody knows of blocks all others for its TTL.
+#[test]
+fn an_acquire_that_fails_leaves_nothing() {
+    let redis = Redis::start();
+    let (world, proxy) = (World::on(redis.url()), Proxy::start(redis.addr()));
+    let acquire = |name: &str| {
+        let mut command = world.clinch(["acquire", "-n", "--ttl", "24h", name]);
+        command.env("CLINCH_URL", format!("redis://{}", proxy.addr())).output().unwrap().status.code()
+    };
+    assert_eq!(acquire("loads"), Some(0), "what is sent once is not sent again");
+    let before = proxy.forwarded(Direction::Requests);
+    assert_eq!(acquire("first"), Some(0));
+    let sent = proxy.forwarded(Direction::Requests) - before;
+    for (name, unsent) in [("other", 0), ("third", 1), ("forth", sent / 4)] {
+        proxy.cut_after(Direction::Requests, sent - unsent);
+        let taken = acquire(name) == Some(0);
+        eventually("nothing is left but what was taken", || world.held(name) == taken);
+    }
 }
 
 /// A server hangs: the job is stopped in time, and then nobody waits for the answer to the release of a lease that has run out.

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{World, eventually, runs};
+use rustix::process::Signal;
 
 const STUBBORN: &str = "trap 'echo TERM >> log' TERM; echo $$ > job.pid; while :; do sleep 0.02; done";
 
@@ -35,6 +36,21 @@ fn a_job_that_holds_too_long_is_dead_before_the_next_starts() {
         "never lost: stopped in time"
     );
     assert_eq!((&events[1]["signal"], &events[2]["signal"]), (&"TERM".into(), &"KILL".into()));
+}
+
+/// The laptop slept past the end: the next one works beside a job that still has its grace.
+#[test]
+fn a_job_whose_time_passed_unseen_is_dead_before_the_next_starts() {
+    let world = World::new();
+    let mut run = world.start(["run", "--max-hold", "2s", "--grace", "1s", "x", "-c", STUBBORN]);
+    let (start, job) = (std::time::Instant::now(), world.pid("job.pid"));
+    run.signal(Signal::STOP);
+    let check = format!("! grep -q '^State:.[^Z]' /proc/{job}/status");
+    let mut next = world.start(["run", "x", "-c", &check]);
+    eventually("its time has passed", || start.elapsed().as_millis() > 2100);
+    run.signal(Signal::CONT);
+    assert_eq!(next.code(), 0, "the job is dead when the next one starts");
+    assert_eq!(run.code(), 79);
 }
 
 /// The children of a job that has to stop go on without the lock.

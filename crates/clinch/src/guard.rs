@@ -266,7 +266,8 @@ impl Guard {
         }
     }
 
-    /// Ends the guard but not the lease: it lasts its TTL from this moment, unless it is renewed by
+    /// Ends the guard but not the lease: it lasts its TTL from this moment, or up to a tenth less where it was granted just before,
+    /// unless it is renewed by
     /// [`Locks::renew_detached`](crate::Locks::renew_detached) or released by
     /// [`Locks::release_detached`](crate::Locks::release_detached).
     ///
@@ -288,11 +289,30 @@ impl Guard {
         }
         // One that was handed over may be short until its first renewal, and nobody will renew it now.
         self.tenure().isolate();
-        self.extend(self.claimed.claim.ttl).await?;
+        self.lengthen(self.claimed.claim.ttl).await?;
         let detached = Detached { name: self.name().clone(), claim: self.claim_id(), token: self.token };
         self.engine().backend.forget(&self.claimed.claim);
         self.claimed.settle();
         Ok(detached)
+    }
+
+    /// Sees to it that the lease lasts `ttl` for itself: asks until its own end if the store does not answer.
+    async fn lengthen(&self, ttl: Duration) -> Result<()> {
+        let env = &self.engine().env;
+        if self.tenure().is_new(env.now()) {
+            return Ok(());
+        }
+        let (mut failure, mut attempt) = (None, 0);
+        loop {
+            match self.extend(ttl).await {
+                Ok(()) => return Ok(()),
+                Err(error) if error.is_transient() => failure = Some(error),
+                // Why it could not be extended says more than that it was lost then.
+                Err(error) => return Err(failure.unwrap_or(error)),
+            }
+            env.sleep_until(env.now() + lease::backoff(attempt, env.random().jitter())).await;
+            attempt += 1;
+        }
     }
 
     /// A descriptor that keeps the lock held in every process that inherits it, on stores where the kernel frees a lock

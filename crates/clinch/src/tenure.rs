@@ -349,6 +349,13 @@ impl Tenure {
         lock(&self.state).isolated = true;
     }
 
+    /// Whether it is a lease of its own, of the whole TTL, and hardly any of that has passed.
+    pub(crate) fn is_new(&self, now: Instant) -> bool {
+        let state = lock(&self.state);
+        let whole = state.ttl.is_some_and(|ttl| ttl >= self.claim.ttl);
+        self.claim.isolated && whole && now.since(state.confirmed) <= self.claim.ttl / 10
+    }
+
     /// When it is to be renewed next, or looked at.
     fn next_renewal(&self, state: &State, jitter: f64) -> Instant {
         match state.ttl.filter(|_| !self.policy.manual) {

@@ -5,13 +5,16 @@
 
 use std::time::Duration;
 
+use clinch::LossKind;
+
 use crate::args::OnLost;
 use crate::exit::Failure;
 
 /// The longest grace that nobody asked for.
 const MAX_DEFAULT_GRACE: Duration = Duration::from_secs(5);
 
-/// How long a child gets to stop when the lock was taken away without a deadline to come: others may have it already.
+/// How long a child gets to stop when the lock was taken away before its time: others may have it soon. Once its time is up they may
+/// have it now, and there is no grace left.
 const GRACE_AFTER_LOSS: Duration = Duration::from_secs(1);
 
 /// Time that is kept between KILL and the deadline: timers are late, and dying takes a moment.
@@ -72,19 +75,23 @@ impl Plan {
         Ok(Plan { on_lost, grace: grace.unwrap_or(default) })
     }
 
-    /// What to do with `remaining` until the deadline (`None`: there is none), or when the lock is already `lost`. `told`
-    /// is how long ago the child was sent TERM.
+    /// What to do with `remaining` until the deadline (`None`: there is none), or when the lock is already `lost`, and how.
+    /// `told` is how long ago the child was sent TERM.
     pub(crate) fn step(
         &self,
         stage: Stage,
         remaining: Option<Duration>,
-        lost: bool,
+        lost: Option<LossKind>,
         told: Option<Duration>,
     ) -> Step {
         if self.on_lost == OnLost::Ignore || stage == Stage::Killed {
             return Step::Wait(None);
         }
-        let remaining = if lost { Some(Duration::ZERO) } else { remaining };
+        if lost == Some(LossKind::Expired) {
+            // Nobody saw it coming: this process was stopped, or the whole machine slept.
+            return Step::Kill;
+        }
+        let remaining = if lost.is_some() { Some(Duration::ZERO) } else { remaining };
         let Some(remaining) = remaining else { return Step::Wait(None) };
         if stage == Stage::Running {
             return match remaining.checked_sub(self.grace) {
@@ -93,8 +100,7 @@ impl Plan {
                 _ => Step::Term,
             };
         }
-        let left = if lost {
-            // After a deadline that was seen coming, this is long over.
+        let left = if lost.is_some() {
             self.grace.min(GRACE_AFTER_LOSS).saturating_sub(told.unwrap_or_default())
         } else {
             remaining.saturating_sub((self.grace / 4).min(MAX_KILL_MARGIN))
@@ -116,27 +122,32 @@ mod tests {
     #[test]
     fn term_comes_a_grace_before_the_deadline_and_kill_before_it() {
         let plan = plan(OnLost::Term);
-        assert_eq!(plan.step(Stage::Running, Some(MS(5000)), false, None), Step::Wait(Some(MS(4000))));
-        assert_eq!(plan.step(Stage::Running, Some(MS(1000)), false, None), Step::Term);
-        let soon = plan.step(Stage::Terminated, Some(MS(900)), false, Some(MS(100)));
+        assert_eq!(plan.step(Stage::Running, Some(MS(5000)), None, None), Step::Wait(Some(MS(4000))));
+        assert_eq!(plan.step(Stage::Running, Some(MS(1000)), None, None), Step::Term);
+        let soon = plan.step(Stage::Terminated, Some(MS(900)), None, Some(MS(100)));
         assert_eq!(soon, Step::Wait(Some(MS(800))));
-        assert_eq!(plan.step(Stage::Terminated, Some(MS(100)), false, Some(MS(900))), Step::Kill);
-        assert_eq!(plan.step(Stage::Killed, Some(MS(0)), true, None), Step::Wait(None));
+        assert_eq!(plan.step(Stage::Terminated, Some(MS(100)), None, Some(MS(900))), Step::Kill);
+        assert_eq!(plan.step(Stage::Killed, Some(MS(0)), Some(LossKind::Expired), None), Step::Wait(None));
     }
 
     #[test]
     fn a_lock_taken_away_leaves_little_grace_and_none_when_it_ran_out() {
         let plan = plan(OnLost::Term);
-        assert_eq!(plan.step(Stage::Running, None, true, None), Step::Term);
-        assert_eq!(plan.step(Stage::Terminated, None, true, Some(MS(400))), Step::Wait(Some(MS(600))));
-        assert_eq!(plan.step(Stage::Terminated, Some(MS(0)), true, Some(MS(1000))), Step::Kill);
+        let deleted = Some(LossKind::Deleted);
+        assert_eq!(plan.step(Stage::Running, None, deleted, None), Step::Term);
+        assert_eq!(plan.step(Stage::Terminated, None, deleted, Some(MS(400))), Step::Wait(Some(MS(600))));
+        assert_eq!(plan.step(Stage::Terminated, Some(MS(0)), deleted, Some(MS(1000))), Step::Kill);
+        for (stage, told) in [(Stage::Running, None), (Stage::Terminated, Some(MS(100)))] {
+            assert_eq!(plan.step(stage, Some(MS(0)), Some(LossKind::Expired), told), Step::Kill);
+        }
     }
 
     #[test]
     fn what_was_asked_for_is_done() {
-        assert_eq!(plan(OnLost::Kill).step(Stage::Running, Some(MS(900)), false, None), Step::Kill);
-        assert_eq!(plan(OnLost::Ignore).step(Stage::Running, Some(MS(0)), true, None), Step::Wait(None));
-        assert_eq!(plan(OnLost::Term).step(Stage::Running, None, false, None), Step::Wait(None));
+        assert_eq!(plan(OnLost::Kill).step(Stage::Running, Some(MS(900)), None, None), Step::Kill);
+        let expired = Some(LossKind::Expired);
+        assert_eq!(plan(OnLost::Ignore).step(Stage::Running, Some(MS(0)), expired, None), Step::Wait(None));
+        assert_eq!(plan(OnLost::Term).step(Stage::Running, None, None, None), Step::Wait(None));
     }
 
     #[test]

@@ -140,7 +140,10 @@ impl Supervisor<'_> {
         loop {
             let Progress { stage, told, .. } = self.progress;
             let told = told.map(|told| self.env.clock().now().since(told));
-            let lost = !self.guard.is_held();
+            let lost = match self.guard.standing() {
+                Standing::Lost(loss) => Some(loss.kind),
+                _ => None,
+            };
             match self.plan.step(stage, self.guard.remaining(), lost, told) {
                 Step::Wait(time) => return time,
                 Step::Term => self.terminate(),

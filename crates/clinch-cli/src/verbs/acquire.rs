@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use clinch::{Env, Instant, Lane, Locks, Renew};
-use rustix::process::{Signal, getppid};
+use rustix::process::getppid;
 
 use super::hold::Report;
 use crate::args::{Acquire, Share, Store};
@@ -57,33 +57,28 @@ async fn take(locks: Locks, args: &Acquire, until: Option<Instant>) -> Result<Re
     let locks = locks.renew(Renew::Never);
     let request = Request::new(&locks, &args.name, &args.share)?;
     let mut signals = Signals::ending().map_err(|error| Failure::system("cannot catch signals", error))?;
-    let guard = {
-        let granted = request.acquire(until);
-        tokio::select! {
-            biased;
-            guard = granted => Ok(guard),
-            signal = signals.next() => Err(signal),
-        }
+    let left = async { request.acquire(until).await?.detach().await };
+    let taken = tokio::select! {
+        biased;
+        lease = left => Ok(lease),
+        signal = signals.next() => Err(signal),
     };
-    match guard {
-        Ok(Ok(guard)) => {
-            let lease = guard.detach().await?;
-            Ok(Report::Granted { claim: lease.claim.to_string(), token: lease.token.get() })
+    let failed = match taken {
+        Ok(Ok(lease)) => {
+            return Ok(Report::Granted { claim: lease.claim.to_string(), token: lease.token.get() });
         }
-        Ok(Err(failure)) => {
-            // A place in the queue, or a claim in doubt, is withdrawn first: nobody else would do it.
-            let _ = close(&locks).await;
-            Err(failure.into())
+        Ok(Err(error)) => Ok(error),
+        Err(signal) => Err(signal),
+    };
+    // A place in the queue, a claim in doubt, or a lease that could not be left is withdrawn first: nobody else would do it.
+    let _ = close(&locks).await;
+    Err(match failed {
+        Ok(error) => error.into(),
+        Err(signal) => {
+            sys::die_by(signal);
+            Failure::new(SIGNAL_BASE.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0)), "")
         }
-        Err(signal) => Err(withdrawn(&locks, signal).await),
-    }
-}
-
-/// Ends by the signal that ended the wait.
-async fn withdrawn(locks: &Locks, signal: Signal) -> Failure {
-    let _ = close(locks).await;
-    sys::die_by(signal);
-    Failure::new(SIGNAL_BASE.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0)), "")
+    })
 }
 
 /// Starts a process that holds the lock and waits until it does, or cannot. If we are killed meanwhile, it gives up.

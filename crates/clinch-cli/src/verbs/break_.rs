@@ -25,9 +25,23 @@ pub(crate) async fn run(store: &Store, args: &Break) -> Outcome {
         return Ok(NOBODY);
     }
     let mut results = Vec::new();
-    for victim in &victims {
-        let freed = locks.evict(&args.name, victim.id).await?;
-        let result = if freed == Freed::Removed { "evicted" } else { "gone" };
+    // All at once: to be told takes each holder its time.
+    let evict = |victim: &ClaimState| {
+        let (locks, name, id) = (locks.clone(), args.name.clone(), victim.id);
+        tokio::spawn(async move { locks.evict(&name, id).await })
+    };
+    let evictions: Vec<_> = victims.iter().map(evict).collect();
+    let mut failure = None;
+    for (victim, eviction) in victims.iter().zip(evictions) {
+        let freed = eviction.await.map_err(|error| Failure::system("cannot wait for an eviction", error))?;
+        let result = match freed {
+            Ok(Freed::Removed) => "evicted",
+            Ok(Freed::Absent) => "gone",
+            Err(error) => {
+                failure.get_or_insert(error);
+                "failed"
+            }
+        };
         if !args.json {
             answer(&format!("{result}: {}\n", describe(victim)))?;
         }
@@ -36,7 +50,7 @@ pub(crate) async fn run(store: &Store, args: &Break) -> Outcome {
     if args.json {
         answer_json(&results)?;
     }
-    Ok(0)
+    failure.map_or(Ok(0), |error| Err(error.into()))
 }
 
 /// Shows the victims and asks, where there is somebody to ask.

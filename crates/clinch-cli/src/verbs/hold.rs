@@ -19,6 +19,9 @@ use crate::request::{Request, with_lease};
 /// The longest time without a look at what the store says.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
+/// When to look again where it says nothing of the claim.
+const LOOK_SOON: Duration = Duration::from_millis(100);
+
 /// What the holder tells the command that started it: one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -31,14 +34,16 @@ pub(crate) async fn run(store: &Store, args: &Hold) -> Outcome {
     // Away from the caller's terminal, signals and directory. Fails only for a process group leader, which we are not.
     let _ = setsid();
     let _ = std::env::set_current_dir("/");
-    match Holder::acquire(store, args).await {
-        Ok(Some(holder)) => holder.hold().await,
-        Ok(None) => Ok(0),
-        Err(failure) => {
-            let _ = report(&Report::Failed { code: failure.code, message: failure.message.to_string() });
-            Ok(failure.code)
-        }
-    }
+    let failure = match Holder::acquire(store, args).await {
+        Ok(Some(holder)) => match holder.begin().await {
+            Ok(()) => return holder.hold().await,
+            Err(failure) => failure,
+        },
+        Ok(None) => return Ok(0),
+        Err(failure) => failure,
+    };
+    let _ = report(&Report::Failed { code: failure.code, message: failure.message.to_string() });
+    Ok(failure.code)
 }
 
 struct Holder {
@@ -73,9 +78,14 @@ impl Holder {
         Ok(Some(Holder { env, locks, outside, guard, bound_to, ttl }))
     }
 
+    /// Sets the end that everybody sees.
+    async fn begin(&self) -> Result<(), Failure> {
+        let (name, claim) = (self.guard.name().as_str(), self.guard.claim_id());
+        Ok(self.outside.renew_detached(name, claim, self.ttl).await?)
+    }
+
     async fn hold(self) -> Outcome {
         let (name, claim) = (self.guard.name().as_str(), self.guard.claim_id());
-        self.outside.renew_detached(name, claim, self.ttl).await?;
         let granted = Report::Granted { claim: claim.to_string(), token: self.guard.token().get() };
         if report(&granted).is_ok() {
             tokio::select! {
@@ -98,8 +108,9 @@ impl Holder {
             // If the store cannot be asked, the end that was known stands.
             if let Ok(state) = self.outside.state(name).await {
                 let claims = state.map(|state| state.claims).unwrap_or_default();
-                let ours = claims.iter().find(|ours| ours.id == claim);
-                end = self.env.clock().now() + ours.and_then(|ours| ours.expires_in).unwrap_or_default();
+                let ours = claims.iter().find(|ours| ours.id == claim).and_then(|ours| ours.expires_in);
+                // What is not listed may be just being rewritten. If it is gone, the guard hears of it.
+                end = self.env.clock().now() + ours.unwrap_or(LOOK_SOON);
             }
             if end <= self.env.clock().now() {
                 return;

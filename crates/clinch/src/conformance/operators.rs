@@ -216,8 +216,18 @@ pub async fn detached_lease_ends_with_its_client(fixture: &dyn Fixture) {
         assert_eq!(guard.detach().await.unwrap_err().kind(), ErrorKind::Unsupported);
         return other.expect_unused(&name).await;
     }
-    let detached = guard.detach().await.unwrap();
+    one.faults.lose_reply_of(Step::Renew);
+    let detached = guard.detach().await.expect("a lost answer is asked for again");
     assert_eq!((detached.claim, detached.token, detached.name.as_str()), (id, token, name.as_str()));
+    let (asked, left) = (one.faults.calls_of(Step::Renew), unique("detach-new"));
+    let new = super::client::lock(&one.unrenewed(LONG_TTL), &left).await;
+    let new = new.detach().await.unwrap();
+    assert_eq!(
+        one.faults.calls_of(Step::Renew),
+        asked,
+        "a lease of its own that was granted just now is renewed"
+    );
+    assert_eq!(other.locks.release_detached(&left, new.claim).await.unwrap(), Released::Released);
     one.locks.close(PATIENCE).await.unwrap();
     drop(one);
     assert!(!other.could_lock(&name).await, "a detached lease ended with its client");

@@ -429,6 +429,25 @@ mod tests {
         assert!(locks(&other).mutex("job").unwrap().try_lock().await.unwrap().is_some(), "a ghost");
     }
 
+    /// An operator is told that somebody is stopped, or a holder is not renewed.
+    #[tokio::test]
+    async fn outsiders_wait_for_another_claims_fsync() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, other) = (store(dir.path()), store(dir.path()));
+        let guard = locks(&ours).mutex("job").unwrap().lock().await.unwrap();
+        let (id, file) = (guard.claim_id(), other.open("job.lock", false).unwrap().unwrap());
+        let fsync = async || {
+            assert!(ofd::try_lock(&file, ofd::Range { first: META, last: META }).unwrap());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            file.unlock_all().unwrap();
+        };
+        let outside = locks(&other);
+        let ((), renewed) = tokio::join!(fsync(), outside.renew_detached("job", id, Duration::from_secs(60)));
+        renewed.unwrap();
+        let ((), evicted, _) = tokio::join!(fsync(), outside.evict("job", id), guard.lost());
+        assert_eq!(evicted.unwrap(), Freed::Removed);
+    }
+
     /// One that takes a ticket has the header for as long as its fsync takes.
     #[tokio::test]
     async fn a_try_is_not_refused_by_another_claims_fsync() {

@@ -71,12 +71,14 @@ impl File {
     }
 
     /// Ends a claim of another process: it does not count from now on.
-    fn revoke(&self, name: &LockName, id: ClaimId, linger: Duration) -> Result<Freed> {
-        let world = self.world(name);
+    fn revoke(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
+        let world = self.world(&claim.name);
         let Some(file) = self.open(&world.file, false)? else { return Ok(Freed::Absent) };
         let now = self.env.now();
         let mut held = file.hold_or_fail(&world)?;
-        let Some(record) = held.change(name, id, |record| record.end(now))? else { return Ok(Freed::Absent) };
+        let Some(record) = held.change(&claim.name, claim.id, |record| record.end(now))? else {
+            return Ok(Freed::Absent);
+        };
         if !linger.is_zero() {
             held.close_until(world.wall + linger)?;
         }
@@ -92,11 +94,28 @@ impl File {
         }
     }
 
-    fn renew_one(&self, claim: &Claim) -> Result<Renewal> {
-        if let Some(slot) = self.slot(claim.id) {
-            return self.check(&mut lock(&slot));
+    async fn renew_one(&self, claim: &Claim) -> Result<Renewal> {
+        match self.slot(claim.id) {
+            Some(slot) => self.check(&mut lock(&slot)),
+            None => self.insist(|| self.prolong(claim)).await,
         }
-        // Another process's, which lets go at the time that its record says.
+    }
+
+    /// Repeats for a while what failed since others have the header or a record: they may be in an fsync, or be many.
+    async fn insist<T>(&self, step: impl Fn() -> Result<T>) -> Result<T> {
+        let end = self.env.now() + TRY_FOR;
+        loop {
+            match step() {
+                Err(error) if error.kind() == ErrorKind::Unavailable && self.env.now() < end => {
+                    self.env.sleep_until(self.env.now() + RECHECK_UNWATCHED).await;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Moves the time at which another process lets go of its claim: it looks at what its record says.
+    fn prolong(&self, claim: &Claim) -> Result<Renewal> {
         let world = self.world(&claim.name);
         let Some(file) = self.open(&world.file, false)? else { return Ok(gone()) };
         let held = file.hold_or_fail(&world)?;
@@ -115,6 +134,18 @@ impl File {
             held.change(&claim.name, claim.id, |record| record.until = old)?;
         }
         Ok(if changed.is_some() && in_time { Renewal::Renewed(Some(claim.ttl)) } else { gone() })
+    }
+
+    /// Begins an eviction: from now on the claim ends. `None`: there is none.
+    fn end_soon(&self, world: &World<'_>, file: &LockFile, claim: ClaimId) -> Result<Option<Record>> {
+        let now = self.env.now();
+        let mut held = file.hold_or_fail(world)?;
+        if held.header.closed_at(world.wall) {
+            held.open_now()?;
+        }
+        // A holder hears of it from its keeper, stops, and then releases; one that does not, loses its claim nevertheless.
+        let at = |record: &Record| if record.is_waiting() { now } else { now + NOTICE };
+        held.change(world.name, claim, |record| record.end(at(record)))
     }
 
     /// The state of one lock file; `None` when nobody is in it and it is open.
@@ -183,7 +214,11 @@ impl Backend for File {
     }
 
     async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal> {
-        claims.iter().map(|claim| self.renew_one(claim).unwrap_or_else(Renewal::Failed)).collect()
+        let mut answers = Vec::with_capacity(claims.len());
+        for claim in claims {
+            answers.push(self.renew_one(claim).await.unwrap_or_else(Renewal::Failed));
+        }
+        answers
     }
 
     async fn verify(&self, claim: &Claim) -> Result<Renewal> {
@@ -195,11 +230,15 @@ impl Backend for File {
 
     async fn downgrade(&self, claim: &Claim) -> Result<()> {
         let slot = self.slot(claim.id).ok_or_else(|| Error::lost(&claim.name, not_held()))?;
-        self.share(&mut lock(&slot))
+        self.insist(|| self.share(&mut lock(&slot))).await
     }
 
     async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
-        let Some(slot) = self.slot(claim.id) else { return self.revoke(&claim.name, claim.id, linger) };
+        let Some(slot) = self.slot(claim.id) else {
+            // Who waits knows its own: this one never had a place.
+            let nothing = claim.enqueue && linger.is_zero();
+            return if nothing { Ok(Freed::Absent) } else { self.revoke(claim, linger) };
+        };
         let freed = self.free(&slot, linger)?;
         // Closes the file and the bell, which wakes the next.
         lock(&self.slots).remove(&claim.id);
@@ -228,16 +267,7 @@ impl Backend for File {
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
         let world = self.world(name);
         let Some(file) = self.open(&world.file, false)? else { return Ok(Freed::Absent) };
-        let now = self.env.now();
-        let ended = {
-            let mut held = file.hold_or_fail(&world)?;
-            if held.header.closed_at(world.wall) {
-                held.open_now()?;
-            }
-            // A holder hears of it from its keeper, stops, and then releases; one that does not, loses its claim nevertheless.
-            let at = |record: &Record| if record.is_waiting() { now } else { now + NOTICE };
-            held.change(name, claim, |record| record.end(at(record)))?
-        };
+        let ended = self.insist(|| self.end_soon(&world, &file, claim)).await?;
         let Some(record) = ended else { return Ok(Freed::Absent) };
         self.ring_for(&world, &record);
         let told = |live: Live| live.record.is_some_and(|record| record.was_told());
