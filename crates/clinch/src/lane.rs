@@ -8,12 +8,11 @@ use std::future::{pending, poll_fn};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak, mpsc};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
-use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
@@ -136,6 +135,7 @@ impl Lane {
     /// # Errors
     ///
     /// As [`Lane::spawn`].
+    #[cfg(any(feature = "etcd", feature = "redis"))]
     pub(crate) fn handle(&self) -> Result<Handle> {
         self.1.check()?;
         match self.living() {
@@ -242,28 +242,6 @@ pub(crate) async fn caught<T>(future: impl Future<Output = T>) -> Option<T> {
     .await
 }
 
-/// The runtime that polls this, which may drive a connection. Not one whose context was merely entered while another executor
-/// polls: nothing would ever be read there. One of several threads drives itself.
-pub(crate) fn driven() -> Option<Handle> {
-    let runtime = Handle::try_current().ok()?;
-    let alone = runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
-    (!alone || tokio::task::try_id().is_some() || is_polled_by_tokio()).then_some(runtime)
-}
-
-/// Whether this thread is inside a runtime's `block_on`. There tokio keeps the waker of whoever yields; elsewhere it wakes at once.
-fn is_polled_by_tokio() -> bool {
-    struct Woken(AtomicBool);
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-    let woken = Arc::new(Woken(AtomicBool::new(false)));
-    let waker = Waker::from(woken.clone());
-    let _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
-    !woken.0.load(Ordering::Relaxed)
-}
-
 /// Whether the current runtime has timers and I/O. Tokio tells what is missing only by a panic.
 fn has_drivers() -> bool {
     catch_unwind(|| {
@@ -339,19 +317,6 @@ mod tests {
             drop(lane);
             assert!(told.recv_timeout(Duration::from_secs(20)).is_err(), "it ends with the lane");
         }
-    }
-
-    #[test]
-    fn a_runtime_that_is_only_entered_drives_nothing() {
-        let (alone, many) = (runtime(), tokio::runtime::Runtime::new().unwrap());
-        assert!(driven().is_none());
-        assert!(alone.block_on(async { driven() }).is_some());
-        assert!(alone.block_on(async { tokio::spawn(async { driven() }).await.unwrap() }).is_some());
-        let entered = alone.enter();
-        assert!(driven().is_none());
-        drop(entered);
-        let _entered = many.enter();
-        assert!(driven().is_some());
     }
 
     #[test]

@@ -9,10 +9,11 @@ use std::time::Duration;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
 
+use crate::backends::driven::driven;
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::{Lane, driven};
+use crate::lane::Lane;
 use crate::sync::lock;
 
 /// Something that can end.

@@ -10,8 +10,9 @@ use std::sync::Mutex;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
 
+use crate::backends::driven::driven;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::{Lane, driven};
+use crate::lane::Lane;
 use crate::sync::lock;
 
 /// What is being asked, by runtime and key.
