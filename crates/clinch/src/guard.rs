@@ -299,6 +299,9 @@ impl Guard {
     /// Sees to it that the lease lasts `ttl` for itself: asks until its own end if the store does not answer.
     async fn lengthen(&self, ttl: Duration) -> Result<()> {
         let env = &self.engine().env;
+        if let Standing::Lost(loss) = self.standing() {
+            return Err(Error::lost(self.name(), loss));
+        }
         if self.tenure().is_new(env.now()) {
             return Ok(());
         }

@@ -31,6 +31,9 @@ const _: () = {
     assert!(attempt <= CHECK_EVERY.as_secs() && 2 * CHECK_EVERY.as_secs() + attempt <= left);
 };
 
+/// The shortest time for one attempt: less than the shortest TTL asks for.
+const MIN_ATTEMPT: Duration = Duration::from_millis(10);
+
 /// What that leaves for timers to be late, for a job's grace and its end.
 const STOP_WITHIN: Duration = Duration::from_secs(4);
 
@@ -414,9 +417,10 @@ impl State {
     }
 }
 
-/// How long one attempt at a renewal may take.
+/// How long one attempt at a renewal may take. Never nothing: a store may find no time left of a place, and the keeper would ask for
+/// it again and again without a pause.
 fn patience(state: &State) -> Duration {
-    backend::attempt(state.ttl.map_or(state.ask, |ttl| ttl.min(state.ask)))
+    backend::attempt(state.ttl.map_or(state.ask, |ttl| ttl.min(state.ask))).max(MIN_ATTEMPT)
 }
 
 /// What a forked child is told of its parent's lease.
@@ -430,4 +434,31 @@ pub(crate) struct Review {
     pub(crate) renew: bool,
     /// When to look again.
     pub(crate) next: Instant,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ClaimId, LockName, Mode, Owner};
+
+    /// A place of which the store finds no time left has the keeper ask without a pause, and do nothing else.
+    #[test]
+    fn a_place_without_time_left_is_renewed_after_a_pause() {
+        let now = Instant::from_nanos(1_000_000_000);
+        let claim = Arc::new(Claim {
+            id: ClaimId::from_bits(1),
+            name: LockName::new("job").unwrap(),
+            mode: Mode::Exclusive,
+            ttl: Duration::from_secs(30),
+            enqueue: true,
+            place: true,
+            isolated: false,
+            owner: Arc::new(Owner { host: "h".into(), pid: 1, user: "u".into(), label: String::new() }),
+        });
+        let policy = Policy { drift: Drift::DEFAULT, manual: false, hold_until: None };
+        let place = Tenure::new(1, claim, None, now, Some(Duration::ZERO), policy, Process::this());
+        place.begin(0.5);
+        let review = place.review(now).unwrap();
+        assert!(review.renew && review.next > now, "it is renewed again at once");
+    }
 }

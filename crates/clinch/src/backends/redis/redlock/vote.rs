@@ -199,8 +199,9 @@ async fn ask_for_vote(
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                // What surely did not arrive leaves things as they were, unless there was a doubt about them.
-                if error.kind() != ErrorKind::Unknown && before.line().is_none() {
+                // What surely did not arrive leaves things as they were, unless there was a doubt about them. A refusal may have
+                // come in the middle of the script.
+                if error.kind() == ErrorKind::Unavailable && before.line().is_none() {
                     entry.answered(at, ticket, before);
                 }
                 return Err(error);

@@ -96,6 +96,7 @@ impl Voucher {
     /// Whether a server's vote counts, by what was left on it.
     pub(super) fn judge(known: Option<&Voucher>, view: &View<'_>, terms: Terms) -> Word {
         let known = known.filter(|known| terms.durable || (known.run == view.run && !view.run.is_empty()));
+        let unseen = known.is_none_or(|known| known.witnesses.is_empty());
         let enough = terms.evenness.surely(terms.evenness.max_ttl);
         let (mut left, mut apart) = (Vec::new(), false);
         for (witness, lead) in known.into_iter().flat_map(|known| known.met(view.leads)) {
@@ -112,8 +113,11 @@ impl Voucher {
         match left.get(terms.witnesses - 1) {
             Some(left) => Word::In(*left),
             None if apart => Word::Apart,
-            // What was never looked after before has forgotten nothing.
-            None if terms.durable => Word::In(left.last().copied().unwrap_or_default()),
+            // What was never looked after before has forgotten nothing. But where no other clock was read lately, its own may have
+            // been set meanwhile.
+            None if terms.durable && (unseen || !view.leads.is_empty()) => {
+                Word::In(left.last().copied().unwrap_or_default())
+            }
             None => Word::Unknown,
         }
     }
@@ -313,6 +317,7 @@ mod tests {
         let leads = leads(&steady);
         let restarted = View { run: "a2", ..view(1001, &leads) };
         assert_eq!(Voucher::judge(Some(&first), &restarted, terms), GOOD);
+        assert_eq!(judged(&first, 4600, &[], terms), Word::Unknown, "nobody to compare it with");
         let set = [("b", -HOUR), ("c", -HOUR)];
         assert_eq!(judged(&first, 4600, &set, terms), Word::Apart);
         let anew = left(Some(&first), 4600, &set, terms).unwrap();
