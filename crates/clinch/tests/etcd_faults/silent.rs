@@ -86,8 +86,8 @@ async fn a_loss_that_no_event_tells_is_told_by_the_third_renewal() {
 /// Whatever finds out that a lease has ended, all its claims are told: that of each costs no request of its own.
 #[tokio::test]
 async fn the_end_of_a_lease_that_one_step_finds_is_told_to_all_its_claims() {
-    /// What one task has told for one claim, it has told for all; a renewal would tell after 9 s and more.
-    const SOON: Duration = Duration::from_secs(5);
+    /// What one task has told for one claim, it has told for all; a renewal would tell after 4.5 s and more.
+    const SOON: Duration = Duration::from_secs(3);
     let etcd = Etcd::start();
     let far = connect(&etcd.url()).await;
     let (locks, proxy) = split(&etcd).await;
