@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use clinch::Instant;
 
 use crate::duration;
 
@@ -136,10 +135,10 @@ pub(crate) struct Run {
 /// How long to wait.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Patience {
-    /// Do not wait when the lock is taken
+    /// Do not wait when the lock is taken, and for a store that does not answer 5s at most
     #[arg(short = 'n', long, visible_alias = "nonblock", conflicts_with = "wait")]
     pub(crate) no_wait: bool,
-    /// Wait at most this long [default: for ever]
+    /// Wait at most this long, also for a store that is out of reach [default: for ever, once it was reached]
     #[arg(short, long, visible_alias = "timeout", value_parser = duration::parse, value_name = "DUR")]
     pub(crate) wait: Option<Duration>,
 }
@@ -148,11 +147,6 @@ impl Patience {
     /// The longest wait; `None`: for as long as it takes.
     pub(crate) fn limit(&self) -> Option<Duration> {
         if self.no_wait { Some(Duration::ZERO) } else { self.wait }
-    }
-
-    /// Until when to wait, from this moment on; `None`: for as long as it takes.
-    pub(crate) fn until(&self, now: Instant) -> Option<Instant> {
-        self.limit().map(|limit| now + limit)
     }
 }
 
@@ -228,7 +222,8 @@ pub(crate) struct Show {
 /// Take a lock that outlives this command, for a shell script
 ///
 /// Prints `name=... claim=... token=...`, quoted for the shell. The lock stays taken until `clinch release`, until its TTL
-/// has run out without `clinch renew`, or, on file://, until the process that called this command has ended.
+/// has run out without `clinch renew`, or, on file://, until the process that called this command has ended. If that line cannot
+/// be written, the lock is released at once, and the exit code is 74.
 #[derive(Args, Debug)]
 #[command(after_help = ACQUIRE_EXAMPLES)]
 pub(crate) struct Acquire {
@@ -281,7 +276,7 @@ pub(crate) struct Release {
 /// Take a lock away from its holder
 ///
 /// The holder is told, and its job is stopped, where it can be reached. The next holder's token is larger, so stores that
-/// check tokens refuse what the old holder still writes.
+/// check tokens refuse what the old holder still writes. What was done is told when all of it is done.
 #[derive(Args, Debug)]
 pub(crate) struct Break {
     /// The lock
@@ -331,8 +326,9 @@ pub(crate) struct Hold {
 
 const CODES: &str = "\
 Durations are like 500ms, 5s, 1h; plain numbers are seconds.
+What only asks the store gives up after 5s without an answer; what fails has 2s more to withdraw what it may have left there.
 Exit codes: the command's own (128+N when signal N ended it); 75 not acquired; 79 lock lost; 69 store unreachable;
-77 store refused access; 64 wrong usage; 126 and 127 as a shell's.";
+77 store refused access; 74 the answer could not be written; 64 wrong usage; 126 and 127 as a shell's.";
 
 macro_rules! run_examples {
     () => {

@@ -7,14 +7,25 @@ use std::time::Duration;
 
 use clinch::{Env, Error, ErrorKind, Instant, Lane, Locks};
 
-use crate::args::Store;
+use crate::args::{Patience, Store};
 use crate::exit::{Failure, Outcome};
 
 /// Keys of a URL whose values are secrets, besides the password before the host.
 const SECRET_KEYS: [&str; 4] = ["password", "pass", "token", "secret"];
 
-/// How long the end of a verb waits for releases that are still under way.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a store may take to answer whoever does not wait for a lock, connecting included. A server that hangs is left for
+/// another of its kind within two seconds.
+pub(crate) const ANSWER_FOR: Duration = Duration::from_secs(5);
+
+/// How long it may take in any case, however short a wait may be: to be asked once takes a moment.
+const ANSWER_AT_LEAST: Duration = Duration::from_secs(1);
+
+/// How much later than the wait itself that is over, which knows better what to say.
+const MOMENT: Duration = Duration::from_millis(250);
+
+/// How long the end of a verb waits for releases that are still under way. A server that answers is asked within that time, also
+/// over a new connection.
+pub(crate) const CLOSE_FOR: Duration = Duration::from_secs(2);
 
 /// Pause before a store that did not answer is asked again.
 pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(250);
@@ -27,24 +38,86 @@ pub(crate) fn block_on(verb: impl Future<Output = Outcome>) -> Outcome {
     ManuallyDrop::new(runtime).block_on(verb)
 }
 
-/// The locks of a store, renewed by the runtime that this is called in.
-pub(crate) async fn connect(store: &Store) -> Result<Locks, Failure> {
-    Ok(connect_within(&store.url, &Env::host(Lane::here()?), None).await?)
+/// How long a verb may take.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    env: Env,
+    /// Until when to wait for the lock; `None`: for as long as it takes.
+    pub(crate) until: Option<Instant>,
+    /// For how long, and until when, to wait for the store; `None`: until it is known that it does not answer.
+    answer: Option<(Duration, Instant)>,
 }
 
-/// As [`connect`], for somebody who waits until then at most: a store that is down, hangs, or is full just
-/// now is tried again.
-pub(crate) async fn connect_within(url: &str, env: &Env, until: Option<Instant>) -> clinch::Result<Locks> {
-    loop {
-        match Locks::connect(url, env.clone()).await {
-            Err(error)
-                if is_transient(&error)
-                    && until.is_some_and(|until| env.clock().now() + TRY_AGAIN < until) =>
-            {
-                tokio::time::sleep(TRY_AGAIN).await;
+impl Limits {
+    /// From this moment on, as the command line says.
+    pub(crate) fn of(patience: &Patience, env: &Env) -> Limits {
+        let now = env.clock().now();
+        let answer_for = patience.limit().map(|limit| match limit {
+            Duration::ZERO => ANSWER_FOR,
+            limit => limit.saturating_add(MOMENT).max(ANSWER_AT_LEAST),
+        });
+        let answer = answer_for.map(|time| (time, now + time));
+        Limits { env: env.clone(), until: patience.limit().map(|limit| now + limit), answer }
+    }
+
+    /// Of a verb that waits for nothing but answers.
+    fn of_a_question(env: &Env) -> Limits {
+        Limits { env: env.clone(), until: None, answer: Some((ANSWER_FOR, env.clock().now() + ANSWER_FOR)) }
+    }
+
+    /// Whether there is time to ask again.
+    pub(crate) fn go_on(&self) -> bool {
+        self.until.is_none_or(|until| self.env.clock().now() + TRY_AGAIN < until)
+    }
+
+    /// Gives up a step that the store has not answered in time.
+    pub(crate) async fn keep<T>(&self, step: impl Future<Output = clinch::Result<T>>) -> clinch::Result<T> {
+        let Some((time, by)) = self.answer else { return step.await };
+        tokio::select! {
+            biased;
+            done = step => done,
+            () = self.env.sleep_until(by) => {
+                let time = humantime::format_duration(Duration::from_secs(time.as_secs().max(1)));
+                Err(Error::new(ErrorKind::Unavailable, format!("the store did not answer within {time}")))
             }
-            connected => return connected,
         }
+    }
+}
+
+/// The locks of a store, renewed by the runtime that this is called in.
+pub(crate) async fn connect(store: &Store) -> clinch::Result<Locks> {
+    let env = Env::host(Lane::here()?);
+    connect_within(store, &env, &Limits::of_a_question(&env)).await
+}
+
+/// Asks a store one thing.
+pub(crate) async fn ask<T>(
+    store: &Store,
+    question: impl AsyncFnOnce(Locks) -> clinch::Result<T>,
+) -> clinch::Result<T> {
+    let env = Env::host(Lane::here()?);
+    let answer = async { question(Locks::connect(&store.url, env.clone()).await?).await };
+    Limits::of_a_question(&env).keep(answer).await
+}
+
+/// As [`connect`], for somebody who has this long: where that is a wait, a store that is down, hangs, or is full just now is
+/// tried again.
+pub(crate) async fn connect_within(store: &Store, env: &Env, limits: &Limits) -> clinch::Result<Locks> {
+    let mut failure = None;
+    let connected = limits.keep(async {
+        loop {
+            match Locks::connect(&store.url, env.clone()).await {
+                Err(error) if is_transient(&error) && limits.until.is_some() && limits.go_on() => {
+                    failure = Some(error);
+                    tokio::time::sleep(TRY_AGAIN).await;
+                }
+                connected => return connected,
+            }
+        }
+    });
+    match (connected.await, failure) {
+        (Err(error), Some(failure)) if is_transient(&error) => Err(error.with_source(failure)),
+        (connected, _) => connected,
     }
 }
 
@@ -55,7 +128,7 @@ pub(crate) fn is_transient(error: &Error) -> bool {
 
 /// Waits, bounded, for the releases in the background.
 pub(crate) async fn close(locks: &Locks) -> Result<(), Failure> {
-    Ok(locks.close(CLOSE_PATIENCE).await?)
+    Ok(locks.close(CLOSE_FOR).await?)
 }
 
 impl Store {

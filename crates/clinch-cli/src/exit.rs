@@ -7,6 +7,7 @@
 //! | 1 | of `show`: nobody holds the lock |
 //! | 64 | usage: wrong arguments, or something that this store cannot do |
 //! | 69 | the store could not be reached or has no room |
+//! | 74 | the answer could not be written; `acquire` then holds nothing |
 //! | 75 | not acquired; `--conflict-exit-code` sets another |
 //! | 77 | the store refused access |
 //! | 79 | the lock was lost, and the child stopped |
@@ -23,6 +24,7 @@ pub(crate) const NOBODY: u8 = 1;
 pub(crate) const USAGE: u8 = 64;
 pub(crate) const UNAVAILABLE: u8 = 69;
 pub(crate) const INTERNAL: u8 = 70;
+pub(crate) const UNWRITTEN: u8 = 74;
 pub(crate) const CONFLICT: u8 = 75;
 pub(crate) const REFUSED: u8 = 77;
 pub(crate) const LOST: u8 = 79;

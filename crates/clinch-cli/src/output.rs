@@ -2,35 +2,58 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, SystemTime};
 
 use clinch::backend::{ClaimState, LockState};
 use clinch::{ClaimId, Mode, Token};
 use jiff::{Timestamp, Zoned, tz::TimeZone};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use serde::Serialize;
 
-use crate::exit::Failure;
+use crate::exit::{Failure, UNWRITTEN};
 
-/// Says something on stderr. A closed stderr is nobody's failure.
+/// How long a pipe that is full may take until something is read from it. Jobs are stopped in time by the thread that waits here.
+const READ_WITHIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// Says something on stderr. That it is closed, or that nobody reads it, is nobody's failure.
 pub(crate) fn say(message: impl Display) {
-    let _ = writeln!(io::stderr(), "clinch: {message}");
-}
-
-/// Prints an answer on stdout.
-pub(crate) fn answer(text: &str) -> Result<(), Failure> {
-    match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::system("cannot write the answer", error))
-        }
-        _ => Ok(()),
+    if has_room(rustix::stdio::stderr()) {
+        let _ = io::stderr().write_all(format!("clinch: {message}\n").as_bytes());
     }
 }
 
-/// Prints an answer as JSON, indented: people look at it too.
-pub(crate) fn answer_json(value: &impl Serialize) -> Result<(), Failure> {
-    let mut text = serde_json::to_string_pretty(value).map_err(|error| Failure::system("JSON", error))?;
-    text.push('\n');
-    answer(&text)
+/// Whether a line can be written without waiting for long.
+pub(crate) fn has_room(to: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
+    retry_on_intr(|| poll(&mut fds, Some(&READ_WITHIN))) != Ok(0)
+}
+
+/// Prints on stdout what was done, which somebody has to hear of.
+pub(crate) fn answer(text: &str) -> Result<(), Failure> {
+    write(text).map_err(|error| Failure::new(UNWRITTEN, format!("cannot write the answer: {error}")))
+}
+
+/// Prints on stdout what was looked for. Whoever looks may look away.
+pub(crate) fn show(text: &str) -> Result<(), Failure> {
+    match write(text) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => {
+            written.map_err(|error| Failure::new(UNWRITTEN, format!("cannot write the answer: {error}")))
+        }
+    }
+}
+
+fn write(text: &str) -> io::Result<()> {
+    io::stdout().write_all(text.as_bytes())?;
+    io::stdout().flush()
+}
+
+/// JSON, indented: people look at it too.
+pub(crate) fn json(value: &impl Serialize) -> Result<String, Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| Failure::system("JSON", error))?;
+    Ok(text + "\n")
 }
 
 /// A lock in JSON.

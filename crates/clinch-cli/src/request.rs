@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use clinch::{Guard, Instant, Locks, Mutex, RwLock, Semaphore};
+use clinch::{Guard, Instant, Locks, LossKind, Mutex, RwLock, Semaphore};
 
 use crate::args::{LeaseArgs, Share};
-use crate::connect::{TRY_AGAIN, is_transient};
+use crate::connect::{Limits, TRY_AGAIN, is_transient};
+use crate::output::say;
 
 /// One lock in one mode.
 pub(crate) struct Request {
@@ -29,8 +30,26 @@ impl Request {
         Ok(Request { lock, ttl: locks.lease_ttl() })
     }
 
-    /// Waits until then at most; `None`: for as long as it takes.
-    pub(crate) async fn acquire(&self, until: Option<Instant>) -> clinch::Result<Guard> {
+    /// Waits within these limits, whatever happens to the store meanwhile.
+    pub(crate) async fn acquire(&self, limits: &Limits) -> clinch::Result<Guard> {
+        limits.keep(self.wait(limits)).await
+    }
+
+    async fn wait(&self, limits: &Limits) -> clinch::Result<Guard> {
+        let mut told = false;
+        loop {
+            let error = match self.attempt(limits.until).await {
+                Err(error) if passes(&error) && limits.go_on() => error,
+                ended => return ended,
+            };
+            if !std::mem::replace(&mut told, true) {
+                say(format_args!("{error}; asking again"));
+            }
+            tokio::time::sleep(TRY_AGAIN).await;
+        }
+    }
+
+    async fn attempt(&self, until: Option<Instant>) -> clinch::Result<Guard> {
         let acquire = match &self.lock {
             Lock::Exclusive(mutex) => mutex.lock(),
             Lock::Shared(lock) => lock.read(),
@@ -55,12 +74,22 @@ impl Request {
             match guard.extend(self.ttl).await {
                 Ok(()) => return Ok(()),
                 Err(error) if is_transient(&error) => failure = Some(error),
-                // Why it could not be extended says more than that it was lost then.
-                Err(error) => return Err(failure.unwrap_or(error)),
+                // Why it could not be extended says more than that its time was over then.
+                Err(error) if has_run_out(&error) => return Err(failure.unwrap_or(error)),
+                Err(error) => return Err(error),
             }
             tokio::time::sleep(TRY_AGAIN).await;
         }
     }
+}
+
+/// Whether a lock may still be had by asking for it again: nobody used it yet.
+fn passes(error: &clinch::Error) -> bool {
+    is_transient(error) || has_run_out(error)
+}
+
+fn has_run_out(error: &clinch::Error) -> bool {
+    error.loss().is_some_and(|loss| loss.kind == LossKind::Expired)
 }
 
 /// The locks with the leases that the command line asks for.

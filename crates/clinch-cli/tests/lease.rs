@@ -125,3 +125,17 @@ fn acquire_answers_programs_in_json() {
     let released: serde_json::Value = serde_json::from_slice(&released.stdout).unwrap();
     assert_eq!(released["result"], "released");
 }
+
+/// The lease of a job that its wrapper keeps is given an end that means nothing.
+#[test]
+fn what_a_run_holds_is_renewed_by_nobody_else() {
+    let world = World::new();
+    let script =
+        r#""$CLINCH" renew x "$CLINCH_CLAIM" --ttl 1h; echo $? > code; "$CLINCH" show --json x > show"#;
+    assert_eq!(world.code(["run", "x", "-c", script]), 0);
+    let show: serde_json::Value = serde_json::from_str(&world.read("show")).unwrap();
+    assert_eq!(
+        (world.read("code").trim(), &show["claims"][0]["expires_in_ms"]),
+        ("64", &serde_json::Value::Null)
+    );
+}

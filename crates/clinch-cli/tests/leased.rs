@@ -4,8 +4,9 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use clinch_testkit::{Direction, Etcd, Proxy, Redis};
-use common::{World, eventually, runs};
+use clinch_testkit::{Direction, Etcd, Proxy, Redis, Reply};
+use common::{Running, World, eventually, runs};
+use rustix::process::Signal;
 
 /// Whoever gave up waiting stands in the way of others, or gets the lock after its end.
 fn who_gave_up_leaves_the_queue(world: &World) {
@@ -106,4 +107,66 @@ fn a_run_ends_with_its_lease_on_redis() {
 fn a_run_ends_with_its_lease_on_etcd() {
     let etcd = Etcd::start();
     a_run_ends_with_its_lease(&World::on(etcd.url()), || etcd.pause());
+}
+
+/// A lock that was handed over has a lease of three seconds until somebody makes it longer: too little for a job.
+#[test]
+fn a_lock_that_is_handed_over_has_its_whole_lease() {
+    let redis = Redis::start();
+    let world = World::on(redis.url());
+    world.write("wait", "");
+    let mut holder = world.start(["run", "x", "-c", "while [ -e wait ]; do sleep 0.02; done"]);
+    eventually("it is held", || world.held("x"));
+    let look = r#""$CLINCH" show --json x > show"#;
+    let mut next = world.start(["run", "--ttl", "60s", "x", "-c", look]);
+    eventually("it waits", || world.claims("x", "waiting").len() == 1);
+    std::fs::remove_file(world.path("wait")).unwrap();
+    assert_eq!((holder.code(), next.code()), (0, 0));
+    let show: serde_json::Value = serde_json::from_str(&world.read("show")).unwrap();
+    let left = show["claims"][0]["expires_in_ms"].as_u64().unwrap();
+    assert!(left > 30_000, "the job began with a lease of {left} ms");
+}
+
+/// The lock is handed over, and the store cannot be reached before that is confirmed. Whoever waits for as long as it takes
+/// is told that it lost what it never used.
+#[test]
+fn a_grant_that_runs_out_before_it_is_confirmed_is_waited_for_again() {
+    let redis = Redis::start();
+    let (world, proxy) = (World::on(redis.url()), Proxy::start(redis.addr()));
+    world.write("wait", "");
+    let mut holder = world.start(["run", "x", "-c", "while [ -e wait ]; do sleep 0.02; done"]);
+    eventually("it is held", || world.held("x"));
+    let mut command = world.clinch(["run", "x", "touch", "ran"]);
+    command.env("CLINCH_URL", format!("redis://{}", proxy.addr()));
+    let mut waiter = Running(command.spawn().unwrap());
+    eventually("it waits, and can be told", || {
+        let mut client = redis.client();
+        let channels = client.call(&["PUBSUB", "CHANNELS", "*inbox*"]).array();
+        let inbox = channels.into_iter().next().map(Reply::text);
+        let places = client.call(&["KEYS", "*:claims:*"]).array().into_iter().map(Reply::text);
+        let known: Vec<String> =
+            places.flat_map(|key| client.call(&["HVALS", &key]).array()).map(Reply::text).collect();
+        inbox.and_then(|inbox| {
+            inbox.rsplit_once(':').map(|(_, id)| known.iter().any(|known| known.contains(id)))
+        }) == Some(true)
+    });
+    // It has been told when it is looked at again, and can say nothing.
+    waiter.signal(Signal::STOP);
+    let told = proxy.forwarded(Direction::Replies);
+    std::fs::remove_file(world.path("wait")).unwrap();
+    eventually("it is granted", || world.held("x") && proxy.forwarded(Direction::Replies) > told);
+    assert_eq!(holder.code(), 0);
+    proxy.black_hole(true);
+    waiter.signal(Signal::CONT);
+    eventually("the grant has run out", || !world.held("x"));
+    let asked = proxy.accepted();
+    let mut ended = None;
+    eventually("it asks again", || {
+        ended = waiter.0.try_wait().unwrap();
+        ended.is_some() || proxy.accepted() > asked + 1
+    });
+    assert_eq!(ended, None, "it was told to wait for as long as it takes");
+    proxy.black_hole(false);
+    assert_eq!(waiter.code(), 0);
+    assert!(world.path("ran").exists());
 }

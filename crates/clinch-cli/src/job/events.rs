@@ -2,7 +2,8 @@
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::time::SystemTime;
 
 use serde::Serialize;
@@ -10,7 +11,7 @@ use serde_json::Value;
 
 use super::sys;
 use crate::exit::Failure;
-use crate::output::{rfc3339, say};
+use crate::output::{has_room, rfc3339, say};
 
 /// Where events go, if anybody asked for them.
 #[derive(Debug)]
@@ -50,8 +51,12 @@ impl Events {
         let Some(to) = &mut self.to else { return };
         let line = Line { time: rfc3339(SystemTime::now()), event, name: &self.name, more: more() };
         // One write for each line, so that processes that append to one file do not mix theirs.
-        let written = serde_json::to_string(&line).map(|line| line + "\n").map_err(std::io::Error::from);
-        if let Err(error) = written.and_then(|line| to.write_all(line.as_bytes())) {
+        let text = serde_json::to_string(&line).map(|line| line + "\n").map_err(io::Error::from);
+        let written = text.and_then(|line| match has_room(to.as_fd()) {
+            true => to.write_all(line.as_bytes()),
+            false => Err(io::Error::other("nobody reads them")),
+        });
+        if let Err(error) = written {
             say(format_args!("cannot write events any more: {error}"));
             self.to = None;
         }

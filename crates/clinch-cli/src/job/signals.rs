@@ -44,6 +44,11 @@ impl Signals {
         Ok(())
     }
 
+    /// Waits for one that asks to end.
+    pub(crate) async fn asked_to_end(&mut self) {
+        while !ENDING.contains(&self.next().await) {}
+    }
+
     /// The next signal that came.
     ///
     /// # Cancel safety

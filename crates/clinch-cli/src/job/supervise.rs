@@ -155,16 +155,16 @@ impl Supervisor<'_> {
     fn terminate(&mut self) {
         self.progress.stage = Stage::Terminated;
         self.progress.told = Some(self.env.clock().now());
-        self.report_stopping("TERM");
         self.send(Signal::TERM);
         // A stopped job would not hear it.
         self.send(Signal::CONT);
+        self.report_stopping("TERM");
     }
 
     fn kill(&mut self) {
         self.progress.stage = Stage::Killed;
-        self.report_stopping("KILL");
         self.send(Signal::KILL);
+        self.report_stopping("KILL");
     }
 
     fn report_stopping(&mut self, signal: &str) {

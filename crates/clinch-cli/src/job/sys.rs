@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal};
 use tokio::io::Interest;
@@ -63,6 +64,26 @@ pub(crate) fn die_with_parent(command: &mut Command) {
     // SAFETY: prctl and getppid are async-signal-safe, nothing allocates: an `ErrorKind` makes an error without a box.
     unsafe { command.pre_exec(tie) };
 }
+
+/// Whether stdout was open when this process began.
+pub(crate) fn has_stdout() -> bool {
+    HAS_STDOUT.load(Ordering::Relaxed)
+}
+
+static HAS_STDOUT: AtomicBool = AtomicBool::new(true);
+
+/// Looks before `main`: the standard library opens `/dev/null` in place of what is closed, and an answer would vanish there.
+// SAFETY: the section holds functions that the loader calls once, without arguments that this one needs.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOOK: extern "C" fn() = {
+    extern "C" fn look() {
+        // SAFETY: asks for a descriptor's flags, which changes nothing.
+        let is_open = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) } != -1;
+        HAS_STDOUT.store(is_open, Ordering::Relaxed);
+    }
+    look
+};
 
 /// Calls `tcsetpgrp` from a process that may be in the background, where it would be stopped for it.
 pub(crate) fn set_foreground(terminal: impl AsFd, group: Pid) -> io::Result<()> {

@@ -8,26 +8,32 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use clinch::{Env, Instant, Lane, Locks, Renew};
-use rustix::process::getppid;
+use clinch::{Env, Lane, Locks, Released, Renew};
+use rustix::process::{Signal, getppid};
 
 use super::hold::Report;
 use crate::args::{Acquire, Share, Store};
-use crate::connect::{close, connect_within};
-use crate::exit::{CONFLICT, Failure, INTERNAL, Outcome, SIGNAL_BASE};
+use crate::connect::{CLOSE_FOR, Limits, close, connect_within};
+use crate::exit::{CONFLICT, Failure, INTERNAL, Outcome, SIGNAL_BASE, UNWRITTEN};
 use crate::job::signals::Signals;
 use crate::job::sys;
-use crate::output::{LeaseJson, answer, answer_json, shell_word};
+use crate::output::{LeaseJson, answer, json, shell_word};
 use crate::request::{Request, with_lease};
 
+/// How long the answer may take to be read, and which part of the lease at most: who reads it later has little of that.
+const READ_WITHIN: Duration = Duration::from_secs(5);
+const READ_WITHIN_PART: u32 = 4;
+
 pub(crate) async fn run(store: &Store, args: &Acquire) -> Outcome {
+    if !sys::has_stdout() {
+        return Err(Failure::new(UNWRITTEN, "stdout is closed: nobody would learn which claim has the lock"));
+    }
     let env = Env::host(Lane::here()?);
-    let until = args.patience.until(env.clock().now());
-    let locks = with_lease(connect_within(&store.url, &env, until).await?, &args.lease, "")?;
-    let ttl = locks.lease_ttl();
+    let limits = Limits::of(&args.patience, &env);
+    let locks = with_lease(connect_within(store, &env, &limits).await?, &args.lease, "")?;
     let can = locks.capabilities();
     let lease = if can.detached && can.processes {
-        take(locks, args, until).await
+        take(&locks, args, &limits).await
     } else if can.crash_release && can.processes {
         // Wrong arguments are told here, where they can be explained.
         Request::new(&locks, &args.name, &args.share)?;
@@ -42,22 +48,69 @@ pub(crate) async fn run(store: &Store, args: &Acquire) -> Outcome {
         _ => failure,
     })?;
     let Report::Granted { claim, token } = report else { return Ok(INTERNAL) };
-    let name = args.name.clone();
-    if args.json {
+    let (name, ttl) = (args.name.clone(), locks.lease_ttl());
+    let text = if args.json {
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-        answer_json(&LeaseJson { name, claim, token, ttl_ms })?;
+        json(&LeaseJson { name, claim: claim.clone(), token, ttl_ms })?
     } else {
-        answer(&format!("name={} claim={claim} token={token}\n", shell_word(&name)))?;
+        format!("name={} claim={claim} token={token}\n", shell_word(&name))
+    };
+    let why = match hand_over(text, READ_WITHIN.min(ttl / READ_WITHIN_PART)).await {
+        Ok(()) => return Ok(0),
+        Err(why) => why,
+    };
+    let freed = give_back(&locks, args, &claim).await;
+    Err(match why {
+        Unread::Failed(why) => Failure::new(UNWRITTEN, format!("{}; {freed}", why.message)),
+        Unread::Signalled(signal) => ended_by(signal),
+    })
+}
+
+/// Why nobody knows of a lease.
+enum Unread {
+    Failed(Failure),
+    Signalled(Signal),
+}
+
+/// Writes the answer. Where nobody reads, this thread may not wait: only it can give the lock back.
+async fn hand_over(text: String, within: Duration) -> Result<(), Unread> {
+    let failed =
+        |error: &dyn std::fmt::Display| Unread::Failed(Failure::system("cannot write the answer", error));
+    let mut signals = Signals::ending().map_err(|error| failed(&error))?;
+    let written = tokio::task::spawn_blocking(move || answer(&text));
+    tokio::select! {
+        biased;
+        written = written => written.map_err(|error| failed(&error))?.map_err(Unread::Failed),
+        signal = signals.next() => Err(Unread::Signalled(signal)),
+        () = tokio::time::sleep(within) => Err(failed(&"nobody reads it")),
     }
-    Ok(0)
+}
+
+/// Releases what nobody knows of; says whether that was done.
+async fn give_back(locks: &Locks, args: &Acquire, claim: &str) -> String {
+    let name = &args.name;
+    let released = async { locks.release_detached(name, claim.parse()?).await };
+    match tokio::time::timeout(CLOSE_FOR, released).await {
+        Ok(Ok(Released::Released | Released::AlreadyLost(_))) => format!("lock \"{name}\" was released"),
+        _ => format!(
+            "lock \"{name}\" stays taken until its lease ends, or until `clinch release {} {claim}`",
+            shell_word(name)
+        ),
+    }
+}
+
+/// Ends by a signal, where the kernel lets us.
+fn ended_by(signal: Signal) -> Failure {
+    sys::die_by(signal);
+    Failure::new(SIGNAL_BASE.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0)), "")
 }
 
 /// Takes a lease and leaves it in the store.
-async fn take(locks: Locks, args: &Acquire, until: Option<Instant>) -> Result<Report, Failure> {
-    let locks = locks.renew(Renew::Never);
+async fn take(locks: &Locks, args: &Acquire, limits: &Limits) -> Result<Report, Failure> {
+    let locks = locks.clone().renew(Renew::Never);
     let request = Request::new(&locks, &args.name, &args.share)?;
     let mut signals = Signals::ending().map_err(|error| Failure::system("cannot catch signals", error))?;
-    let left = async { request.acquire(until).await?.detach().await };
+    let left = limits.keep(async { request.acquire(limits).await?.detach().await });
     let taken = tokio::select! {
         biased;
         lease = left => Ok(lease),
@@ -74,10 +127,7 @@ async fn take(locks: Locks, args: &Acquire, until: Option<Instant>) -> Result<Re
     let _ = close(&locks).await;
     Err(match failed {
         Ok(error) => error.into(),
-        Err(signal) => {
-            sys::die_by(signal);
-            Failure::new(SIGNAL_BASE.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0)), "")
-        }
+        Err(signal) => ended_by(signal),
     })
 }
 

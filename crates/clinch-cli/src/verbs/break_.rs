@@ -8,7 +8,7 @@ use clinch::backend::{ClaimState, Freed};
 use crate::args::{Break, Store};
 use crate::connect::connect;
 use crate::exit::{Failure, NOBODY, Outcome};
-use crate::output::{ResultJson, answer, answer_json, describe, say};
+use crate::output::{ResultJson, answer, describe, json, say};
 
 pub(crate) async fn run(store: &Store, args: &Break) -> Outcome {
     let only = args.claim.as_deref().map(str::parse::<ClaimId>).transpose()?;
@@ -24,17 +24,16 @@ pub(crate) async fn run(store: &Store, args: &Break) -> Outcome {
         say("nothing was done");
         return Ok(NOBODY);
     }
-    let mut results = Vec::new();
-    // All at once: to be told takes each holder its time.
+    // All at once, since to be told takes each holder its time; and all of them before anything is told here.
     let evict = |victim: &ClaimState| {
         let (locks, name, id) = (locks.clone(), args.name.clone(), victim.id);
         tokio::spawn(async move { locks.evict(&name, id).await })
     };
     let evictions: Vec<_> = victims.iter().map(evict).collect();
-    let mut failure = None;
+    let (mut text, mut results, mut failure) = (String::new(), Vec::new(), None);
     for (victim, eviction) in victims.iter().zip(evictions) {
-        let freed = eviction.await.map_err(|error| Failure::system("cannot wait for an eviction", error))?;
-        let result = match freed {
+        let freed = eviction.await.map_err(|error| Failure::system("cannot wait for an eviction", error));
+        let result = match freed.and_then(|freed| Ok(freed?)) {
             Ok(Freed::Removed) => "evicted",
             Ok(Freed::Absent) => "gone",
             Err(error) => {
@@ -42,15 +41,18 @@ pub(crate) async fn run(store: &Store, args: &Break) -> Outcome {
                 "failed"
             }
         };
-        if !args.json {
-            answer(&format!("{result}: {}\n", describe(victim)))?;
-        }
+        text += &format!("{result}: {}\n", describe(victim));
         results.push(ResultJson::new(&args.name, victim.id, result));
     }
-    if args.json {
-        answer_json(&results)?;
+    let written = answer(&if args.json { json(&results)? } else { text.clone() });
+    if let Err(unwritten) = written {
+        say(format_args!("lock \"{}\": {}", args.name, text.trim_end().replace('\n', "; ")));
+        // That somebody still has the lock is the worse news.
+        let Some(failure) = failure else { return Err(unwritten) };
+        say(unwritten.message);
+        return Err(failure);
     }
-    failure.map_or(Ok(0), |error| Err(error.into()))
+    failure.map_or(Ok(0), Err)
 }
 
 /// Shows the victims and asks, where there is somebody to ask.

@@ -11,7 +11,7 @@ use rustix::process::{Pid, getppid, setsid};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{Hold, Store};
-use crate::connect::close;
+use crate::connect::{Limits, close, connect_within};
 use crate::exit::{Failure, Outcome, USAGE};
 use crate::job::sys::ProcessEnd;
 use crate::request::{Request, with_lease};
@@ -65,13 +65,14 @@ impl Holder {
         }
         let bound_to = end_of(args.for_pid)?;
         let env = Env::host(Lane::here()?);
+        let limits = Limits::of(&args.patience, &env);
         let label = format!("acquired for pid {}", args.for_pid);
-        let locks = with_lease(Locks::connect(&store.url, env.clone()).await?, &args.lease, &label)?;
-        let outside = Locks::connect(&store.url, env.clone()).await?;
+        let locks = with_lease(connect_within(store, &env, &limits).await?, &args.lease, &label)?;
+        let outside = connect_within(store, &env, &limits).await?;
         let request = Request::new(&locks, &args.name, &args.share)?;
         let guard = tokio::select! {
             biased;
-            guard = request.acquire(args.patience.until(env.clock().now())) => guard?,
+            guard = request.acquire(&limits) => guard?,
             () = asker.ended() => return Ok(None),
         };
         let ttl = locks.lease_ttl();

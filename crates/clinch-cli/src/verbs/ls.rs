@@ -3,14 +3,14 @@
 use crate::args::{Ls, Store};
 use crate::connect::connect;
 use crate::exit::Outcome;
-use crate::output::{LockJson, answer, answer_json, table};
+use crate::output::{LockJson, json, show, table};
 
 pub(crate) async fn run(store: &Store, ls: &Ls) -> Outcome {
     let locks = connect(store).await?.list(&ls.prefix).await?;
     if ls.json {
-        answer_json(&locks.iter().map(LockJson::from).collect::<Vec<_>>())?;
+        show(&json(&locks.iter().map(LockJson::from).collect::<Vec<_>>())?)?;
     } else if !locks.is_empty() {
-        answer(&table(&locks))?;
+        show(&table(&locks))?;
     }
     Ok(0)
 }

@@ -4,7 +4,7 @@ use clap::CommandFactory;
 
 use crate::args::{Cli, Man};
 use crate::exit::{Failure, Outcome};
-use crate::output::answer;
+use crate::output::show;
 
 pub(crate) fn run(args: &Man) -> Outcome {
     let mut command = Cli::command();
@@ -21,6 +21,6 @@ pub(crate) fn run(args: &Man) -> Outcome {
     clap_mangen::Man::new(command)
         .render(&mut page)
         .map_err(|error| Failure::system("cannot write the page", error))?;
-    answer(&String::from_utf8_lossy(&page))?;
+    show(&String::from_utf8_lossy(&page))?;
     Ok(0)
 }

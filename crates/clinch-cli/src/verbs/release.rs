@@ -3,16 +3,16 @@
 use clinch::Released;
 
 use crate::args::{Release, Store};
-use crate::connect::connect;
+use crate::connect::ask;
 use crate::exit::{Failure, LOST, Outcome};
-use crate::output::{ResultJson, answer_json};
+use crate::output::{ResultJson, answer, json};
 
 pub(crate) async fn run(store: &Store, args: &Release) -> Outcome {
     let claim = args.claim.parse()?;
-    let released = connect(store).await?.release_detached(&args.name, claim).await?;
+    let released = ask(store, async |locks| locks.release_detached(&args.name, claim).await).await?;
     let result = if released == Released::Released { "released" } else { "lost" };
     if args.json {
-        answer_json(&ResultJson::new(&args.name, claim, result))?;
+        answer(&json(&ResultJson::new(&args.name, claim, result))?)?;
     }
     match released {
         Released::Released => Ok(0),

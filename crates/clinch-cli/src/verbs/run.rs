@@ -4,13 +4,13 @@ use std::os::unix::process::CommandExt;
 use std::pin::pin;
 use std::time::Duration;
 
-use clinch::{Capabilities, ClaimId, Env, Guard, Instant, Lane, Locks, Released};
+use clinch::{Capabilities, ClaimId, Env, ErrorKind, Guard, Instant, Lane, Locks, Released};
 use rustix::process::{Signal, getpid, set_child_subreaper};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{OnLost, Orphans, Run, Store};
-use crate::connect::{block_on, close, connect_within};
+use crate::connect::{CLOSE_FOR, Limits, block_on, close, connect_within};
 use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::events::Events;
 use crate::job::loss::Plan;
@@ -47,10 +47,11 @@ struct Session<'a> {
     run: &'a Run,
     env: Env,
     locks: Locks,
-    /// Until when to wait for the lock.
-    until: Option<Instant>,
+    limits: Limits,
     plan: Plan,
     events: Events,
+    /// Whether we were asked to end after the job had ended.
+    is_hurried: bool,
 }
 
 /// What became of waiting.
@@ -63,9 +64,9 @@ impl<'a> Session<'a> {
     async fn open(store: &'a Store, run: &'a Run) -> Result<Session<'a>, Failure> {
         let events = Events::open(run.events.as_deref(), &run.name)?;
         let env = Env::host(Lane::here()?);
+        let limits = Limits::of(&run.patience, &env);
         // A job is not lost with others: nothing else hangs on its lease.
-        let until = run.patience.until(env.clock().now());
-        let locks = connect_within(&store.url, &env, until).await?.isolated();
+        let locks = connect_within(store, &env, &limits).await?.isolated();
         let can = locks.capabilities();
         refuse_to_linger(run, can)?;
         let ttl = can.expiry.then(|| run.lease.ttl.unwrap_or_else(|| locks.lease_ttl()));
@@ -74,7 +75,7 @@ impl<'a> Session<'a> {
         if let Some(time) = run.max_hold {
             locks = locks.max_hold(time)?;
         }
-        Ok(Session { store, run, env, locks, until, plan, events })
+        Ok(Session { store, run, env, locks, limits, plan, events, is_hurried: false })
     }
 
     async fn run(mut self) -> Outcome {
@@ -97,16 +98,13 @@ impl<'a> Session<'a> {
         let since = self.env.clock().now();
         self.report_acquired(&guard);
         let outcome = self.hold(&guard, &mut signals).await;
-        let outcome = self.finish(guard, since, outcome).await;
-        // Whatever is still being released in the background; its lease would end it otherwise.
-        let _ = close(&self.locks).await;
-        outcome
+        self.finish(guard, since, outcome, &mut signals).await
     }
 
     /// Waits for the lock, or until a signal asks us to end.
     async fn acquire(&mut self, signals: &mut Signals) -> Result<Waited, Failure> {
         let request = Request::new(&self.locks, &self.run.name, &self.run.share)?;
-        let mut granted = pin!(request.acquire(self.until));
+        let mut granted = pin!(request.acquire(&self.limits));
         let tells = !self.run.patience.no_wait && (self.events.wanted() || self.run.verbose);
         let mut waiting = pin!(tokio::time::sleep(CALLED_WAITING));
         let mut told = !tells;
@@ -148,10 +146,8 @@ impl<'a> Session<'a> {
         let mut deaths = signal(SignalKind::child()).map_err(cannot_listen)?;
         let terminal = Terminal::on_stdin();
         let child = spawn::start(command, guard, terminal.as_ref())?;
-        if let (Some(turn), Some(period)) = (turn, self.run.once_per) {
-            // Now, not at the end: the run counts even if nobody lives to see its end.
-            turn.release_closed(period).await?;
-        }
+        // Now, not at the end: the run counts even if nobody lives to see its end.
+        let counted = count(turn, self.run);
         let supervisor = Supervisor {
             env: &self.env,
             guard,
@@ -163,7 +159,22 @@ impl<'a> Session<'a> {
             adopts,
             progress: Progress::default(),
         };
-        Ok(supervisor.supervise(signals, &mut deaths).await)
+        // Whatever becomes of that, the job has to be stopped when its lock is lost.
+        let mut counted = pin!(counted);
+        let ended = {
+            let mut supervised = pin!(supervisor.supervise(signals, &mut deaths));
+            tokio::select! {
+                biased;
+                () = &mut counted => return Ok(supervised.await),
+                ended = &mut supervised => ended,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = counted => {}
+            () = signals.asked_to_end() => self.is_hurried = true,
+        }
+        Ok(ended)
     }
 
     /// With `--once-per`, takes the lock that stays closed until the job may run again.
@@ -184,13 +195,35 @@ impl<'a> Session<'a> {
     }
 
     /// Releases the lock after the job, and finds the exit code.
-    async fn finish(&mut self, guard: Guard, since: Instant, outcome: Result<Ended, Failure>) -> Outcome {
+    async fn finish(
+        &mut self,
+        guard: Guard,
+        since: Instant,
+        outcome: Result<Ended, Failure>,
+        signals: &mut Signals,
+    ) -> Outcome {
         let held = self.env.clock().now().since(since);
         // A job that never began need not be kept from the others.
         let linger = self.run.min_hold.filter(|_| outcome.is_ok()).unwrap_or_default().saturating_sub(held);
         let deaf = self.run.on_lost == OnLost::Ignore;
         let mut lost = outcome.as_ref().is_ok_and(|ended| ended.stopped);
-        match guard.release_closed(linger).await {
+        // Who asks us to end does not wait for a store that does not answer; nor does anybody for a job that never began.
+        let hurried = async {
+            if outcome.is_ok() && !self.is_hurried {
+                signals.asked_to_end().await;
+            }
+            tokio::time::sleep(CLOSE_FOR).await;
+        };
+        let released = tokio::select! {
+            biased;
+            released = guard.release_closed(linger) => {
+                // Whatever is still being released in the background; its lease would end it otherwise.
+                let _ = close(&self.locks).await;
+                released
+            }
+            () = hurried => Err(clinch::Error::new(ErrorKind::Unknown, "the store did not answer in time")),
+        };
+        match released {
             Ok(Released::Released) => {
                 let closed = u64::try_from(linger.as_millis()).unwrap_or(u64::MAX);
                 self.events.emit("released", || json!({ "closed_ms": closed }));
@@ -215,7 +248,7 @@ impl<'a> Session<'a> {
     /// Runs the command in place of us, under the lock that an outer job holds.
     async fn reenter(&mut self, outer: ClaimId) -> Outcome {
         let Run { name, share, .. } = self.run;
-        let state = self.locks.state(name).await?;
+        let state = self.limits.keep(self.locks.state(name)).await?;
         let claims = state.map(|state| state.claims).unwrap_or_default();
         let Some(claim) = claims.iter().find(|claim| claim.id == outer && claim.granted) else {
             return Err(Failure::new(LOST, format!("the job around this one has lost lock \"{name}\"")));
@@ -254,6 +287,15 @@ impl<'a> Session<'a> {
         if self.run.verbose {
             say(format_args!("lock \"{}\": {}", self.run.name, what()));
         }
+    }
+}
+
+/// With `--once-per`, keeps the lock of the turn closed for that time.
+async fn count(turn: Option<Guard>, run: &Run) {
+    let (Some(turn), Some(period)) = (turn, run.once_per) else { return };
+    if let Err(error) = turn.release_closed(period).await {
+        let name = &run.name;
+        say(format_args!("could not note that \"{name}\" ran; it may run again before its time: {error}"));
     }
 }
 

@@ -1,14 +1,14 @@
 //! `clinch show`: one lock, and by the exit code whether anybody holds it.
 
 use crate::args::{Show, Store};
-use crate::connect::connect;
+use crate::connect::ask;
 use crate::exit::{NOBODY, Outcome};
-use crate::output::{LockJson, answer, answer_json, describe, local};
+use crate::output::{self, LockJson, describe, json, local};
 
 pub(crate) async fn run(store: &Store, show: &Show) -> Outcome {
-    let state = connect(store).await?.state(&show.name).await?;
+    let state = ask(store, async |locks| locks.state(&show.name).await).await?;
     if show.json {
-        answer_json(&state.as_ref().map(LockJson::from))?;
+        output::show(&json(&state.as_ref().map(LockJson::from))?)?;
     } else {
         let mut text = String::new();
         for claim in state.iter().flat_map(|state| &state.claims) {
@@ -27,7 +27,7 @@ pub(crate) async fn run(store: &Store, show: &Show) -> Outcome {
         if text.is_empty() {
             text.push_str("free\n");
         }
-        answer(&text)?;
+        output::show(&text)?;
     }
     let held = state.is_some_and(|state| state.claims.iter().any(|claim| claim.granted));
     Ok(if held { 0 } else { NOBODY })

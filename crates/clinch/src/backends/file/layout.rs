@@ -217,6 +217,12 @@ impl Record {
         self.until.is_some_and(|until| until <= now.as_nanos())
     }
 
+    /// The process that holds it, where that is another than the one that `asks` and gave it no end: it would keep to none.
+    pub(super) fn is_kept_otherwise(&self, asks: &Claim) -> Option<u32> {
+        let is_other = self.until.is_none() && self.owner.pid != asks.owner.pid;
+        is_other.then_some(self.owner.pid)
+    }
+
     /// Whether its holder knows that it is ending.
     pub(super) fn was_told(&self) -> bool {
         self.told

@@ -119,15 +119,21 @@ impl File {
         let world = self.world(&claim.name);
         let Some(file) = self.open(&world.file, false)? else { return Ok(gone()) };
         let held = file.hold_or_fail(&world)?;
-        let mut old = None;
+        let (mut old, mut kept_by) = (None, None);
         let changed = held.change(&claim.name, claim.id, |record| {
             old = record.until;
             let now = self.env.now();
+            // A holder whose process has given its claim no end looks at none.
+            kept_by = record.is_kept_otherwise(claim);
             // Once that time has passed it is never moved: its holder may be letting go.
-            if !record.has_run_out(now) {
+            if kept_by.is_none() && !record.has_run_out(now) {
                 record.until = Some((now + claim.ttl).as_nanos());
             }
         })?;
+        if let Some(pid) = kept_by {
+            let message = format!("lock \"{}\" is held for as long as process {pid} holds it", claim.name);
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
         // The holder may have looked before the new time was written, but not before the old one had passed.
         let in_time = old.is_none_or(|old| self.env.now().as_nanos() < old);
         if changed.is_some() && !in_time {
