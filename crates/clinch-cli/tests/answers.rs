@@ -1,5 +1,7 @@
 //! Answers that cannot be written: what was done all the same, and what was taken in vain.
 
+#![allow(clippy::unwrap_used, reason = "test code")]
+
 mod common;
 
 use std::fs::File;

@@ -1,5 +1,7 @@
 //! Servers that hang: nobody waits for them for longer than was asked for, or than the help says.
 
+#![allow(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "test code")]
+
 mod common;
 
 use std::net::TcpListener;
