@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use clinch::backend::Freed;
 use clinch::{ErrorKind, Guard, Locks, LossKind, Released};
-use clinch_testkit::{Proxy, Redis, Reply};
+use clinch_testkit::{Proxy, Redis, RedisBuilder, Reply};
 
 mod common;
 
@@ -23,6 +23,8 @@ use common::{PATIENCE, eventually, lock, queue, unique};
 
 #[path = "redlock_faults/clocks.rs"]
 mod clocks;
+#[path = "redlock_faults/durable.rs"]
+mod durable;
 #[path = "redlock_faults/late.rs"]
 mod late;
 #[path = "redlock_faults/minority.rs"]
@@ -41,8 +43,7 @@ struct Servers(Vec<Redis>);
 impl Servers {
     /// Some that may vote at once, since they forget nothing.
     fn durable(count: usize) -> Servers {
-        let server = || Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "always").start();
-        Servers((0..count).map(|_| server()).collect())
+        Servers((0..count).map(|_| durable().start()).collect())
     }
 
     /// Some that forget everything when they restart.
@@ -69,6 +70,10 @@ impl Servers {
         let what = format!("nothing is left of {name}");
         eventually(&what, async || self.with_key(name).is_empty().then_some(())).await;
     }
+}
+
+fn durable() -> RedisBuilder {
+    Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "always")
 }
 
 fn url_of(hosts: impl Iterator<Item = String>, query: &str) -> String {

@@ -14,9 +14,9 @@ use super::*;
 
 /// A network whose connections lead through proxies, and past them when told so.
 #[derive(Debug)]
-struct Detour {
-    proxies: HashMap<u16, SocketAddr>,
-    past: AtomicBool,
+pub(super) struct Detour {
+    pub(super) proxies: HashMap<u16, SocketAddr>,
+    pub(super) past: AtomicBool,
 }
 
 #[async_trait]

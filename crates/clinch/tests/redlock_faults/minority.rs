@@ -1,4 +1,4 @@
-//! Servers that hang, are slow, or are gone.
+//! Servers that hang, are slow, are gone, or break off in the middle.
 
 use std::future::IntoFuture;
 
@@ -312,4 +312,34 @@ async fn an_eviction_that_reached_a_minority_takes_nothing() {
     guard.extend(LONG_TTL).await.unwrap();
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     servers.expect_no_key(&name).await;
+}
+
+/// P7: what a script did before it broke off is the claim's, and leaves with it.
+#[tokio::test]
+async fn a_vote_whose_script_broke_off_is_taken_back() {
+    let servers = Servers::durable(3);
+    let locks = servers.connect().await;
+    drop(lock(&locks, &unique("warm")).await);
+    for broken in [1, 2] {
+        for server in &servers.0[..broken] {
+            // The lock's key is written first.
+            server.call(&["DEL", "clinch:~{fence}"]);
+            server.call(&["LPUSH", "clinch:~{fence}", "no token"]);
+        }
+        let name = unique("broke-off");
+        let mutex = locks.mutex(&name).unwrap();
+        match broken {
+            1 => {
+                let guard = lock(&locks, &name).await;
+                eventually("all have the key", async || (servers.with_key(&name).len() == 3).then_some(()))
+                    .await;
+                assert_eq!(guard.release().await.unwrap(), Released::Released);
+            }
+            _ => {
+                let error = mutex.try_lock().await.expect_err("granted without a token");
+                assert!(chain(&error).contains("WRONGTYPE"), "{}", chain(&error));
+            }
+        }
+        servers.expect_no_key(&name).await;
+    }
 }

@@ -102,6 +102,39 @@ async fn a_server_that_was_told_too_little_is_told_the_rest() {
     .await;
 }
 
+/// Two that came back empty, while the only other one that knows the last token is away, have nothing to tell each other.
+#[tokio::test]
+async fn servers_that_were_told_too_little_do_not_count_each_other() {
+    const LAST: &str = "9000000000000000";
+    let servers = Servers::forgetful(5);
+    let url = servers.url("max_ttl=4s");
+    let told = |server: &Redis| {
+        let left = "return redis.call('GET', redis.call('KEYS', 'clinch:~{voucher}:*')[1] or '') or ''";
+        let left = server.call(&["EVAL", left, "0"]).text();
+        left.split(' ').nth(2).map_or(0, |told| u64::from_str_radix(told, 16).unwrap().count_ones())
+    };
+    eventually("each was given the tokens of three others", async || {
+        drop(clinch::connect(&url).await.unwrap());
+        servers.0.iter().all(|server| told(server) >= 3).then_some(())
+    })
+    .await;
+    servers.0[4].call(&["SET", "clinch:~{fence}", LAST]);
+    servers.0[4].pause();
+    servers.0[..2].iter().for_each(Redis::restart);
+    eventually("those who came back are given the others'", async || {
+        drop(clinch::connect(&url).await.unwrap());
+        servers.0[..2].iter().all(|server| told(server) >= 2).then_some(())
+    })
+    .await;
+    servers.0[4].resume();
+    eventually("they are given the last token, too", async || {
+        drop(clinch::connect(&url).await.unwrap());
+        let has = |server: &Redis| server.call(&["GET", "clinch:~{fence}"]) == Reply::Text(LAST.into());
+        servers.0[..2].iter().all(has).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn another_server_under_the_same_address_does_not_help_a_second_holder() {
     let servers = Servers::forgetful(4);

@@ -16,7 +16,7 @@
 //! | key of the URL | means | default |
 //! | --- | --- | --- |
 //! | `max_ttl=` | 100 ms to 24 h: the longest TTL, and for how long a server that may have forgotten locks does not vote; the same for all clients | 30 s |
-//! | `durable=on` | the servers keep what they acknowledged over a restart (`appendonly yes`, `appendfsync always`), so they vote at once | `off` |
+//! | `durable=on` | the servers keep what they acknowledged over a restart (`appendonly yes`, `appendfsync always`), so they vote at once, unless a clock was set | `off` |
 //! | `fencing=off` | no tokens; where servers disagree on one, that saves a round trip | `on` |
 //! | `min_validity=` | what must be left of a lease when it is granted | 0 |
 //! | `prefix=`, `eviction=`, `protocol=`, `ca=`, `cert=`, `key=` | as for [`redis://`](super) | |
@@ -51,7 +51,7 @@
 //! Claims ask for a token slightly ahead of the clocks of a quorum; servers mostly agree on it, so that the write-back is not needed,
 //! and one whose clock is ahead does not pull the tokens along. A server that restarts is given the last tokens of
 //! the others, by every client that meets one whose token it was not given yet, until it has those of so many that one of each
-//! quorum is among them. Where some are away for good it votes all the same after `max_ttl=`. So tokens can fall by a double fault: a
+//! quorum is among them; one that has yet to be told itself does not count, as long as a majority need not. Where some are away for good it votes all the same after `max_ttl=`. So tokens can fall by a double fault: a
 //! server restarts empty while another, the only one left that knows the last token, is away until the first votes again, and the clocks
 //! of the others are behind the one that the token came from.
 //!
@@ -80,7 +80,8 @@
 //! `durable=on` looks at `appendfsync` where the user may (`+config|get`), and is believed where not.
 //!
 //! `client|kill` ends connections of ours alone: it makes sure that a claim on its way over one that broke does not arrive
-//! after its own release. Without that right the release is repeated for 7 s.
+//! after its own release. Without that right the release is repeated for 7 s; should one of these be on its way for longer than that, it takes
+//! along what the same claim has got from that server meanwhile.
 //!
 //! # In the store
 //!
@@ -88,7 +89,7 @@
 //! | --- | --- | --- |
 //! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry; `<claim id>!<token> ...` of one that was evicted and has not let go |
 //! | `clinch:~{fence}` | string | the last token of the server; without an expiry |
-//! | `clinch:~{voucher}:<hash>` | string | what clients of one group saw of the server: `<servers>?prefix=..&max_ttl=..&drift=..&durable=..&fencing=..`, what they have in common; `<run>`, the server's `run_id` and `master_replid`; a hexadecimal number, with one bit for each server, in the order of their addresses, whose last token it was given; and for each other server `<its run>=<since>,<compared>,<ahead at least>,<ahead at most>` in µs; gone 30 days after its last use |
+//! | `clinch:~{voucher}:<hash>` | string | what clients of one group saw of the server: `<servers>?prefix=..&max_ttl=..&drift=..&durable=..&fencing=..`, what they have in common; `<run>`, the server's `run_id` and `master_replid`; a hexadecimal number, with one bit for each server, in the order of their addresses, whose last token it was given; and for each other server `<its run>=<since>,<compared>,<ahead at least>,<ahead at most>` in µs, with its address in place of its run where `durable=on`; gone 30 days after its last use |
 
 mod claims;
 mod free;

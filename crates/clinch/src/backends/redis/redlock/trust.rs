@@ -99,14 +99,17 @@ impl Trust {
         }
     }
 
-    /// How far the clocks of the others are ahead of a server's, as far as they were read lately.
+    /// How far the clocks of the others are ahead of a server's, as far as they were read lately, by what a voucher calls them.
     fn leads(&self, of: usize, clock: Offset, now: Instant) -> Vec<(String, Lead)> {
-        let evenness = self.terms.evenness;
+        let Terms { evenness, durable, .. } = self.terms;
         let others = self.nodes.iter().enumerate().filter(|(at, _)| *at != of);
         let mut leads: Vec<(String, Lead)> = others
-            .filter_map(|(_, node)| node.acquaintance())
-            .filter(|met| !met.run.is_empty() && met.clock.is_fresh(now))
-            .map(|met| (met.run, met.clock.ahead_of(clock, now, evenness)))
+            .filter_map(|(_, node)| Some((node, node.acquaintance()?)))
+            .filter(|(_, met)| !met.run.is_empty() && met.clock.is_fresh(now))
+            .map(|(node, met)| {
+                let name = if durable { node.address.to_string() } else { met.run };
+                (name, met.clock.ahead_of(clock, now, evenness))
+            })
             .collect();
         leads.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         leads.dedup_by(|(one, _), (other, _)| one == other);
@@ -176,7 +179,7 @@ impl Trust {
             let known = met.left.voucher.as_ref();
             let told = Voucher::told(known, &met.run);
             let learns = self.rules.fencing && !self.is_enough(told);
-            let learn = learns && self.others_met(at, now) & !told != 0;
+            let learn = learns && self.tellers(now) & !self.name(at) & !told != 0;
             let word = Voucher::renewed(known, &self.view(&met, &leads, now), learn, self.terms)?;
             Some(News { at, run: met.run, before: met.left.text, word, learns })
         };
@@ -189,11 +192,25 @@ impl Trust {
         told.count_ones() as usize > self.nodes.len() - quorum(self.nodes.len())
     }
 
-    /// The others that were met, and were there lately.
-    fn others_met(&self, of: usize, now: Instant) -> u64 {
-        let others = self.nodes.iter().zip(&self.names).enumerate().filter(|(at, _)| *at != of);
-        let there = |node: &Node| node.acquaintance().is_some_and(|met| met.clock.is_fresh(now));
-        others.filter(|(_, (node, _))| there(node)).fold(0, |met, (_, (_, name))| met | name)
+    /// The servers that were there lately and know all tokens that they must: those that have themselves been given enough fences.
+    /// Where a majority has not, as on new servers, nobody knows more than they do.
+    fn tellers(&self, now: Instant) -> u64 {
+        let (mut all, mut complete) = (0, 0_u64);
+        let mut incomplete = 0;
+        for (node, name) in self.nodes.iter().zip(&self.names) {
+            let Some(met) = node.acquaintance().filter(|met| met.clock.is_fresh(now)) else { continue };
+            all |= name;
+            match self.is_enough(Voucher::told(met.left.voucher.as_ref(), &met.run)) {
+                true => complete |= name,
+                false => incomplete += 1,
+            }
+        }
+        if incomplete >= quorum(self.nodes.len()) { all } else { complete }
+    }
+
+    /// What a server is called in vouchers.
+    fn name(&self, at: usize) -> u64 {
+        self.names.get(at).copied().unwrap_or(0)
     }
 
     async fn tell(&self, news: Vec<News>) {
@@ -202,16 +219,17 @@ impl Trust {
             false => Vec::new(),
         };
         let fence = fences.iter().map(|(_, fence)| *fence).max().unwrap_or(0);
+        let heard = fences.iter().fold(0, |all, (other, _)| all | self.name(*other));
+        // Known only now: one may have restarted until it was asked.
+        let tellers = self.tellers(self.env.now());
         let mut round = Round::new(&self.env, self.nodes.len());
         for News { at, run, before, mut word, learns } in news {
             let Some(node) = self.nodes.get(at).cloned() else { continue };
-            let others = fences.iter().filter(|(other, _)| *other != at);
-            word.voucher.told |=
-                others.filter_map(|(other, _)| self.names.get(*other)).fold(0, |all, name| all | name);
+            let heard = heard & !self.name(at);
+            word.voucher.told |= heard & tellers;
             // Some are needed at least. What the others know it is told by whoever meets them: they may be away for good.
-            if learns
-                && (word.voucher.told.count_ones() as usize) < self.nodes.len() - quorum(self.nodes.len())
-            {
+            let enough = self.nodes.len() - quorum(self.nodes.len());
+            if learns && ((word.voucher.told | heard).count_ones() as usize) < enough {
                 self.due.store(0, Ordering::Relaxed);
                 continue;
             }

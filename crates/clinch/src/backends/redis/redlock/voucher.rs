@@ -27,8 +27,8 @@ pub(super) struct Voucher {
 /// Another server, whose clock the server's was compared with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Witness {
-    /// Its run.
-    run: String,
+    /// Its run; of servers that forget nothing, its address: their clocks outlive a restart.
+    of: String,
     /// Since when the two clocks have run evenly, and when they were compared last: on the server's clock, in microseconds.
     since: u64,
     at: u64,
@@ -36,7 +36,7 @@ struct Witness {
     lead: Lead,
 }
 
-/// What a client sees at a moment: the server's clock, and how far those of others are ahead, by run.
+/// What a client sees at a moment: the server's clock, and how far those of others are ahead, by what [`Witness`]es are called.
 pub(super) struct View<'a> {
     pub(super) run: &'a str,
     /// What the server's clock reads at least and at most, in microseconds.
@@ -81,10 +81,10 @@ impl Voucher {
         let run = words.next()?.to_owned();
         let told = u64::from_str_radix(words.next()?, 16).ok()?;
         let witness = |word: &str| {
-            let (run, numbers) = word.split_once('=')?;
+            let (of, numbers) = word.split_once('=')?;
             let mut numbers = numbers.split(',');
             Some(Witness {
-                run: run.to_owned(),
+                of: of.to_owned(),
                 since: numbers.next()?.parse().ok()?,
                 at: numbers.next()?.parse().ok()?,
                 lead: Lead { least: numbers.next()?.parse().ok()?, most: numbers.next()?.parse().ok()? },
@@ -113,19 +113,16 @@ impl Voucher {
         match left.get(terms.witnesses - 1) {
             Some(left) => Word::In(*left),
             None if apart => Word::Apart,
-            // What was never looked after before has forgotten nothing. But where no other clock was read lately, its own may have
-            // been set meanwhile.
-            None if terms.durable && (unseen || !view.leads.is_empty()) => {
-                Word::In(left.last().copied().unwrap_or_default())
-            }
+            // What forgets nothing and was never compared with others votes at once. Later its clock may have been set.
+            None if terms.durable && unseen => Word::In(Duration::ZERO),
             None => Word::Unknown,
         }
     }
 
     /// The witnesses that are there now.
     fn met<'a>(&'a self, leads: &'a [(String, Lead)]) -> impl Iterator<Item = (&'a Witness, &'a Lead)> {
-        let lead_of = |run: &str| leads.iter().find(|(other, _)| other == run).map(|(_, lead)| lead);
-        self.witnesses.iter().filter_map(move |witness| Some((witness, lead_of(&witness.run)?)))
+        let lead_of = |of: &str| leads.iter().find(|(other, _)| other == of).map(|(_, lead)| lead);
+        self.witnesses.iter().filter_map(move |witness| Some((witness, lead_of(&witness.of)?)))
     }
 
     /// The servers whose fences this run was given already.
@@ -147,17 +144,16 @@ impl Voucher {
         let told = Voucher::told(known, &run);
         let mut is_new = learn || known.is_none_or(|known| known.run != run);
         let mut is_old = false;
-        // Of servers that forget nothing, only a clock that was set is held against them.
-        let durably = witnesses.iter().map(|witness| witness.since).max().unwrap_or(0);
-        for (other, lead) in view.leads.iter().filter(|(_, lead)| lead.is_close(evenness)) {
-            let met = |since| Witness { run: other.clone(), since, at: view.latest, lead: *lead };
-            let Some(witness) = witnesses.iter_mut().find(|witness| witness.run == *other) else {
-                witnesses.push(met(if durable { durably } else { view.latest }));
-                is_new = true;
-                continue;
-            };
+        let close = view.leads.iter().filter(|(_, lead)| lead.is_close(evenness));
+        let (known, strange): (Vec<_>, Vec<_>) =
+            close.partition(|(other, _)| witnesses.iter().any(|witness| witness.of == *other));
+        let mut agreed = 0;
+        for (other, lead) in known {
+            let Some(witness) = witnesses.iter_mut().find(|witness| witness.of == *other) else { continue };
+            let met = |since| Witness { of: other.clone(), since, at: view.latest, lead: *lead };
             match witness.agrees(*lead, view, evenness) {
                 Some(true) => {
+                    agreed += 1;
                     let age = Duration::from_micros(view.earliest.saturating_sub(witness.at));
                     is_old |= age > evenness.max_ttl;
                     *witness = met(witness.since);
@@ -169,6 +165,20 @@ impl Voucher {
                 }
             }
         }
+        // Of servers that forget nothing, only a clock that was set is held against them: as long as it agrees with enough of
+        // those that it was compared with before, one more knows as much as these.
+        let since = match witnesses.iter().map(|witness| witness.since).max() {
+            None if durable => 0,
+            Some(since) if durable && agreed >= terms.witnesses => since,
+            _ => view.latest,
+        };
+        is_new |= !strange.is_empty();
+        witnesses.extend(strange.into_iter().map(|(other, lead)| Witness {
+            of: other.clone(),
+            since,
+            at: view.latest,
+            lead: *lead,
+        }));
         witnesses.sort_by_key(|witness| std::cmp::Reverse(witness.at));
         witnesses.truncate(MOST);
         (is_new || is_old).then_some(Renewed { voucher: Voucher { run, told, witnesses }, is_new })
@@ -184,12 +194,12 @@ impl Witness {
     }
 }
 
-/// `<run> <told> <run of another>=<since>,<compared at>,<lead at least>,<at most> ...`, all in microseconds.
+/// `<run> <told> <another>=<since>,<compared at>,<lead at least>,<at most> ...`, all in microseconds.
 impl fmt::Display for Voucher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {:x}", self.run, self.told)?;
-        for Witness { run, since, at, lead } in &self.witnesses {
-            write!(f, " {run}={since},{at},{},{}", lead.least, lead.most)?;
+        for Witness { of, since, at, lead } in &self.witnesses {
+            write!(f, " {of}={since},{at},{},{}", lead.least, lead.most)?;
         }
         Ok(())
     }
@@ -326,6 +336,38 @@ mod tests {
         let more = left(Some(&anew), 4602, &[("b", -HOUR), ("d", 0)], terms).unwrap();
         assert!(matches!(judged(&more, 4603, &[("d", 0)], terms), Word::In(wait) if !wait.is_zero()));
         assert_eq!(judged(&anew, 4634, &set, terms), GOOD);
+    }
+
+    /// Nor does it where the others are met for the first time: they know nothing of what was before.
+    #[test]
+    fn whoever_comes_later_does_not_vouch_for_a_durable_server_whose_clock_was_set() {
+        const HOUR: i64 = 3_600_000_000;
+        let terms = terms(1, true);
+        let first = left(None, 1000, &[("b", 0)], terms).unwrap();
+        for others in [&[("d", -HOUR)][..], &[("b", -HOUR), ("d", -HOUR)], &[("a", -HOUR), ("b", -HOUR)]] {
+            assert_ne!(judged(&first, 4600, others, terms), GOOD, "{others:?}");
+            let next = left(Some(&first), 4600, others, terms).unwrap();
+            assert!(
+                matches!(judged(&next, 4601, others, terms), Word::In(wait) if !wait.is_zero()),
+                "{others:?}"
+            );
+        }
+        // Where nothing was set, one more is as good.
+        let next = left(Some(&first), 1010, &[("b", 0), ("d", 500)], terms).unwrap();
+        assert_eq!(judged(&next, 1011, &[("d", 500)], terms), GOOD);
+    }
+
+    #[test]
+    fn two_durable_servers_of_five_whose_clocks_were_set_alike_do_not_vouch_for_each_other() {
+        const HOUR: i64 = 3_600_000_000;
+        let terms = terms(2, true);
+        let first = left(None, 1000, &[("b", 0), ("c", 0), ("d", 0)], terms).unwrap();
+        for others in [&[("b", 0)][..], &[("b", 0), ("c", -HOUR), ("d", -HOUR)]] {
+            assert_ne!(judged(&first, 4600, others, terms), GOOD, "{others:?}");
+        }
+        let others = [("b", 0), ("e", 0)];
+        let next = left(Some(&first), 4600, &others, terms).unwrap();
+        assert_ne!(judged(&next, 4601, &others, terms), GOOD, "one that is new is no second");
     }
 
     #[test]

@@ -1,0 +1,97 @@
+//! Servers that forget nothing vote at once, unless a clock was set.
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use clinch::{ClaimId, Clock, Env, Lane, Random};
+
+use super::late::Detour;
+use super::*;
+
+const QUERY: &str = "durable=on&max_ttl=60s&ttl=60s";
+
+/// Three servers that vouch for each other. The first alone still has a lock that all of them had given, of a holder who is not there
+/// to renew it: something befell the second, by whose clock the lease is over, and the third gives its vote as if it had never been
+/// asked.
+struct Stage {
+    servers: Servers,
+    name: String,
+    holder: ClaimId,
+}
+
+impl Stage {
+    async fn new(hazard: &str) -> Stage {
+        let servers = Servers((0..3).map(|_| durable().stepped_clock().start()).collect());
+        eventually("each is compared with the two others", async || {
+            let locks = clinch::connect(&servers.url(QUERY)).await.unwrap();
+            drop(lock(&locks, &unique("first")).await);
+            servers.0.iter().all(|server| witnesses(server) == 2).then_some(())
+        })
+        .await;
+        let locks = clinch::connect(&servers.url(QUERY)).await.unwrap();
+        let name = unique(hazard);
+        let guard = lock(&locks, &name).await;
+        eventually("all have given it", async || (servers.with_key(&name).len() == 3).then_some(())).await;
+        let holder = guard.detach().await.unwrap().claim;
+        Stage { servers, name, holder }
+    }
+
+    async fn befall(&self, restarted: &[usize]) {
+        // First the clock: a server that had run for an hour before it answered would be another one.
+        self.servers.0[1].step_clock(3600);
+        restarted.iter().for_each(|at| self.servers.0[*at].restart());
+        self.servers.0[2].call(&["DEL", &format!("clinch:{}", self.name)]);
+        eventually("its lease is over there", async || {
+            (self.servers.with_key(&self.name) == [0]).then_some(())
+        })
+        .await;
+    }
+
+    async fn is_not_granted_to(&self, rival: &Locks) {
+        let second = rival.mutex(&self.name).unwrap().try_lock().await;
+        assert!(!matches!(second, Ok(Some(_))), "somebody has it beside {}", self.holder);
+    }
+}
+
+/// With how many other clocks what was left on a server compares its own.
+fn witnesses(server: &Redis) -> usize {
+    let left = "return redis.call('GET', redis.call('KEYS', 'clinch:~{voucher}:*')[1] or '') or ''";
+    server.call(&["EVAL", left, "0"]).text().split(' ').skip(3).count()
+}
+
+/// One by one, as the others are, they would vouch for it: each was there when its clock was right.
+#[tokio::test]
+async fn a_newcomer_sees_that_a_clock_was_set_though_all_have_restarted() {
+    let stage = Stage::new("all-restarted").await;
+    stage.befall(&[0, 1, 2]).await;
+    for _ in 0..2 {
+        let newcomer = clinch::connect(&stage.servers.url(QUERY)).await.unwrap();
+        stage.is_not_granted_to(&newcomer).await;
+    }
+}
+
+/// All that it knows of the other clocks is too old to be compared with.
+#[tokio::test]
+async fn who_did_nothing_for_long_sees_that_a_clock_was_set() {
+    let stage = Stage::new("idle").await;
+    let network = Detour { proxies: HashMap::new(), past: false.into() };
+    let clock = Clock::simulated(SystemTime::now());
+    let env = Env::new(clock, Random::system(), Lane::here().unwrap(), Arc::new(network));
+    let idle = Locks::connect(&stage.servers.url(QUERY), env).await.unwrap();
+    drop(lock(&idle, &unique("before")).await);
+    // Twenty seconds pass, here and there.
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(20)).await;
+    tokio::time::resume();
+    stage.servers.0.iter().for_each(|server| server.step_clock(20));
+    stage.befall(&[1]).await;
+    // It meets the one that restarted, and reads no other clock.
+    eventually("it is connected again", async || {
+        idle.state(&stage.name).await.unwrap();
+        let clients = stage.servers.0[1].client().info("clients")["connected_clients"].parse::<u32>();
+        (clients.unwrap() > 1).then_some(())
+    })
+    .await;
+    idle.state(&stage.name).await.unwrap();
+    stage.is_not_granted_to(&idle).await;
+}
