@@ -315,6 +315,7 @@ impl fmt::Debug for Lean {
 #[cfg(test)]
 mod tests {
     use super::super::resp;
+    use super::super::store::tests::{claim, server_that_answers, store};
     use super::*;
 
     const VALUE: &str =
@@ -340,6 +341,21 @@ mod tests {
         assert!(told(next).contains("token: None") && told(next).contains("a b"));
         assert!(extend("k", VALUE, Some(TTL), TTL).is_none(), "a lease that is long enough");
         assert!(extend("k", VALUE, None, TTL).is_some(), "a lease without an end");
+    }
+
+    /// P4: a proxy's own words, while the request is still on its way.
+    #[tokio::test]
+    async fn an_error_that_no_server_is_known_to_give_answers_no_claim() {
+        for (answer, kind) in [
+            ("-ERR upstream failure\r\n", ErrorKind::Unknown),
+            ("-ERR unknown command 'SET'\r\n", ErrorKind::Unsupported),
+            ("-OOM command not allowed\r\n", ErrorKind::Unavailable),
+        ] {
+            let url = server_that_answers("SET", answer).await;
+            let lean = Lean { store: store(&url), compare: Compare::Script };
+            let error = lean.claim(&claim(1)).await.unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+        }
     }
 
     #[test]

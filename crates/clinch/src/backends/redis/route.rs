@@ -32,6 +32,9 @@ enum Kind {
     Cluster(Cluster),
 }
 
+/// An answer; with a failure, the server that it is of.
+type Answered = Result<Value, (Failure, String)>;
+
 /// One server.
 pub(super) struct Node {
     endpoint: Endpoint,
@@ -134,22 +137,23 @@ impl Route {
     ///
     /// The command may be applied or not.
     pub(super) async fn run(&self, slot: u16, script: &Script, command: &Command) -> Result<Value> {
-        self.send(slot, command, Some(script), Durability::default()).await
+        of_step(self.send(slot, command, Some(script), Durability::default()).await?)
     }
 
     /// As [`Route::run`], and confirms that what was written has the copies that the URL asks for.
     pub(super) async fn run_durably(&self, slot: u16, script: &Script, command: &Command) -> Result<Value> {
-        self.send(slot, command, Some(script), self.dialer.settings.durability).await
+        of_step(self.send(slot, command, Some(script), self.dialer.settings.durability).await?)
     }
 
-    /// Sends a plain command to the server that has the slot.
+    /// As [`Route::run_durably`], of a plain command that is a step.
     pub(super) async fn call(&self, slot: u16, command: &Command) -> Result<Value> {
-        self.send(slot, command, None, self.dialer.settings.durability).await
+        of_step(self.send(slot, command, None, self.dialer.settings.durability).await?)
     }
 
-    /// As [`Route::call`], for what needs no copies.
+    /// Sends a plain command that is no step and needs no copies.
     pub(super) async fn call_unconfirmed(&self, slot: u16, command: &Command) -> Result<Value> {
-        self.send(slot, command, None, Durability::default()).await
+        let sent = self.send(slot, command, None, Durability::default()).await?;
+        sent.map_err(|(failure, server)| failure.into_error(&server))
     }
 
     /// Sends a command and follows the server's redirections. What seldom happens is boxed: the futures of all steps are
@@ -160,7 +164,7 @@ impl Route {
         command: &Command,
         script: Option<&Script>,
         copies: Durability,
-    ) -> Result<Value> {
+    ) -> Result<Answered> {
         let mut node = self.node(slot).await?;
         let mut asking = false;
         for hop in 0.. {
@@ -172,7 +176,7 @@ impl Route {
                 },
             };
             let (failure, server) = match sent {
-                Ok(Ok(value)) => return Ok(value),
+                Ok(Ok(value)) => return Ok(Ok(value)),
                 Ok(Err(failed)) => failed,
                 Err(error) => {
                     self.mistrust(&node).await;
@@ -189,10 +193,7 @@ impl Route {
                     if matches!(failure, Failure::Cut { .. }) || failure.is_wrong_server() {
                         self.mistrust(&node).await;
                     }
-                    return Err(match script {
-                        Some(_) => failure.into_error_of_step(&server),
-                        None => failure.into_error(&server),
-                    });
+                    return Ok(Err((failure, server)));
                 }
             }
         }
@@ -206,7 +207,7 @@ impl Route {
         command: &Command,
         script: Option<&Script>,
         asking: bool,
-    ) -> Result<Result<Value, (Failure, String)>> {
+    ) -> Result<Answered> {
         let open = || Copies::open(self.dialer.clone(), node.endpoint.clone());
         let copies = node.copies.get(&self.dialer.env, open).await?;
         node.expect_latest(&copies.link)?;
@@ -221,7 +222,7 @@ impl Route {
         Ok(answer)
     }
 
-    /// One command on a connection of this pool, and with a failure the server that it is of.
+    /// One command on a connection of this pool.
     async fn ask_on<C: Connection>(
         &self,
         link: &Link,
@@ -229,7 +230,7 @@ impl Route {
         command: &Command,
         script: Option<&Script>,
         asking: bool,
-    ) -> Result<Value, (Failure, String)> {
+    ) -> Answered {
         let answer = exchange(link, command, script, asking).await;
         if answer.as_ref().is_err_and(Failure::is_wrong_server) && link.is_open() {
             // Whoever is the master now, it is not this one: the next step asks again who is, and not sooner than after
@@ -357,6 +358,10 @@ impl Route {
             Box::pin(cluster.mistrust(&self.dialer, node)).await;
         }
     }
+}
+
+fn of_step(answer: Answered) -> Result<Value> {
+    answer.map_err(|(failure, server)| failure.into_error_of_step(&server))
 }
 
 /// One command and its answer; a script that the server does not know is loaded on the way, in one trip more.

@@ -478,7 +478,7 @@ pub(super) fn deleted() -> Loss {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
@@ -488,12 +488,12 @@ mod tests {
     use crate::lane::Lane;
     use crate::url::StoreUrl;
 
-    fn store(url: &str) -> Store {
+    pub(in super::super) fn store(url: &str) -> Store {
         let url = &mut StoreUrl::parse(url).unwrap();
         Store::new(Settings::parse(url).unwrap(), Env::host(Lane::thread())).unwrap()
     }
 
-    fn claim(bits: u128) -> Claim {
+    pub(in super::super) fn claim(bits: u128) -> Claim {
         Claim {
             id: ClaimId::from_bits(bits),
             name: LockName::new("job").unwrap(),
@@ -506,8 +506,8 @@ mod tests {
         }
     }
 
-    /// The address of a server that greets one client, and answers to its scripts with this.
-    async fn server_that_answers(answer: &'static str) -> String {
+    /// The address of a server that greets one client, and answers to this command with this.
+    pub(in super::super) async fn server_that_answers(command: &'static str, answer: &'static str) -> String {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("redis://{}", server.local_addr().unwrap());
         tokio::spawn(async move {
@@ -516,7 +516,7 @@ mod tests {
             while let Ok(count @ 1..) = client.read(&mut bytes).await {
                 let mut rest = &bytes[..count];
                 while let Ok(Some(Value::List(words))) = reader.read(&mut rest) {
-                    let answer = if words[0].text() == Some("EVALSHA") { answer } else { "+OK\r\n" };
+                    let answer = if words[0].text() == Some(command) { answer } else { "+OK\r\n" };
                     client.write_all(answer.as_bytes()).await.unwrap();
                 }
             }
@@ -536,7 +536,7 @@ mod tests {
             ("-WRONGTYPE it is a list\r\n", Invalid, false, Invalid),
             ("-WRONGTYPE it is a list\r\n", Invalid, true, Unknown),
         ] {
-            let (store, claim) = (store(&server_that_answers(answer).await), claim(1));
+            let (store, claim) = (store(&server_that_answers("EVALSHA", answer).await), claim(1));
             let error = store.claim(&claim).await.unwrap_err();
             assert_eq!(error.kind(), asked, "{error:?}");
             let text = answer[1..].trim_end().rsplit(": ").next().unwrap();
@@ -556,7 +556,7 @@ mod tests {
     /// Whoever releases what was detached elsewhere buries it, but does not wait for what stays as it is.
     #[tokio::test]
     async fn a_detached_release_is_told_at_once_that_the_key_is_no_lock() {
-        let store = store(&server_that_answers("-WRONGTYPE it is a list\r\n").await);
+        let store = store(&server_that_answers("EVALSHA", "-WRONGTYPE it is a list\r\n").await);
         let detached = Claim { enqueue: false, isolated: true, ..claim(1) };
         let error = store.release(&detached, Duration::ZERO).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
