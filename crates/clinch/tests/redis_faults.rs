@@ -22,6 +22,8 @@ mod common;
 
 use common::{PATIENCE, eventually, lock, queue, unique};
 
+#[path = "redis_faults/copies.rs"]
+mod copies;
 #[path = "redis_faults/cuts.rs"]
 mod cuts;
 #[path = "redis_faults/evictions.rs"]

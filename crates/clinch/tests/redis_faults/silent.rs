@@ -6,47 +6,6 @@ use crate::common::release;
 use clinch::Mode;
 use clinch::backend::Progress;
 
-/// Callers who wait for copies share one connection for each runtime, and with a replica that is silent their questions.
-#[tokio::test]
-async fn callers_who_wait_for_copies_make_no_storm() {
-    const CALLERS: usize = 100;
-    let master = Redis::start();
-    let replica = Redis::builder().replica_of(&master).start();
-    let locks = connect(&format!("{}?wait_replicas=1", master.url())).await;
-    eventually("the replica follows", async || (master.call(&["WAIT", "1", "100"]).int() == 1).then_some(()))
-        .await;
-    release(lock(&locks, "warm").await).await;
-    let connections = || master.client().info("stats")["total_connections_received"].parse::<u64>().unwrap();
-    let waits = || master.client().commandstats()["wait"];
-    let before = connections();
-    let all = async |expected: bool| {
-        let mut callers = tokio::task::JoinSet::new();
-        for caller in 0..CALLERS {
-            let mutex = locks.mutex(&format!("job {caller}")).unwrap();
-            callers.spawn(async move {
-                let granted = mutex.try_lock().await;
-                assert_eq!(granted.as_ref().is_ok_and(Option::is_some), expected, "{granted:?}");
-            });
-        }
-        while let Some(done) = callers.join_next().await {
-            done.unwrap();
-        }
-    };
-    all(true).await;
-    eventually("all are free", async || {
-        (master.call(&["KEYS", "clinch:job*"]).array().is_empty()).then_some(())
-    })
-    .await;
-    replica.pause();
-    let asked = waits();
-    all(false).await;
-    assert!(waits() - asked < CALLERS as u64, "{} questions for a silent replica", waits() - asked);
-    replica.resume();
-    // Of the background, which may open its own meanwhile, and of this test.
-    let opened = connections() - before;
-    assert!(opened < 20, "{opened} connections");
-}
-
 /// Puts waiters in front of a queue whose inbox nobody listens to.
 fn put_silent(redis: &Redis, count: usize) {
     let fill = "local now = redis.call('TIME')[1]
