@@ -41,6 +41,8 @@ mod ghosts;
 mod hung;
 #[path = "etcd_faults/leases.rs"]
 mod leases;
+#[path = "etcd_faults/moves.rs"]
+mod moves;
 #[path = "etcd_faults/network.rs"]
 mod network;
 #[path = "etcd_faults/partition.rs"]

@@ -84,6 +84,7 @@ mod keys;
 mod life;
 mod link;
 mod list;
+mod moves;
 mod record;
 mod session;
 mod settings;

@@ -13,6 +13,9 @@ use super::*;
 pub(super) enum Fate {
     /// It waits. Once it is let go the server answers it, but nobody hears that.
     Late,
+    /// It passes at once, but what the server answers, and all that it answers after that on this connection, waits until it is
+    /// let go.
+    Slow,
     /// It is the last that passes: from then on nothing does, either way, until that is over.
     Last,
 }
@@ -59,6 +62,10 @@ impl Sieve {
         Sieve { addr, state }
     }
 
+    pub(super) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
     pub(super) fn url(&self) -> String {
         format!("etcd://{}", self.addr)
     }
@@ -69,9 +76,11 @@ impl Sieve {
 
     /// Looks for a request.
     pub(super) fn catch(&self, fate: Fate, is_it: impl Fn(&[u8]) -> bool + Send + 'static) {
+        self.state.phase.send_replace(Phase::Looking);
         *self.state.wanted.lock().unwrap() = Some((Box::new(is_it), fate));
     }
 
+    /// Waits until it is sent, and where it passes at once, until the server has answered it.
     pub(super) async fn caught(&self) {
         within("it is sent", self.state.until(|phase| phase != Phase::Looking)).await;
     }
@@ -97,10 +106,15 @@ impl State {
     async fn carry(&self, mut client: TcpStream, server: SocketAddr) -> Option<()> {
         let mut server = TcpStream::connect(server).await.ok()?;
         let (mut up, mut down) = (vec![0; 65536], vec![0; 65536]);
+        let mut is_slow = false;
         loop {
             let sent = tokio::select! {
                 count = client.read(&mut up) => Ok(up.get(..count.ok()?)?),
-                count = server.read(&mut down) => Err(down.get(..count.ok()?)?),
+                count = server.read(&mut down), if !is_slow => Err(down.get(..count.ok()?)?),
+                () = self.until(|phase| phase == Phase::LetGo), if is_slow => {
+                    is_slow = false;
+                    continue;
+                }
             };
             if self.is_cut() {
                 self.until(|phase| phase == Phase::LetGo).await;
@@ -112,6 +126,13 @@ impl State {
                 Ok(request) => {
                     let caught = self.wanted.lock().unwrap().take_if(|(is_it, _)| is_it(request));
                     let caught = caught.map(|(_, fate)| fate);
+                    if caught == Some(Fate::Slow) {
+                        is_slow = true;
+                        server.write_all(request).await.ok()?;
+                        server.readable().await.ok()?;
+                        self.phase.send_replace(Phase::Caught(Fate::Slow));
+                        continue;
+                    }
                     if let Some(fate) = caught {
                         self.phase.send_replace(Phase::Caught(fate));
                     }

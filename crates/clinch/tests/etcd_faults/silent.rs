@@ -1,6 +1,7 @@
 //! Watches that say nothing, while requests are answered: what the events would have told has to be found by reading.
 
-use clinch::backend::{Freed, Renewal};
+use clinch::Claim;
+use clinch::backend::{Freed, Progress, Renewal};
 
 use super::*;
 
@@ -25,7 +26,12 @@ impl Connector for Split {
 
 /// A world with such a network.
 pub(super) fn split_env(proxy: &Proxy) -> Env {
-    let network = Split { proxy: proxy.addr(), is_first: AtomicBool::new(true) };
+    split_env_by(proxy.addr())
+}
+
+/// The same, where another proxy than ours listens.
+pub(super) fn split_env_by(proxy: SocketAddr) -> Env {
+    let network = Split { proxy, is_first: AtomicBool::new(true) };
     Env::new(Clock::host(), Random::system(), Lane::thread(), Arc::new(network))
 }
 
@@ -124,6 +130,33 @@ async fn the_end_of_a_lease_that_one_step_finds_is_told_to_all_its_claims() {
     release(next).await;
     proxy.black_hole(false);
     expect_unused(&etcd, &far, "busy").await;
+}
+
+/// The same where nobody renews anything: what tells one claim of it tells all, at once. The step that finds out goes on with
+/// another lease, although that of the places goes on.
+#[tokio::test]
+async fn the_end_of_a_lease_is_told_to_all_its_claims_at_once() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.addr());
+    let (far, busy) = (open(&etcd.url()).await, ghosts::claim(5, "busy", LONG_TTL));
+    ghosts::granted(&*far, &busy).await;
+    let backend = clinch::backends::etcd::open(&etcd.url(), split_env(&proxy)).await.unwrap();
+    proxy.black_hole(true);
+    let waiter = Claim { id: ClaimId::from_bits(6), place: true, ..(*busy).clone() };
+    assert!(matches!(backend.claim(&waiter).await.unwrap(), Progress::Queued(_)));
+    let claims = [1, 2, 3].map(|id| ghosts::claim(id, &format!("job-{id}"), LONG_TTL));
+    for claim in &claims {
+        ghosts::granted(&*backend, claim).await;
+    }
+    let key = backend.key(claims[0].id).unwrap();
+    etcd.ctl(&["lease", "revoke", &carrier(&etcd, &key).0]);
+    ghosts::granted(&*backend, &ghosts::claim(4, "next", LONG_TTL)).await;
+    let told = within("somebody is told", backend.lost()).await;
+    for claim in claims {
+        let told = told.iter().find(|(id, _)| *id == claim.id);
+        let (_, loss) = told.expect("a claim on the same lease was not told");
+        assert_eq!(loss.kind, LossKind::SessionEnded, "{loss}");
+    }
 }
 
 /// The place of a waiter goes in the moment in which its turn comes, and nobody tells it (etcd#11456).

@@ -92,6 +92,14 @@ pub(super) fn deletes(request: &[u8], name: &str) -> bool {
     (0..request.len()).any(|at| request[at..].starts_with(key.as_bytes()) && is_delete(at))
 }
 
+/// Whether a request hangs a key of this lock on another lease.
+pub(super) fn moves(request: &[u8], name: &str) -> bool {
+    // That leaves the value as it is; a look says in the same field how it is sorted, and by what.
+    let keeps_value =
+        [request, b"\0"].concat().windows(3).any(|part| part[..2] == *b"\x28\x01" && part[2] != 0x30);
+    contains(request, format!("/clinch/{name}/").as_bytes()) && keeps_value
+}
+
 /// A turn that went on to the next is over, also when the delete that passes it on comes late: whoever is polled again gets
 /// no lock that this delete then takes from it.
 #[tokio::test]
@@ -213,12 +221,7 @@ async fn an_isolated_waiter_does_not_queue_behind_its_own_grant() {
     let place = backend.key(claim.id).unwrap();
     release(guard).await;
     within("it hears that nobody is ahead", backend.wait(&claim)).await.unwrap();
-    // What hangs the key on its lease leaves the value as it is; a look says in the same field how it is sorted, and by what.
-    let keeps_value =
-        |request: &[u8]| request.windows(3).any(|part| part[..2] == *b"\x28\x01" && part[2] != 0x30);
-    let moves =
-        move |request: &[u8]| contains(request, b"/clinch/job/") && keeps_value(&[request, b"\0"].concat());
-    sieve.catch(Fate::Last, moves);
+    sieve.catch(Fate::Last, |request| moves(request, "job"));
     backend.claim(&claim).await.unwrap_err();
     sieve.caught().await;
     // That of the near one and that of the claim are left.

@@ -6,12 +6,15 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::free::Stand;
 use super::keys;
+use super::moves::Moves;
 use super::session::Session;
 use super::view::View;
 use super::watch::{Subscription, Watcher};
 use crate::claim::{ClaimId, Loss, LossKind};
 use crate::clock::Instant;
+use crate::drift::Drift;
 use crate::env::Env;
 use crate::error::{ErrorKind, Result};
 use crate::sync::lock;
@@ -98,20 +101,56 @@ pub(super) struct Known {
     /// The sessions of steps that were sent and whose answers did not come: such a step may still reach the server, as long
     /// as the lease lives that it hangs the key on, and the one whose fence it stands behind, and that is not raised.
     pub(super) doubts: Vec<Arc<Session>>,
+    pub(super) moves: Moves,
     pub(super) lost: Option<Loss>,
     /// Whether a delete of its key was sent: its turn goes on to the next, and its next step makes it anew.
     pub(super) given_up: bool,
 }
 
 impl Known {
-    /// Whether it can still be granted.
+    /// Whether it can still be granted. What has no key yet cannot get one without the lease that it is named after.
     pub(super) fn is_good(&self) -> bool {
-        self.lost.is_none() && !self.given_up && !self.carrier().is_over()
+        let can_be_made = self.created.is_some() || !self.session.is_over();
+        self.lost.is_none() && !self.given_up && !self.carrier().is_over() && can_be_made
     }
 
-    /// The session whose lease its key hangs on.
+    /// The session whose lease its key hangs on, as far as is known.
     pub(super) fn carrier(&self) -> &Arc<Session> {
         self.place.as_ref().unwrap_or(&self.session)
+    }
+
+    /// The sessions whose leases its key is to hang on, or may have been moved to.
+    fn carriers(&self) -> impl Iterator<Item = &Arc<Session>> {
+        [&self.session, self.carrier()].into_iter().chain(self.moves.targets())
+    }
+
+    /// How its key was last seen to stand.
+    pub(super) fn stand(&self) -> Option<Stand> {
+        let lease = self.moves.astray().unwrap_or(self.carrier().lease);
+        self.created.map(|created| Stand { created, lease })
+    }
+
+    /// How much is surely left of the lease that its key hangs on, whichever of those it may hang on that is.
+    pub(super) fn left(&self, now: Instant, drift: Drift) -> Duration {
+        let left = self.moves.targets().map(|to| to.left(now, drift));
+        left.fold(self.carrier().left(now, drift), Duration::min)
+    }
+
+    /// The leases that were made for this claim alone.
+    pub(super) fn own_leases(&self) -> impl Iterator<Item = &Arc<Session>> {
+        [&self.session].into_iter().chain(self.moves.targets()).filter(|session| session.isolated)
+    }
+
+    /// Takes in on which lease its key was seen; gives those that it has left.
+    fn seen_on(&mut self, lease: i64, revision: i64) -> Vec<Arc<Session>> {
+        let ours = self.carriers().find(|session| session.lease == lease).cloned();
+        let Some(mut left) = self.moves.see(lease, revision, ours.is_some()) else { return Vec::new() };
+        if let Some(ours) = ours.filter(|ours| ours.lease != self.carrier().lease) {
+            left.push(std::mem::replace(&mut self.session, ours));
+            self.place = None;
+        }
+        left.retain(|session| session.isolated && !self.may_hang_on(session.lease));
+        left
     }
 
     /// Whether a step of it may still reach the server.
@@ -128,13 +167,13 @@ impl Known {
 
     /// Whether its key may hang on this lease: a step whose answer did not come may have moved it.
     fn may_hang_on(&self, lease: i64) -> bool {
-        let mut sessions = [&self.session, self.carrier()].into_iter().chain(&self.doubts);
-        sessions.any(|session| session.lease == lease)
+        self.carriers().chain(&self.doubts).any(|session| session.lease == lease)
     }
 
     /// Whether no lease is left that its key could hang on.
     fn is_over(&self) -> bool {
-        self.session.is_over() && self.carrier().is_over() && !self.in_doubt()
+        let is_over = self.session.is_over() && self.carrier().is_over() && !self.in_doubt();
+        is_over && self.moves.targets().next().is_none()
     }
 }
 
@@ -156,16 +195,18 @@ impl Claims {
         let mut table = lock(&self.table);
         let former = table.entries.get(&id).map(|old| &old.known);
         let same = former.filter(|old| old.session.lease == session.lease && table.is_settled(&old.key));
-        let same = same.map(|old| (old.key.clone(), old.doubts.clone()));
+        let same = same.map(|old| (old.key.clone(), old.doubts.clone(), old.moves.clone()));
         if same.is_none() && !is_ended && former.is_some_and(|old| !old.is_over()) {
             return None;
         }
         let old = table.take(id);
-        let (key, doubts) = same.unwrap_or_else(|| (table.free_key(queue, &session), Vec::new()));
+        let anew = || (table.free_key(queue, &session), Vec::new(), Moves::default());
+        let (key, doubts, moves) = same.unwrap_or_else(anew);
         table.use_key(&key, &session);
         // Nobody is to hear of what was lost before.
         table.losses.retain(|(lost, _)| *lost != id);
-        let known = Known { session, place: None, key, created: None, doubts, lost: None, given_up: false };
+        let known =
+            Known { session, place: None, key, created: None, doubts, moves, lost: None, given_up: false };
         let stepping = old.as_ref().and_then(|old| old.stepping).or(Some(now));
         let entry = Entry {
             known: known.clone(),
@@ -279,8 +320,7 @@ impl Claims {
     /// The leases of all claims.
     pub(super) fn sessions(&self) -> Vec<Arc<Session>> {
         let table = lock(&self.table);
-        let known = table.entries.values().map(|entry| &entry.known);
-        known.flat_map(|known| [known.session.clone(), known.carrier().clone()]).collect()
+        table.entries.values().flat_map(|entry| entry.known.carriers()).cloned().collect()
     }
 
     /// Whether any claim hangs on this lease, or is to.
@@ -313,11 +353,30 @@ impl Claims {
         Ok(())
     }
 
-    /// Notes that a claim hangs on the lease that is to carry it.
-    pub(super) fn moved(&self, id: ClaimId, session: Arc<Session>) {
-        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
-            (entry.known.session, entry.known.place) = (session, None);
-        }
+    /// Notes that a claim's key was seen to stand like that, and gives the leases back that were made for it and that it has left.
+    #[must_use]
+    pub(super) fn seen_on(&self, id: ClaimId, stand: Stand, revision: i64) -> Vec<Arc<Session>> {
+        let mut table = lock(&self.table);
+        let known = table.entries.get_mut(&id).map(|entry| &mut entry.known);
+        let known = known.filter(|known| known.created == Some(stand.created));
+        known.map(|known| known.seen_on(stand.lease, revision)).unwrap_or_default()
+    }
+
+    /// Notes that a claim's key is about to be moved to this lease if it stands like that; false: it does not any more.
+    pub(super) fn moving(&self, id: ClaimId, stand: Stand, to: &Arc<Session>) -> bool {
+        let mut table = lock(&self.table);
+        let known = table.entries.get_mut(&id).map(|entry| &mut entry.known);
+        let known = known.filter(|known| known.stand() == Some(stand) && known.lost.is_none());
+        known.map(|known| known.moves.begin(stand.lease, to)).is_some()
+    }
+
+    /// Notes that a move of a claim's key has come to nothing, and gives its lease back if it was made for this claim alone.
+    #[must_use]
+    pub(super) fn not_moved(&self, id: ClaimId, from: i64, to: &Arc<Session>) -> Option<Arc<Session>> {
+        let mut table = lock(&self.table);
+        let known = &mut table.entries.get_mut(&id)?.known;
+        known.moves.fail(from, to);
+        (to.isolated && !known.may_hang_on(to.lease)).then(|| to.clone())
     }
 
     /// Notes that a claim waits on a lease of places.
@@ -452,7 +511,9 @@ impl Claims {
         let mut gone = Vec::new();
         for id in ids {
             let Some(entry) = table.entries.get(&id) else { continue };
-            let (is_lost, known) = (entry.known.carrier().lease == lease, &entry.known);
+            let known = &entry.known;
+            // A move may have taken it elsewhere: then the watch on its key tells if not, or its next renewal.
+            let is_lost = known.carrier().is_over() && known.moves.targets().next().is_none();
             // Its release was given up: nobody comes for it any more.
             let is_gone = entry.leaving.is_some() && known.is_over();
             if is_lost {

@@ -111,8 +111,8 @@ impl Store {
         };
         let created = answer.revision();
         if answer.succeeded {
-            self.claims.moved(claim.id, session.clone());
             self.made(claim, created)?;
+            self.seen(claim.id, Stand { created, lease: session.lease }, created);
             return self.granted(claim, known, created, sent).await;
         }
         let Some(inner) = answer.inner() else {
@@ -231,6 +231,8 @@ impl Store {
             self.settle(claim.id);
             return Ok(Entered::Again);
         };
+        // Perhaps it was moved by a step whose answer did not come.
+        self.seen(claim.id, Stand { created, lease: own.lease }, revision);
         let ahead: Vec<Place> = kvs.into_iter().map(Place::read).collect();
         if let Err(error) = agree(&ahead, claim.mode) {
             self.free(claim, Duration::ZERO).await?;
@@ -268,8 +270,6 @@ impl Store {
         sent: Instant,
     ) -> Result<Entered> {
         if stand.lease == known.session.lease {
-            // Perhaps by a step whose answer did not come.
-            self.claims.moved(claim.id, known.session.clone());
             let known = Known { place: None, ..known.clone() };
             return self.granted(claim, &known, stand.created, sent).await;
         }

@@ -1,4 +1,4 @@
-//! Ends and moves of claims: release, eviction, a closed lock, another lease.
+//! Ends of claims: release, eviction, a closed lock.
 //!
 //! A request that comes late changes nothing. Most are conditional on the revision that created the claim's key and on
 //! the lease that it hangs on: a key that was released is gone or somebody else's, one that was moved or closed hangs on
@@ -8,18 +8,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::claims::{Claims, Known, session_ended};
+use super::claims::{Claims, Known};
 use super::keys;
 use super::link::ANSWER_FOR;
+use super::moves::touch;
 use super::record::{self, Place, Standing};
 use super::session::Session;
-use super::store::{Store, deleted};
+use super::store::Store;
 use super::view::View;
 use super::wire::{
-    self, Compare, KeyValue, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest,
-    PutRequest, RequestOp, TxnRequest, TxnResponse,
+    self, Compare, KeyValue, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, PutRequest, RequestOp,
+    TxnRequest, TxnResponse,
 };
-use crate::backend::{self, Freed, NOTICE, Renewal};
+use crate::backend::{Freed, NOTICE};
 use crate::claim::{Claim, ClaimId};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
@@ -83,14 +84,15 @@ impl Store {
         } else {
             self.end_own(claim, &known, linger).await?
         };
+        // It may have been moved meanwhile.
+        let known = self.claims.get(claim.id).unwrap_or(known);
         match is_doubted {
             false => self.claims.forget(claim.id),
             // A step of it may still come, which the next keepalive sees to.
             true => self.claims.leave(claim.id, self.now()),
         }
-        if known.session.isolated {
-            self.sessions.revoke(&known.session).await;
-        }
+        let left = known.own_leases().map(|session| self.sessions.revoke(session));
+        futures_util::future::join_all(left).await;
         Ok(freed)
     }
 
@@ -104,7 +106,7 @@ impl Store {
         linger: Duration,
     ) -> Result<Freed> {
         let freed = self.end_key(claim, key, stand, &mut Vec::new(), linger).await?;
-        self.sessions.give_back(lease).await;
+        self.sessions.give_back_theirs(lease).await;
         Ok(freed)
     }
 
@@ -127,9 +129,8 @@ impl Store {
         linger: Duration,
     ) -> Result<(Freed, bool)> {
         let mut doubted = known.doubts.clone();
-        let stand = known.created.map(|created| Stand { created, lease: known.carrier().lease });
         let deleting = self.claims.deleting(claim.id);
-        let freed = self.end_key(claim, &known.key, stand, &mut doubted, linger).await;
+        let freed = self.end_key(claim, &known.key, known.stand(), &mut doubted, linger).await;
         if let Some(deleting) = deleting {
             deleting.came_to(&freed);
         }
@@ -316,7 +317,7 @@ impl Store {
     /// Writes a claim's record anew; false when the claim is gone.
     pub(super) async fn rewrite(&self, claim: &Claim, known: &Known, value: Vec<u8>) -> Result<bool> {
         let put = PutRequest { key: known.key.to_vec(), value, ignore_lease: true, ..PutRequest::default() };
-        let mut stand = known.created.map(|created| Stand { created, lease: known.carrier().lease });
+        let mut stand = known.stand();
         for _ in 0..TURNS {
             let txn = TxnRequest {
                 compare: Stand::compare(stand, &known.key),
@@ -334,117 +335,6 @@ impl Store {
         }
         Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease"))
     }
-
-    /// Moves a claim to a lease that is longer, or its own, so that it lasts its TTL from now. This much is left of the one
-    /// that it has.
-    pub(super) async fn move_to_longer(&self, claim: &Claim, left: Duration) -> Renewal {
-        match self.try_move(claim).await {
-            Ok(renewal) => renewal,
-            // As it was granted, for there is no room for more.
-            Err(error) if error.kind() == ErrorKind::Exhausted && !claim.isolated => {
-                Renewal::Renewed(Some(left))
-            }
-            Err(error) => Renewal::Failed(error),
-        }
-    }
-
-    async fn try_move(&self, claim: &Claim) -> Result<Renewal> {
-        let now = self.now();
-        let Some(known) = self.claims.get(claim.id) else { return Ok(Renewal::Lost(deleted())) };
-        let session = self.sessions.open(claim.ttl, claim.isolated).await?;
-        let stand = known.created.map(|created| Stand { created, lease: known.carrier().lease });
-        let changed = self.change_lease(claim.id, &known.key, stand, &session).await;
-        let Some(()) = changed.inspect_err(|error| self.give_up(&session, error))? else {
-            if session.isolated {
-                self.sessions.revoke_later(session);
-            }
-            return Ok(Renewal::Lost(if known.carrier().is_over() { session_ended() } else { deleted() }));
-        };
-        self.claims.moved(claim.id, session.clone());
-        if known.session.isolated {
-            self.sessions.revoke_later(known.session);
-        }
-        let left = session.left(now, self.client.env.drift());
-        Ok(Renewal::Renewed(Some(claim.ttl.min(left))))
-    }
-
-    /// Gives back a lease that was made for one claim, which surely does not hang on it. Where it may, the lease runs out by itself.
-    fn give_up(&self, session: &Arc<Session>, error: &Error) {
-        if session.isolated && error.kind() != ErrorKind::Unknown {
-            self.sessions.revoke_later(session.clone());
-        }
-    }
-
-    /// Hangs a claim's key on another lease; `None` when it is gone.
-    async fn change_lease(
-        &self,
-        id: ClaimId,
-        key: &[u8],
-        mut stand: Option<Stand>,
-        to: &Session,
-    ) -> Result<Option<()>> {
-        let put =
-            PutRequest { key: key.to_vec(), lease: to.lease, ignore_value: true, ..PutRequest::default() };
-        for _ in 0..TURNS {
-            let txn = TxnRequest {
-                compare: Stand::compare(stand, key),
-                success: vec![put.clone().into()],
-                failure: vec![wire::get(key).into()],
-            };
-            let Some(answer) = self.client.txn(txn).await? else {
-                self.sessions.end(to);
-                return Err(Error::new(ErrorKind::Unavailable, "a lease ended as soon as it was granted"));
-            };
-            if answer.succeeded {
-                return Ok(Some(()));
-            }
-            match Stand::found(&answer, id) {
-                // A move whose answer was lost.
-                Some(found) if found.lease == to.lease => return Ok(Some(())),
-                Some(found) => stand = Some(found),
-                None => return Ok(None),
-            }
-        }
-        Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease"))
-    }
-
-    /// Renews a claim that another client, or this one in another life, made: on its own lease if that is long enough, else
-    /// on a new one. What others have on the lease that it is on is none of our business.
-    pub(super) async fn renew_detached(&self, claim: &Claim) -> Result<Renewal> {
-        let Some(place) = self.find(&claim.name, claim.id).await? else {
-            return Ok(Renewal::Lost(deleted()));
-        };
-        let is_own = self.sessions.is_isolated(place.lease).await?;
-        if is_own {
-            let request = LeaseRequest { id: place.lease };
-            let answer: LeaseKeepAliveResponse =
-                self.client.keep_alive(&request, backend::attempt(claim.ttl)).await?;
-            if answer.ttl <= 0 {
-                return Ok(Renewal::Lost(deleted()));
-            }
-            if Duration::from_secs(u64::try_from(answer.ttl).unwrap_or(0)) >= claim.ttl {
-                return Ok(Renewal::Renewed(Some(claim.ttl)));
-            }
-        }
-        let session = self.sessions.open(claim.ttl, true).await?;
-        let stand = Some(Stand { created: place.created, lease: place.lease });
-        let changed = self.change_lease(claim.id, &place.key, stand, &session).await;
-        if changed.inspect_err(|error| self.give_up(&session, error))?.is_none() {
-            self.sessions.revoke(&session).await;
-            return Ok(Renewal::Lost(deleted()));
-        }
-        if is_own {
-            self.sessions.give_back(place.lease).await;
-        }
-        Ok(Renewal::Renewed(Some(claim.ttl)))
-    }
-}
-
-/// Writes a session's key as it is, if it is there: whoever renews that lease then looks at all claims that hang on it.
-fn touch(key: Vec<u8>) -> RequestOp {
-    let compare = vec![Compare::created(&key, 0)];
-    let put = PutRequest { key, ignore_value: true, ignore_lease: true, ..PutRequest::default() };
-    TxnRequest { compare, success: Vec::new(), failure: vec![put.into()] }.into()
 }
 
 /// Those of all ahead who alone keep a claim waiting; `None` when it holds the lock.
@@ -460,7 +350,7 @@ fn in_the_way<'a>(ahead: &'a [Place], place: &Place) -> Option<&'a [Place]> {
 }
 
 /// How a claim's key stood when it was last seen.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stand {
     pub(super) created: i64,
     pub(super) lease: i64,
@@ -478,7 +368,7 @@ impl Stand {
     }
 
     /// How the key stands that was read because it did not stand as expected; `None` when the claim is gone.
-    fn found(answer: &TxnResponse, id: ClaimId) -> Option<Stand> {
+    pub(super) fn found(answer: &TxnResponse, id: ClaimId) -> Option<Stand> {
         let kv = answer.ranges().next()?.kvs.first()?;
         let stand = Stand { created: kv.create_revision, lease: kv.lease };
         Place::read(kv).is(id).then_some(stand)

@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 use super::claims::{Claims, Known, Made};
 use super::client::Client;
 use super::flight::Flights;
+use super::free::Stand;
 use super::keys;
 use super::record::Place;
 use super::watch::{Subscription, Watcher};
@@ -346,7 +347,7 @@ impl Sessions {
 
     /// Reads the session's key linearizably, and with every third renewal some of its claims'. Where the session's was written,
     /// perhaps by who has evicted one, all those that were not read since.
-    async fn is_there(&self, session: &Session) -> Result<bool> {
+    async fn is_there(self: &Arc<Sessions>, session: &Session) -> Result<bool> {
         let (made, is_due, round) = {
             let mut state = lock(&session.state);
             let is_due = state.unread + 1 >= READ_EVERY;
@@ -372,16 +373,21 @@ impl Sessions {
         Ok(true)
     }
 
-    /// Reads the keys of a session and of these claims, and notes which of the claims are there.
-    async fn prove(&self, session: &Session, claims: &[Made]) -> Result<Vec<RangeResponse>> {
+    /// Reads the keys of a session and of these claims, and notes which of the claims are there, and on which lease.
+    async fn prove(self: &Arc<Sessions>, session: &Session, claims: &[Made]) -> Result<Vec<RangeResponse>> {
         let mut reads = vec![wire::get(&session.key)];
         reads.extend(claims.iter().map(|(_, key, _)| wire::get(key)));
         let found = self.client.prove(reads, backend::attempt(session.ttl)).await?;
         for ((id, _, created), range) in claims.iter().zip(found.ranges.iter().skip(1)) {
-            let is_there = |kv: &KeyValue| kv.create_revision == *created && !Place::read(kv).is_evicted(*id);
-            match range.kvs.first().is_some_and(is_there) {
-                true => self.claims.was_there(*id, *created, found.revision),
-                false => self.claims.deleted(*id, *created),
+            let is_there =
+                |kv: &&KeyValue| kv.create_revision == *created && !Place::read(kv).is_evicted(*id);
+            match range.kvs.first().filter(is_there) {
+                Some(kv) => {
+                    self.claims.was_there(*id, *created, found.revision);
+                    let stand = Stand { created: *created, lease: kv.lease };
+                    self.give_back(self.claims.seen_on(*id, stand, found.revision));
+                }
+                None => self.claims.deleted(*id, *created),
             }
         }
         Ok(found.ranges)
@@ -407,13 +413,19 @@ impl Sessions {
     }
 
     /// The same, in the background.
-    pub(super) fn revoke_later(self: &Arc<Sessions>, session: Arc<Session>) {
+    fn revoke_later(self: &Arc<Sessions>, session: Arc<Session>) {
         let sessions = self.clone();
         let _ = self.client.env.lane().spawn(async move { sessions.revoke(&session).await });
     }
 
+    /// Gives back, in the background, those of these leases that were made for one claim alone, which does not hang on them.
+    pub(super) fn give_back(self: &Arc<Sessions>, sessions: impl IntoIterator<Item = Arc<Session>>) {
+        let unused = sessions.into_iter().filter(|session| session.isolated && !session.is_over());
+        unused.for_each(|session| self.revoke_later(session));
+    }
+
     /// Gives back a lease that another client made for one claim alone, which does not hang on it any more; no other.
-    pub(super) async fn give_back(&self, lease: i64) {
+    pub(super) async fn give_back_theirs(&self, lease: i64) {
         if self.is_isolated(lease).await.is_ok_and(|isolated| isolated) {
             self.revoke_lease(lease).await;
         }

@@ -11,6 +11,7 @@ use super::claims::{Claims, session_ended};
 use super::client::Client;
 use super::enter::Entered;
 use super::flight::Flights;
+use super::free::Stand;
 use super::keys;
 use super::record::Place;
 use super::session::{Session, Sessions};
@@ -127,9 +128,8 @@ impl Store {
         let Some(known) = claims.first().and_then(|(_, claim)| self.claims.get(claim.id)) else {
             return failed(Error::new(ErrorKind::Unknown, "the claim was just released"));
         };
-        let now = self.now();
-        let session = known.carrier().clone();
-        let is_kept = match self.sessions.keep(&session, (session.ttl / SHARED_FOR).min(PROOF_FOR)).await {
+        let (now, session) = (self.now(), known.carrier().clone());
+        let is_kept = match self.keep_lately(&session).await {
             Ok(kept) => kept.is_some(),
             Err(error) => return failed(error),
         };
@@ -137,25 +137,33 @@ impl Store {
             self.keep_those_to_be(claims);
             self.look_after_silent(session.clone());
         }
-        let mut answers = Vec::with_capacity(claims.len());
-        for (at, claim) in claims {
-            let lost = self.claims.get(claim.id).and_then(|known| known.lost);
-            let renewal = match (lost, is_kept) {
-                (Some(loss), _) => Renewal::Lost(loss),
-                (None, false) => Renewal::Lost(session_ended()),
-                (None, true) => {
-                    // The engine counts from before this call; the server, perhaps, from a moment before that.
-                    let left = claim.ttl.min(session.left(now, self.client.env.drift()));
-                    let is_enough = claim.ttl <= session.ttl && (session.isolated || !claim.isolated);
-                    match claim.place || is_enough {
-                        true => Renewal::Renewed(Some(left)),
-                        false => self.move_to_longer(claim, left).await,
-                    }
-                }
-            };
-            answers.push((*at, renewal));
+        let answers = claims.iter().map(async |(at, claim)| {
+            (*at, self.renew_on(claim, is_kept.then_some(session.lease), now).await)
+        });
+        futures_util::future::join_all(answers).await
+    }
+
+    /// The answer for one claim, when this lease was just renewed, or the one that it hung on is gone.
+    async fn renew_on(&self, claim: &Claim, kept: Option<i64>, now: Instant) -> Renewal {
+        let Some(known) = self.claims.get(claim.id) else {
+            return Renewal::Failed(Error::new(ErrorKind::Unknown, "the claim was just released"));
+        };
+        // It may have been moved meanwhile.
+        let (is_settled, carrier) = (known.moves.are_settled(), known.carrier());
+        match known.lost {
+            Some(loss) => Renewal::Lost(loss),
+            None if carrier.is_over() && (claim.place || is_settled) => Renewal::Lost(session_ended()),
+            // The engine counts from before this call; the server, perhaps, from a moment before that.
+            None if claim.place || is_settled && kept == Some(carrier.lease) && carrier.suffices(claim) => {
+                Renewal::Renewed(Some(self.left_of(claim, &known, now)))
+            }
+            None => self.settle_on_lease(claim, now).await,
         }
-        answers
+    }
+
+    /// Renews a lease unless that was just done, and says when; `None`: it is gone.
+    pub(super) async fn keep_lately(&self, session: &Arc<Session>) -> Result<Option<Instant>> {
+        self.sessions.keep(session, (session.ttl / SHARED_FOR).min(PROOF_FOR)).await
     }
 
     /// Keeps the leases that are to carry waiting claims, so that a grant needs not wait for one. In the background, for whoever
@@ -285,10 +293,15 @@ impl Backend for Store {
             Some(kv.create_revision) == known.created && !Place::read(kv).is_evicted(claim.id)
         };
         let own = found.ranges.first().and_then(|range| range.kvs.first());
-        let is_there = own.is_some_and(is_own);
-        let carrier = known.carrier();
-        let left = carrier.left(now, self.client.env.drift());
-        Ok(if is_there { Renewal::Renewed(Some(left)) } else { Renewal::Lost(deleted()) })
+        let Some(own) = own.filter(|own| is_own(own)) else { return Ok(Renewal::Lost(deleted())) };
+        let stand = Stand { created: own.create_revision, lease: own.lease };
+        self.seen(claim.id, stand, found.revision);
+        Ok(match self.claims.get(claim.id) {
+            Some(known) if known.moves.astray().is_none() => {
+                Renewal::Renewed(Some(known.left(now, self.client.env.drift())))
+            }
+            _ => Renewal::Renewed(self.left(own.lease).await?),
+        })
     }
 
     async fn downgrade(&self, claim: &Claim) -> Result<()> {

@@ -11,10 +11,11 @@ use super::claims::Known;
 use super::client::Found;
 use super::enter::Entered;
 use super::free::Stand;
+use super::moves::hang;
 use super::record::Place;
 use super::session::Session;
 use super::store::Store;
-use super::wire::{self, Compare, PutRequest, RangeRequest, TxnRequest};
+use super::wire::{self, Compare, RangeRequest, TxnRequest};
 use crate::backend::{Freed, TAKE_WITHIN};
 use crate::claim::{Claim, ClaimId, Mode};
 use crate::clock::Instant;
@@ -56,29 +57,42 @@ impl Store {
             Ok(session) => session,
             Err(error) => return full(error),
         };
-        let (key, lease) = (known.key.to_vec(), session.lease);
-        let put = PutRequest { key, lease, ignore_value: true, ..PutRequest::default() };
+        if !self.claims.moving(claim.id, stand, &session) {
+            // One that was made for it anew goes unused.
+            let spare = (session.lease != known.session.lease).then_some(session);
+            self.sessions.give_back(spare);
+            return Ok(Turn::NotYet(None));
+        }
         let mut compare = Stand::compare(Some(stand), &known.key);
         if if_first.is_some() {
             compare.push(Compare::none_before(&self.queue(&claim.name), stand.created));
         }
         let failure = if_first.into_iter().map(Into::into).collect();
-        let txn = TxnRequest { compare, success: vec![put.into()], failure };
-        match self.client.txn(txn).await {
+        let success = vec![hang(&known.key, session.lease)];
+        let answer = self.client.txn(TxnRequest { compare, success, failure }).await;
+        let fail = || self.sessions.give_back(self.claims.not_moved(claim.id, stand.lease, &session));
+        match answer {
             Ok(Some(answer)) if answer.succeeded => {
-                self.claims.moved(claim.id, session.clone());
+                self.seen(claim.id, Stand { lease: session.lease, ..stand }, answer.revision());
                 let known = Known { session, place: None, ..known.clone() };
                 self.granted(claim, &known, stand.created, sent).await.map(Turn::Taken)
             }
             Ok(Some(answer)) => {
+                fail();
                 let found = Found::from(answer);
                 Ok(Turn::NotYet((!found.ranges.is_empty()).then_some(found)))
             }
             Ok(None) => {
+                fail();
                 self.sessions.end(&session);
                 Ok(Turn::NotYet(None))
             }
-            Err(error) => full(error),
+            Err(error) => {
+                if error.kind() != ErrorKind::Unknown {
+                    fail();
+                }
+                full(error)
+            }
         }
     }
 

@@ -1,0 +1,300 @@
+//! Moves: how a claim's key comes to hang on another lease, and how it is known on which one it does.
+//!
+//! Several may be under way at once, of an `extend` and of a renewal, and any answer may come late or never. So each is
+//! conditional on the lease that the key hangs on, leads to one that does not end sooner, and is noted before it is sent; as long as
+//! one is not answered, a renewal proves nothing before the key was seen. What an answer tells counts if it is newer than
+//! what is known. No key comes back to a lease that it has left: so what was sent on condition of another lease than the one
+//! that the key was seen on comes to nothing, and a lease of its own that no open move leads to can be given back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::claims::{Known, session_ended};
+use super::free::Stand;
+use super::keys;
+use super::session::Session;
+use super::store::{Store, deleted};
+use super::wire::{self, LeaseKeepAliveResponse, LeaseRequest, PutRequest, RequestOp, TxnRequest};
+use crate::backend::{self, Renewal};
+use crate::claim::{Claim, ClaimId};
+use crate::clock::Instant;
+use crate::error::{Error, ErrorKind, Result};
+
+/// How often a move is begun anew because the key had been moved to another lease, or leases end under it.
+const TURNS: usize = 8;
+
+/// What is known of the moves of one claim's key.
+#[derive(Clone, Default)]
+pub(super) struct Moves {
+    /// Those that were sent, and of which it is not known what came of them.
+    open: Vec<Move>,
+    /// The revision at which was last seen on which lease the key hangs.
+    seen: i64,
+    /// That lease, if it is none of ours: another client has moved it.
+    astray: Option<i64>,
+}
+
+#[derive(Clone)]
+struct Move {
+    from: i64,
+    to: Arc<Session>,
+    /// Requests for it that were not answered.
+    requests: usize,
+}
+
+impl Moves {
+    /// Whether the key hangs on the claim's carrier for sure.
+    pub(super) fn are_settled(&self) -> bool {
+        self.open.is_empty() && self.astray.is_none()
+    }
+
+    /// The lease that the key was seen on, if another client has moved it there.
+    pub(super) fn astray(&self) -> Option<i64> {
+        self.astray
+    }
+
+    /// Where it may have been moved to, as far as that is not over.
+    pub(super) fn targets(&self) -> impl Iterator<Item = &Arc<Session>> {
+        self.open.iter().map(|open| &open.to).filter(|to| !to.is_over())
+    }
+
+    /// Notes that a move is about to be sent.
+    pub(super) fn begin(&mut self, from: i64, to: &Arc<Session>) {
+        match self.open.iter_mut().find(|open| open.from == from && open.to.lease == to.lease) {
+            Some(open) => open.requests += 1,
+            None => self.open.push(Move { from, to: to.clone(), requests: 1 }),
+        }
+    }
+
+    /// Notes that one that was sent has come to nothing.
+    pub(super) fn fail(&mut self, from: i64, to: &Session) {
+        for open in self.open.iter_mut().filter(|open| open.from == from && open.to.lease == to.lease) {
+            open.requests = open.requests.saturating_sub(1);
+        }
+        self.open.retain(|open| open.requests > 0);
+    }
+
+    /// Notes on which lease the key was seen; gives the targets that it cannot come to any more, or nothing where something
+    /// newer is known.
+    pub(super) fn see(&mut self, lease: i64, revision: i64, is_ours: bool) -> Option<Vec<Arc<Session>>> {
+        if revision <= self.seen {
+            return None;
+        }
+        self.seen = revision;
+        self.astray = (!is_ours).then_some(lease);
+        let over = self.open.extract_if(.., |open| open.from != lease || open.to.is_over());
+        Some(over.map(|open| open.to).collect())
+    }
+}
+
+impl Session {
+    /// Whether its lease is as a claim asks for.
+    pub(super) fn suffices(&self, claim: &Claim) -> bool {
+        claim.ttl <= self.ttl && (self.isolated || !claim.isolated)
+    }
+}
+
+impl Store {
+    /// Notes on which lease a claim's key was seen, and gives leases back that it has left.
+    pub(super) fn seen(&self, id: ClaimId, stand: Stand, revision: i64) {
+        self.sessions.give_back(self.claims.seen_on(id, stand, revision));
+    }
+
+    /// Sees to it that a claim's key hangs on a lease that is as the claim asks for, wherever it hangs now.
+    pub(super) async fn settle_on_lease(&self, claim: &Claim, now: Instant) -> Renewal {
+        let mut spare = None;
+        let moved = self.try_move(claim, now, &mut spare).await;
+        // It was not needed after all.
+        self.sessions.give_back(spare);
+        match moved {
+            Ok(renewal) => renewal,
+            Err(error) => match self.claims.get(claim.id) {
+                // As it was granted, for there is no room for more.
+                Some(known)
+                    if error.kind() == ErrorKind::Exhausted
+                        && !claim.isolated
+                        && known.lost.is_none()
+                        && known.moves.are_settled() =>
+                {
+                    Renewal::Renewed(Some(self.left_of(claim, &known, now)))
+                }
+                _ => Renewal::Failed(error),
+            },
+        }
+    }
+
+    /// What was surely left of a claim at this moment.
+    pub(super) fn left_of(&self, claim: &Claim, known: &Known, now: Instant) -> Duration {
+        claim.ttl.min(known.left(now, self.client.env.drift()))
+    }
+
+    async fn try_move(
+        &self,
+        claim: &Claim,
+        now: Instant,
+        spare: &mut Option<Arc<Session>>,
+    ) -> Result<Renewal> {
+        for _ in 0..TURNS {
+            let Some(known) = self.claims.get(claim.id) else { return Ok(Renewal::Lost(deleted())) };
+            if let Some(loss) = known.lost {
+                return Ok(Renewal::Lost(loss));
+            }
+            let carrier = known.carrier();
+            let is_enough = carrier.suffices(claim);
+            if known.moves.are_settled() && is_enough {
+                if self.keep_lately(carrier).await?.is_some() {
+                    return Ok(Renewal::Renewed(Some(self.left_of(claim, &known, now))));
+                }
+                continue;
+            }
+            let Some(stand) = known.stand() else {
+                return Err(Error::new(ErrorKind::Unknown, "the claim was just made anew"));
+            };
+            let to = match known.moves.targets().find(|to| to.suffices(claim)) {
+                Some(open) => Some(open.clone()),
+                // Only to see that it is still there.
+                None if is_enough
+                    && known.moves.astray().is_none()
+                    && known.moves.targets().next().is_none() =>
+                {
+                    None
+                }
+                None => {
+                    // One that came from elsewhere must not come back to a lease that it has left.
+                    let is_own = claim.isolated || carrier.isolated || known.moves.astray().is_some();
+                    if spare.is_none() {
+                        *spare = Some(self.sessions.open(claim.ttl, is_own).await?);
+                    }
+                    spare.clone()
+                }
+            };
+            if let Some(to) = &to {
+                // What the holder was promised ends no later than its carrier.
+                let age = self.now().since(carrier.confirmed());
+                if self.sessions.keep(to, age).await?.is_none() {
+                    spare.take_if(|spare| spare.is_over());
+                    continue;
+                }
+                if !self.claims.moving(claim.id, stand, to) {
+                    continue;
+                }
+                // From now on it is given back when the key was seen elsewhere.
+                spare.take_if(|spare| spare.lease == to.lease);
+            }
+            if !self.change_lease(claim.id, &known.key, stand, to.as_ref()).await? {
+                let is_over = known.carrier().is_over();
+                return Ok(Renewal::Lost(if is_over { session_ended() } else { deleted() }));
+            }
+        }
+        Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease"))
+    }
+
+    /// Hangs a claim's key on another lease if it stands like that, and takes in where it does; false: it is gone.
+    async fn change_lease(
+        &self,
+        id: ClaimId,
+        key: &[u8],
+        stand: Stand,
+        to: Option<&Arc<Session>>,
+    ) -> Result<bool> {
+        let change = to.map_or_else(|| wire::get(key).into(), |to| hang(key, to.lease));
+        let txn = TxnRequest {
+            compare: Stand::compare(Some(stand), key),
+            success: vec![change],
+            failure: vec![wire::get(key).into()],
+        };
+        let answer = self.client.txn(txn).await;
+        let fail = || {
+            let failed = to.map(|to| self.claims.not_moved(id, stand.lease, to));
+            self.sessions.give_back(failed.flatten());
+        };
+        match answer {
+            Ok(Some(answer)) => {
+                let seen = match answer.succeeded {
+                    true => Some(Stand { lease: to.map_or(stand.lease, |to| to.lease), ..stand }),
+                    false => Stand::found(&answer, id).filter(|found| found.created == stand.created),
+                };
+                if let Some(seen) = seen {
+                    self.seen(id, seen, answer.revision());
+                }
+                Ok(seen.is_some())
+            }
+            Ok(None) => {
+                fail();
+                to.into_iter().for_each(|to| self.sessions.end(to));
+                Ok(true)
+            }
+            Err(error) => {
+                if error.kind() != ErrorKind::Unknown {
+                    fail();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Renews a claim that another client, or this one in another life, made: on its own lease if that is long enough, else
+    /// on a new one. What others have on the lease that it is on is none of our business.
+    pub(super) async fn renew_detached(&self, claim: &Claim) -> Result<Renewal> {
+        for _ in 0..TURNS {
+            let Some(place) = self.find(&claim.name, claim.id).await? else {
+                return Ok(Renewal::Lost(deleted()));
+            };
+            let is_own = self.sessions.is_isolated(place.lease).await?;
+            let mut ttl = claim.ttl;
+            if is_own {
+                let request = LeaseRequest { id: place.lease };
+                let answer: LeaseKeepAliveResponse =
+                    self.client.keep_alive(&request, backend::attempt(claim.ttl)).await?;
+                if answer.ttl <= 0 {
+                    return Ok(Renewal::Lost(deleted()));
+                }
+                if Duration::from_secs(u64::try_from(answer.ttl).unwrap_or(0)) >= claim.ttl {
+                    return Ok(Renewal::Renewed(Some(claim.ttl)));
+                }
+            } else if let Some(granted) = self.granted_for(place.lease).await? {
+                // Its holder may count on that.
+                ttl = ttl.max(granted);
+            }
+            let session = self.sessions.open(ttl, true).await?;
+            let stand = Stand { created: place.created, lease: place.lease };
+            let txn = TxnRequest {
+                compare: Stand::compare(Some(stand), &place.key),
+                // Whoever keeps the lease that it was on looks where it is now.
+                success: vec![
+                    hang(&place.key, session.lease),
+                    touch(keys::session(self.prefix(), place.lease)),
+                ],
+                failure: Vec::new(),
+            };
+            let moved = match self.client.txn(txn).await {
+                Ok(answer) => answer.is_some_and(|answer| answer.succeeded),
+                Err(error) => {
+                    // Where it may hang on it, the lease runs out by itself.
+                    self.sessions.give_back(Some(session).filter(|_| error.kind() != ErrorKind::Unknown));
+                    return Err(error);
+                }
+            };
+            if moved {
+                if is_own {
+                    self.sessions.give_back_theirs(place.lease).await;
+                }
+                return Ok(Renewal::Renewed(Some(claim.ttl)));
+            }
+            self.sessions.revoke(&session).await;
+        }
+        Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease"))
+    }
+}
+
+/// Has a key hang on another lease, and leaves it as it is otherwise.
+pub(super) fn hang(key: &[u8], lease: i64) -> RequestOp {
+    PutRequest { key: key.to_vec(), lease, ignore_value: true, ..PutRequest::default() }.into()
+}
+
+/// Writes a session's key as it is, if it is there: whoever renews that lease then looks at all claims that hang on it.
+pub(super) fn touch(key: Vec<u8>) -> RequestOp {
+    let compare = vec![wire::Compare::created(&key, 0)];
+    let put = PutRequest { key, ignore_value: true, ignore_lease: true, ..PutRequest::default() };
+    TxnRequest { compare, success: Vec::new(), failure: vec![put.into()] }.into()
+}
