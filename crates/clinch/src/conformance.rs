@@ -147,6 +147,8 @@ macro_rules! __for_each_property {
                 lane_ends
                 no_runtime
                 runtime_stands_still
+                waker_drops_its_task
+                waker_panics
             }
             loss {
                 claim_not_applied

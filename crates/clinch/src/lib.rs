@@ -73,6 +73,7 @@
 mod acquire;
 pub mod backend;
 pub mod backends;
+mod calm;
 mod claim;
 mod clock;
 #[cfg(feature = "conformance")]

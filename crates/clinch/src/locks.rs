@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::acquire::{LeaseOptions, Target};
 use crate::backend::{Backend, Capabilities, Freed, LockState, Renewal};
+use crate::calm::calm;
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode, Owner};
 use crate::drift::Drift;
 use crate::engine::Engine;
@@ -92,7 +93,7 @@ impl Locks {
             Some(percent) => env.with_drift(Drift::percent(percent)?),
             None => env,
         };
-        let backend = open(&mut url, &env).await?;
+        let backend = calm(open(&mut url, &env)).await?;
         url.finish()?;
         backend.capabilities().require(&require.unwrap_or_default())?;
         let locks = Locks::new(backend, env);
@@ -214,7 +215,7 @@ impl Locks {
     /// [`ErrorKind::Unavailable`] when the store did not answer.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
         self.engine.check_process()?;
-        self.engine.backend.list(prefix).await
+        calm(self.engine.backend.list(prefix)).await
     }
 
     /// One lock as the store sees it; `None` when nobody holds it, waits for it, or keeps it closed.
@@ -224,7 +225,7 @@ impl Locks {
     /// As [`Locks::list`], and [`ErrorKind::Invalid`] for a name that is none.
     pub async fn state(&self, name: &str) -> Result<Option<LockState>> {
         self.engine.check_process()?;
-        self.engine.backend.state(&LockName::new(name)?).await
+        calm(self.engine.backend.state(&LockName::new(name)?)).await
     }
 
     /// Takes a claim away from whoever made it: an operator's last resort. The next holder's token is larger, so a
@@ -235,7 +236,7 @@ impl Locks {
     /// [`ErrorKind::Unavailable`] when the store did not answer.
     pub async fn evict(&self, name: &str, claim: ClaimId) -> Result<Freed> {
         self.engine.check_process()?;
-        self.engine.backend.evict(&LockName::new(name)?, claim).await
+        calm(self.engine.backend.evict(&LockName::new(name)?, claim)).await
     }
 
     /// Renews a [detached](crate::Guard::detach) lease, so that it lasts `ttl` from this moment.
@@ -248,7 +249,7 @@ impl Locks {
         let mut claim = self.detached(name, claim)?;
         claim.ttl = ttl;
         let name = claim.name.clone();
-        match self.engine.backend.renew(&[Arc::new(claim)]).await.pop() {
+        match calm(self.engine.backend.renew(&[Arc::new(claim)])).await.pop() {
             Some(Renewal::Renewed(_)) => Ok(()),
             Some(Renewal::Lost(loss)) => Err(Error::lost(&name, loss)),
             Some(Renewal::Failed(error)) => Err(error),
@@ -264,7 +265,7 @@ impl Locks {
     pub async fn release_detached(&self, name: &str, claim: ClaimId) -> Result<Released> {
         let claim = self.detached(name, claim)?;
         let releases = &self.engine.releases;
-        let freed = releases.free(&claim, Duration::ZERO, releases.until(&claim, None)).await;
+        let freed = calm(releases.free(&claim, Duration::ZERO, releases.until(&claim, None))).await;
         if freed.is_err() {
             self.engine.backend.forget(&claim);
         }
@@ -285,7 +286,7 @@ impl Locks {
     ///
     /// [`ErrorKind::Unavailable`] when some were not; their leases run out by themselves.
     pub async fn close(&self, patience: Duration) -> Result<()> {
-        self.engine.close(patience).await
+        calm(self.engine.close(patience)).await
     }
 
     fn target(&self, name: &str) -> Result<Target> {

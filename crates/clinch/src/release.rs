@@ -17,7 +17,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane::caught;
 use crate::lease;
-use crate::sync::{apart, lock};
+use crate::sync::{AtWork, apart, lock};
 
 /// How long a release is repeated by a task of its own, and how long by a caller when the lease itself has no end.
 const RELEASE_FOR: Duration = Duration::from_secs(30);
@@ -59,7 +59,7 @@ struct Left {
     /// Each with the time until which it is tried.
     claims: VecDeque<(Arc<Claim>, Instant)>,
     /// Whether a task tries them.
-    swept: bool,
+    swept: AtWork,
 }
 
 impl Left {
@@ -208,22 +208,23 @@ impl Releases {
     fn leave(self: &Arc<Releases>, claim: Arc<Claim>) {
         let until = self.env.now() + claim.ttl.max(LEFT_FOR);
         let server = self.backend.shard(&claim.name);
-        let (swept, given_up) = {
+        let (sweeping, given_up) = {
             let mut state = lock(&self.state);
             let left = state.left.entry(server).or_default();
             left.remove(claim.id);
             left.claims.push_back((claim, until));
-            let swept = std::mem::replace(&mut left.swept, true);
+            let sweeping = left.swept.begin();
             let all: usize = state.left.values().map(|left| left.claims.len()).sum();
             let most = state.left.values_mut().max_by_key(|left| left.claims.len());
-            (swept, most.filter(|_| all > MOST_LEFT).and_then(|left| left.claims.pop_front()))
+            (sweeping, most.filter(|_| all > MOST_LEFT).and_then(|left| left.claims.pop_front()))
         };
         if let Some((claim, _)) = given_up {
             self.forget(&claim);
         }
-        let releases = Arc::downgrade(self);
-        if !swept && self.env.lane().run(move || sweep(releases.clone(), server)).is_err() {
-            lock(&self.state).left.entry(server).or_default().swept = false;
+        if let Some(sweeping) = sweeping {
+            let releases = Arc::downgrade(self);
+            // Without a background thread, whatever is left next starts another.
+            let _ = self.env.lane().run(move || sweep(releases.clone(), server, sweeping.clone()));
         }
     }
 
@@ -288,7 +289,7 @@ async fn release(under_way: Arc<UnderWay>, claim: Arc<Claim>) {
 }
 
 /// Tries what a server has left unanswered now and then, for as long as the client lives.
-async fn sweep(releases: Weak<Releases>, server: u64) {
+async fn sweep(releases: Weak<Releases>, server: u64, _sweeping: Arc<()>) {
     while let Some(releases) = releases.upgrade() {
         releases.try_left(server).await;
         if releases.is_swept(server) {

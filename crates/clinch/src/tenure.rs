@@ -435,30 +435,3 @@ pub(crate) struct Review {
     /// When to look again.
     pub(crate) next: Instant,
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{ClaimId, LockName, Mode, Owner};
-
-    /// A place of which the store finds no time left has the keeper ask without a pause, and do nothing else.
-    #[test]
-    fn a_place_without_time_left_is_renewed_after_a_pause() {
-        let now = Instant::from_nanos(1_000_000_000);
-        let claim = Arc::new(Claim {
-            id: ClaimId::from_bits(1),
-            name: LockName::new("job").unwrap(),
-            mode: Mode::Exclusive,
-            ttl: Duration::from_secs(30),
-            enqueue: true,
-            place: true,
-            isolated: false,
-            owner: Arc::new(Owner { host: "h".into(), pid: 1, user: "u".into(), label: String::new() }),
-        });
-        let policy = Policy { drift: Drift::DEFAULT, manual: false, hold_until: None };
-        let place = Tenure::new(1, claim, None, now, Some(Duration::ZERO), policy, Process::this());
-        place.begin(0.5);
-        let review = place.review(now).unwrap();
-        assert!(review.renew && review.next > now, "it is renewed again at once");
-    }
-}

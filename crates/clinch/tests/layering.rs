@@ -13,7 +13,10 @@ use std::path::{Path, PathBuf};
 
 /// Modules from the bottom up. One may use its own layer and those below, and nothing above.
 const LAYERS: [(&str, &[&str]); 9] = [
-    ("values", &["claim", "drift", "error", "fence", "name", "process", "queue", "sync", "token", "url"]),
+    (
+        "values",
+        &["calm", "claim", "drift", "error", "fence", "name", "process", "queue", "sync", "token", "url"],
+    ),
     ("time", &["clock", "lease"]),
     ("world", &["env", "lane", "net", "random", "readable", "timer"]),
     ("trait", &["backend"]),

@@ -85,6 +85,7 @@ mod life;
 mod link;
 mod list;
 mod moves;
+mod quiet;
 mod record;
 mod session;
 mod settings;

@@ -2,17 +2,18 @@
 
 use std::future::IntoFuture;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
 use super::Fixture;
-use super::client::{Client, PATIENCE, lock_in_vain, runtime, unique};
+use super::client::{Client, PATIENCE, eventually, join, lock_in_vain, queue, runtime, unique, within};
 use crate::claim::LossKind;
 use crate::error::ErrorKind;
 use crate::guard::Released;
 use crate::lane::Lane;
+use crate::sync::lock;
 
 /// Threads that contend.
 const THREADS: usize = 3;
@@ -156,6 +157,107 @@ pub async fn lane_ends(fixture: &dyn Fixture) {
         });
         scene.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
+}
+
+/// P5, P8: a caller's waker that panics ends nothing of its client, and keeps nobody else asleep.
+pub async fn waker_panics(fixture: &dyn Fixture) {
+    let (one, rival) = (Client::new(fixture).await, Client::new(fixture).await);
+    let [kept, first, second] = ["kept", "first", "second"].map(unique);
+    let held = rival.lock(&first).await;
+    let other = rival.lock(&second).await;
+    let guard = one.lock(&kept).await;
+    let bad = Waker::from(Arc::new(Panics));
+    // Of those that wait for one thing, the first and the last.
+    let mut lost = [(); 3].map(|()| Box::pin(guard.lost()));
+    let mutex = one.locks.mutex(&first).unwrap();
+    let mut waiter = mutex.lock().timeout(PATIENCE).into_future();
+    until_waiting(&one, &first, waiter.as_mut()).await;
+    let next = queue(&one.locks, &second);
+    one.waits(&second, 1).await;
+    // What is young is not watched on every store.
+    one.env.sleep_until(one.now() + GROWN).await;
+    let [before, told, after] = &mut lost;
+    poll(before.as_mut(), &bad);
+    let told = async { tokio::join!(told, async { poll(after.as_mut(), &bad) }).0 };
+    let evict = async { rival.locks.evict(&kept, guard.claim_id()).await.unwrap() };
+    poll(waiter.as_mut(), &bad);
+    held.release().await.unwrap();
+    let (loss, _) =
+        within("a loss is told beside a waker that panics", async { tokio::join!(told, evict) }).await;
+    assert_eq!(loss.kind, LossKind::Deleted);
+    drop(lost);
+    drop(guard);
+    other.release().await.unwrap();
+    let next = join("a waiter is woken after one whose waker has panicked", next).await;
+    next.release().await.unwrap();
+    waiter.await.unwrap().release().await.unwrap();
+    one.expect_unused(&kept).await;
+}
+
+/// P5, P7: the task that a waker is to wake may be dropped by it, as of an executor that has ended, with a guard and a request of the
+/// same client. They are freed, and nothing hangs.
+pub async fn waker_drops_its_task(fixture: &dyn Fixture) {
+    let (one, rival) = (Client::new(fixture).await, Client::new(fixture).await);
+    let queue = one.capabilities().queue;
+    for evicted in [false, true] {
+        let [awaited, kept] = ["awaited", "kept"].map(unique);
+        let held = rival.lock(&awaited).await;
+        let (guard, mutex) = (one.lock(&kept).await, one.locks.mutex(&awaited).unwrap());
+        let mut task: Task = Box::pin(async move { drop((mutex.lock().await, guard)) });
+        until_waiting(&one, &awaited, task.as_mut()).await;
+        one.env.sleep_until(one.now() + GROWN).await;
+        let waiting = one.faults.waiting(&awaited);
+        orphan(task);
+        match waiting[..] {
+            [claim] if evicted && queue => drop(rival.locks.evict(&awaited, claim).await.unwrap()),
+            _ => drop(held.release().await.unwrap()),
+        }
+        eventually("the task is dropped with its guard", async || {
+            rival.could_lock(&kept).await.then_some(())
+        })
+        .await;
+        rival.expect_unused(&kept).await;
+    }
+    let [kept, lost] = ["kept", "lost"].map(unique);
+    let (guard, losing) = (one.lock(&kept).await, one.lock(&lost).await);
+    let claim = losing.claim_id();
+    one.env.sleep_until(one.now() + GROWN).await;
+    orphan(Box::pin(async move { drop((losing.lost().await, guard)) }));
+    rival.locks.evict(&lost, claim).await.unwrap();
+    eventually("the loser is dropped with its guard", async || rival.could_lock(&kept).await.then_some(()))
+        .await;
+    rival.expect_unused(&lost).await;
+}
+
+/// How old a claim is that every store watches that can.
+const GROWN: Duration = Duration::from_millis(300);
+
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Leaves a task to its wakers, as of an executor that has ended: whoever drops the last of them drops it.
+fn orphan(mut task: Task) {
+    struct Orphan(Mutex<Option<Task>>);
+    impl Wake for Orphan {
+        fn wake(self: Arc<Self>) {}
+    }
+    let orphan = Arc::new(Orphan(Mutex::default()));
+    let waker = Waker::from(orphan.clone());
+    poll(task.as_mut(), &waker);
+    *lock(&orphan.0) = Some(task);
+}
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        // Without a word: it is expected.
+        std::panic::resume_unwind(Box::new("a caller's waker panics"));
+    }
+}
+
+/// Polls what is not ready with this waker.
+fn poll<T>(future: Pin<&mut (impl Future<Output = T> + ?Sized)>, waker: &Waker) {
+    assert!(future.poll(&mut Context::from_waker(waker)).is_pending(), "it waits for nothing");
 }
 
 /// An executor of nothing but a thread.

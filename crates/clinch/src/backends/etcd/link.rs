@@ -13,7 +13,7 @@ use http::Uri;
 use http::uri::PathAndQuery;
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use prost::Message;
 use tonic::body::Body;
 use tonic::client::Grpc;
@@ -23,6 +23,7 @@ use tonic_prost::ProstCodec;
 
 use super::cuttable::Cuttable;
 use super::life::{Gone, Life, Traffic, drive};
+use super::quiet::Spawner;
 use super::settings::{Address, SCHEMES, Settings};
 use super::wire::{self, RangeRequest, RangeResponse};
 use crate::backends::pool::Connection;
@@ -262,7 +263,7 @@ async fn connect(
     };
     let (traffic, life) = (Arc::new(Traffic::default()), Arc::new(Life::default()));
     let stream = Cuttable::new(stream, life.clone());
-    let mut builder = http2::Builder::new(TokioExecutor::new());
+    let mut builder = http2::Builder::new(Spawner);
     builder.timer(TokioTimer::new()).keep_alive_interval(PING_EVERY).keep_alive_timeout(PING_FOR);
     let (sender, connection) = builder
         .handshake(TokioIo::new(stream))

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 
 use super::claims::{Claims, session_ended};
 use super::client::Client;
@@ -122,13 +123,14 @@ impl Store {
     }
 
     /// Renews claims that hang on one lease.
-    async fn renew_session(&self, claims: &[(usize, &Claim)]) -> Vec<(usize, Renewal)> {
+    async fn renew_session(
+        &self,
+        session: Arc<Session>,
+        claims: &[(usize, &Claim)],
+    ) -> Vec<(usize, Renewal)> {
         let failed =
             |error: Error| claims.iter().map(|(at, _)| (*at, Renewal::Failed(error.again()))).collect();
-        let Some(known) = claims.first().and_then(|(_, claim)| self.claims.get(claim.id)) else {
-            return failed(Error::new(ErrorKind::Unknown, "the claim was just released"));
-        };
-        let (now, session) = (self.now(), known.carrier().clone());
+        let now = self.now();
         let is_kept = match self.keep_lately(&session).await {
             Ok(kept) => kept.is_some(),
             Err(error) => return failed(error),
@@ -140,7 +142,7 @@ impl Store {
         let answers = claims.iter().map(async |(at, claim)| {
             (*at, self.renew_on(claim, is_kept.then_some(session.lease), now).await)
         });
-        futures_util::future::join_all(answers).await
+        join_all(answers).await
     }
 
     /// The answer for one claim, when this lease was just renewed, or the one that it hung on is gone.
@@ -242,33 +244,33 @@ impl Backend for Store {
     }
 
     async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal> {
-        let mut sessions: HashMap<i64, Vec<(usize, &Claim)>> = HashMap::new();
-        let mut answers: Vec<Option<Renewal>> = claims.iter().map(|_| None).collect();
+        let mut sessions: HashMap<i64, (Arc<Session>, Vec<(usize, &Claim)>)> = HashMap::new();
+        let (mut detached, mut answers) = (Vec::new(), Vec::new());
         for (at, claim) in claims.iter().enumerate() {
             match self.claims.get(claim.id) {
-                Some(known) => sessions.entry(known.carrier().lease).or_default().push((at, claim)),
+                Some(known) => {
+                    let session = known.carrier();
+                    let group =
+                        sessions.entry(session.lease).or_insert_with(|| (session.clone(), Vec::new()));
+                    group.1.push((at, claim));
+                }
                 // It is taken anew by the waiter's next step.
-                None if claim.place => {
-                    if let Some(answer) = answers.get_mut(at) {
-                        *answer = Some(Renewal::Lost(deleted()));
-                    }
-                }
-                None => {
-                    let renewal = self.renew_detached(claim).await.unwrap_or_else(Renewal::Failed);
-                    if let Some(answer) = answers.get_mut(at) {
-                        *answer = Some(renewal);
-                    }
-                }
+                None if claim.place => answers.push((at, Renewal::Lost(deleted()))),
+                None => detached.push((at, claim)),
             }
         }
-        let sessions = sessions.into_values().map(|group| async move { self.renew_session(&group).await });
-        for (at, renewal) in futures_util::future::join_all(sessions).await.into_iter().flatten() {
-            if let Some(answer) = answers.get_mut(at) {
-                *answer = Some(renewal);
-            }
-        }
-        let unanswered = || Renewal::Failed(Error::new(ErrorKind::Unknown, "a renewal was left out"));
-        answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
+        // Side by side: what concerns one lease delays, and fails, no other.
+        let sessions = sessions.into_values();
+        let sessions =
+            sessions.map(|(session, group)| async move { self.renew_session(session, &group).await });
+        let detached = detached.into_iter().map(|(at, claim)| async move {
+            (at, self.renew_detached(claim).await.unwrap_or_else(Renewal::Failed))
+        });
+        let (kept, detached) = tokio::join!(join_all(sessions), join_all(detached));
+        answers.extend(kept.into_iter().flatten().chain(detached));
+        // One for each claim.
+        answers.sort_unstable_by_key(|(at, _)| *at);
+        answers.into_iter().map(|(_, renewal)| renewal).collect()
     }
 
     async fn lost(&self) -> Vec<(ClaimId, Loss)> {

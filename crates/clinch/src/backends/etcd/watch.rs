@@ -5,7 +5,7 @@
 //! or a past that was compacted, is survived: open again, then read.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, watch};
@@ -19,7 +19,8 @@ use super::wire::{
 };
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sync::lock;
+use crate::lane::caught;
+use crate::sync::{Locked, lock};
 
 /// Pause before a stream that broke is opened again, doubling from the first to the second.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -158,7 +159,8 @@ impl Watcher {
         purpose: Purpose,
     ) -> Result<Subscription> {
         let mut state = lock(&self.state);
-        if state.alive.is_none() {
+        // A task that has ended, however it did, has dropped its end.
+        if state.alive.as_ref().is_none_or(watch::Sender::is_closed) {
             let (alive, dead) = watch::channel(());
             let (watcher, client, kick) = (Arc::downgrade(self), self.client.clone(), self.kick.clone());
             self.client.env.lane().run(move || {
@@ -301,7 +303,7 @@ impl Sub {
     }
 
     /// Wakes whoever reads the news.
-    fn told(&self, mut news: MutexGuard<'_, News>, now: Instant) {
+    fn told(&self, mut news: Locked<'_, News>, now: Instant) {
         news.unread_since.get_or_insert(now);
         drop(news);
         self.told.notify_one();
@@ -325,7 +327,8 @@ async fn run(watcher: Weak<Watcher>, client: Arc<Client>, kick: Arc<Notify>) {
         let requests = futures_util::stream::poll_fn(move |context| orders.poll_recv(context));
         if let Ok((link, answers)) = client.watch(requests).await {
             let opened = client.env.now();
-            follow(&watcher, &client, &link, answers).await;
+            // What panics there ends one stream.
+            let _ = caught(follow(&watcher, &client, &link, answers)).await;
             if client.env.now().since(opened) > BACKOFF.1 {
                 pause = BACKOFF.0;
             }

@@ -1,7 +1,7 @@
 //! A claim of this process: how it enters a lock file, takes its steps, is looked after, and leaves.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::dir::{self, Stamp};
@@ -16,7 +16,7 @@ use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 use crate::queue::{admits, agree_on_capacity};
-use crate::sync::lock;
+use crate::sync::{Locked, lock};
 use crate::token::Token;
 
 /// A claim of this process: its byte stays locked for as long as this lives.
@@ -235,7 +235,7 @@ impl File {
     }
 
     /// A waiter that has lost its place takes a new one, at the end.
-    fn start_again(&self, claim: &Claim, mut slot: MutexGuard<'_, Slot>) -> Result<Progress> {
+    fn start_again(&self, claim: &Claim, mut slot: Locked<'_, Slot>) -> Result<Progress> {
         slot.leave()?;
         drop(slot);
         lock(&self.slots).remove(&claim.id);

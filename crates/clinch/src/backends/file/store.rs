@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use crate::claim::{Claim, ClaimId, Loss, LossKind};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
-use crate::sync::lock;
+use crate::sync::{AtWork, lock};
 
 /// The backend of `file://`.
 #[derive(Debug)]
@@ -30,7 +29,7 @@ pub(super) struct File {
     pub(super) slots: Mutex<HashMap<ClaimId, Arc<Mutex<Slot>>>>,
     pub(super) watcher: Watcher,
     /// Whether somebody looks after turns that nobody takes; changed only while `slots` is locked.
-    pub(super) minded: AtomicBool,
+    pub(super) minded: Mutex<AtWork>,
     /// For whoever looks after them.
     pub(super) this: Weak<File>,
 }
@@ -44,7 +43,7 @@ impl File {
             boot,
             slots: Mutex::default(),
             watcher: Watcher::default(),
-            minded: AtomicBool::new(false),
+            minded: Mutex::default(),
             this: this.clone(),
         }))
     }

@@ -6,7 +6,6 @@
 //! polled later takes a new place, at the end.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
 use super::slot::Slot;
@@ -24,11 +23,10 @@ type Slots = HashMap<ClaimId, Arc<Mutex<Slot>>>;
 impl File {
     /// Has somebody look after the turns of these claims from now on. The slots are locked.
     pub(super) fn mind_turns(&self, _slots: &Slots) {
-        if !self.minded.load(Ordering::Relaxed) {
+        if let Some(minding) = lock(&self.minded).begin() {
             // Without a background thread nobody does.
             let this = self.this.clone();
-            let spawned = self.env.lane().run(move || mind(this.clone()));
-            self.minded.store(spawned.is_ok(), Ordering::Relaxed);
+            let _ = self.env.lane().run(move || mind(this.clone(), minding.clone()));
         }
     }
 
@@ -53,7 +51,7 @@ impl File {
                 next = Some(next.map_or(look, |next: Instant| next.min(look)));
             }
             if next.is_none() {
-                self.minded.store(false, Ordering::Relaxed);
+                lock(&self.minded).end();
             }
         }
         for slot in silent {
@@ -78,7 +76,7 @@ impl File {
 }
 
 /// Looks after turns until nobody waits.
-async fn mind(file: Weak<File>) {
+async fn mind(file: Weak<File>, _minding: Arc<()>) {
     while let Some(file) = file.upgrade()
         && let Some(next) = file.review_turns()
     {

@@ -1,7 +1,6 @@
 //! Which server a command goes to: the one, the master that Sentinel names, or the one that has the slot.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use super::check::Server;
 use super::claims::Claims;
@@ -13,9 +12,11 @@ use super::inbox::Inbox;
 use super::link::Link;
 use super::resp::{Command, Value};
 use super::script::Script;
+use super::sentinel::Sentinel;
 use super::settings::{Address, Durability, Topology};
 use crate::backends::pool::{Connection, Pool};
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::{AtWork, lock};
 
 /// How often one command is sent elsewhere before it is given back to the caller's own loop.
 const REDIRECTS: u32 = 5;
@@ -43,7 +44,7 @@ pub(super) struct Node {
     /// For what is to be confirmed.
     copies: Pool<Copies>,
     /// Whether somebody sees to it that this remains the master that Sentinel names.
-    followed: AtomicBool,
+    followed: Mutex<AtWork>,
 }
 
 impl Node {
@@ -53,7 +54,7 @@ impl Node {
             links: Pool::default(),
             inboxes: Pool::default(),
             copies: Pool::default(),
-            followed: AtomicBool::new(false),
+            followed: Mutex::default(),
         })
     }
 
@@ -68,15 +69,8 @@ impl Node {
 
     /// The connection of the current runtime.
     pub(super) async fn link(self: &Arc<Node>, dialer: &Arc<Dialer>) -> Result<Arc<Link>> {
-        if let Endpoint::Master(sentinel) = &self.endpoint
-            && !self.followed.swap(true, Ordering::AcqRel)
-        {
-            for address in &sentinel.sentinels {
-                let (sentinel, dialer) = (sentinel.clone(), dialer.clone());
-                let (address, node) = (address.clone(), Arc::downgrade(self));
-                let lane = dialer.env.lane().clone();
-                lane.run(move || sentinel.clone().follow(dialer.clone(), address.clone(), node.clone()))?;
-            }
+        if let Endpoint::Master(sentinel) = &self.endpoint {
+            self.follow(sentinel, dialer)?;
         }
         if let Some(link) = self.links.peek(dialer.env.lane()) {
             return self.expect_latest(&link).map(|()| link);
@@ -88,6 +82,21 @@ impl Node {
         let link = Box::pin(self.links.get(&dialer.env, open)).await?;
         self.expect_latest(&link)?;
         Ok(link)
+    }
+
+    /// Listens to all sentinels, unless somebody does.
+    fn follow(self: &Arc<Node>, sentinel: &Arc<Sentinel>, dialer: &Arc<Dialer>) -> Result<()> {
+        let Some(following) = lock(&self.followed).begin() else { return Ok(()) };
+        for address in &sentinel.sentinels {
+            let (sentinel, dialer, following) = (sentinel.clone(), dialer.clone(), following.clone());
+            let (address, node) = (address.clone(), Arc::downgrade(self));
+            let lane = dialer.env.lane().clone();
+            lane.run(move || {
+                let _following = &following;
+                sentinel.clone().follow(dialer.clone(), address.clone(), node.clone())
+            })?;
+        }
+        Ok(())
     }
 
     /// Refuses a connection to a master that was replaced. Asked whenever a connection is taken: one that was being opened

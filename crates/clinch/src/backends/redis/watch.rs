@@ -22,6 +22,7 @@ use super::store::Store;
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
 use crate::clock::Instant;
 use crate::error::Result;
+use crate::lane::caught;
 use crate::name::LockName;
 use crate::sync::lock;
 
@@ -152,10 +153,10 @@ impl Held {
     }
 
     /// Notes that these could not be read.
-    fn unread(&self, watches: &[Watch], again: Instant) {
+    fn unread(&self, ids: impl Iterator<Item = ClaimId>, again: Instant) {
         let mut state = lock(&self.state);
-        for (id, _) in watches {
-            state.set(*id, Sight::Due(again));
+        for id in ids {
+            state.set(id, Sight::Due(again));
         }
         state.arm(again);
     }
@@ -239,9 +240,13 @@ impl Store {
         loop {
             if let Some(due) = held.begin(env.now()) {
                 let (route, claims, dialer) = (self.route.clone(), self.claims.clone(), self.dialer.clone());
-                // Where nothing runs any more, nothing is looked at.
-                let _ =
+                let ids: Vec<ClaimId> = due.iter().map(|(id, _)| *id).collect();
+                let looks =
                     env.lane().run(move || look(route.clone(), claims.clone(), dialer.clone(), due.clone()));
+                if looks.is_err() {
+                    held.unread(ids.into_iter(), env.now() + PAUSE);
+                    held.done();
+                }
             }
             let lost = self.confirm(held.missed()).await;
             if !lost.is_empty() {
@@ -273,7 +278,7 @@ impl Store {
                     lost.push((*id, taken_away()));
                 }
                 // The next renewal will tell.
-                Ok(true) | Err(_) => self.claims.held.unread(&[(*id, Arc::from(""))], again),
+                Ok(true) | Err(_) => self.claims.held.unread([*id].into_iter(), again),
             }
         }
         lost
@@ -300,10 +305,12 @@ async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: 
         let route = &route;
         let dialer = &dialer;
         async move {
-            match read(route, held, slot, batch).await {
-                Ok(Some(answers)) => held.read(batch, &answers),
-                Ok(None) => held.untold(batch),
-                Err(_) => held.unread(batch, dialer.env.now() + PAUSE),
+            match caught(read(route, held, slot, batch)).await {
+                Some(Ok(Some(answers))) => held.read(batch, &answers),
+                Some(Ok(None)) => held.untold(batch),
+                Some(Err(_)) | None => {
+                    held.unread(batch.iter().map(|(id, _)| *id), dialer.env.now() + PAUSE);
+                }
             }
         }
     }))
@@ -382,7 +389,7 @@ mod tests {
         held.read(&watches, &[false]);
         held.done();
         assert_eq!((held.missed().len(), held.next()), (1, None));
-        held.unread(&watches, START + PAUSE);
+        held.unread(watches.iter().map(|(id, _)| *id), START + PAUSE);
         assert_eq!(held.next(), Some(START + PAUSE), "nobody looks again");
         held.hold(&claim(2), START + YOUNG);
         assert_eq!(held.next(), Some(START + YOUNG * 2), "what is young waits for what could not be read");

@@ -1,7 +1,6 @@
 //! Asking several servers at once, and what goes on when nobody waits for it any more.
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use super::node::in_millis;
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sync::lock;
+use crate::sync::{AtWork, lock};
 
 /// How often what goes on in the background is looked at, so that handing it over costs no wake.
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
@@ -133,36 +132,46 @@ fn unanswered(time: Duration) -> Error {
 /// What is to be brought to an end although nobody waits for it: answers to releases that a quorum did not need.
 pub(super) struct Background {
     env: Env,
-    arrived: Mutex<Vec<Pin<Box<dyn Future<Output = ()> + Send>>>>,
-    running: AtomicBool,
+    state: Mutex<Arrived>,
+}
+
+#[derive(Default)]
+struct Arrived {
+    rests: Vec<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// Whether a task brings them to their end.
+    running: AtWork,
 }
 
 impl Background {
     pub(super) fn new(env: Env) -> Arc<Background> {
-        Arc::new(Background { env, arrived: Mutex::default(), running: AtomicBool::new(false) })
+        Arc::new(Background { env, state: Mutex::default() })
     }
 
     /// Takes over. What has been sent is sent; that the rest is looked at may take a moment.
     pub(super) fn take_over(self: &Arc<Background>, rest: impl Future<Output = ()> + Send + 'static) {
-        lock(&self.arrived).push(Box::pin(rest));
-        if !self.running.swap(true, Ordering::AcqRel) {
+        let running = {
+            let mut state = lock(&self.state);
+            state.rests.push(Box::pin(rest));
+            state.running.begin()
+        };
+        if let Some(running) = running {
             // Without a background thread the leases run out by themselves.
             let background = self.clone();
-            let _ = self.env.lane().run(move || background.clone().sweep());
+            let _ = self.env.lane().run(move || background.clone().sweep(running.clone()));
         }
     }
 
     /// Runs until there is nothing left.
-    async fn sweep(self: Arc<Background>) {
+    async fn sweep(self: Arc<Background>, _running: Arc<()>) {
         let mut under_way = FuturesUnordered::new();
         loop {
-            under_way.extend(std::mem::take(&mut *lock(&self.arrived)));
-            if under_way.is_empty() {
-                self.running.store(false, Ordering::Release);
-                if lock(&self.arrived).is_empty() || self.running.swap(true, Ordering::AcqRel) {
+            {
+                let mut state = lock(&self.state);
+                under_way.extend(state.rests.drain(..));
+                if under_way.is_empty() {
+                    state.running.end();
                     return;
                 }
-                continue;
             }
             let mut end = std::pin::pin!(self.env.sleep_until(self.env.now() + SWEEP_EVERY));
             loop {

@@ -1,0 +1,147 @@
+//! Callers' wakers, which are not ours.
+//!
+//! One may panic; and one may drop the task that it is to wake, with the guards and requests in it, since the executor of that
+//! task has ended. No lock, channel, timer or connection here is made for that. So none of them ever has one: whatever a caller
+//! polls goes through [`calm`], and keeps wakers that call the caller's with nothing locked, and whose panics are caught.
+
+#![allow(unsafe_code)]
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
+
+use crate::sync::unlocked;
+
+/// A future for callers to poll.
+pub(crate) fn calm<F: Future>(future: F) -> Calm<F> {
+    Calm(future)
+}
+
+/// See [`calm`].
+pub(crate) struct Calm<F>(F);
+
+impl<F: Future> Future for Calm<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        // SAFETY: the future is pinned whenever this is: nothing moves it out of here, this has no `Drop`, and is `Unpin` only if
+        // the future is.
+        let future = unsafe { self.map_unchecked_mut(|calm| &mut calm.0) };
+        let caller: *const Waker = context.waker();
+        // SAFETY: the functions of `BORROWED` take what points to a `Waker` that lives for as long as theirs does. This one ends
+        // with this call, and is only lent out until then; what is cloned of it is no such waker.
+        let waker = unsafe { Waker::new(caller.cast(), &BORROWED) };
+        future.poll(&mut Context::from_waker(&waker))
+    }
+}
+
+/// A waker for the time of one poll, which costs nothing unless it is kept.
+static BORROWED: RawWakerVTable = RawWakerVTable::new(
+    // SAFETY: here and below, see where it is made.
+    |caller| RawWaker::from(Arc::new(Kept(Some(unsafe { &*caller.cast::<Waker>() }.clone())))),
+    |caller| wake(unsafe { &*caller.cast::<Waker>() }),
+    |caller| wake(unsafe { &*caller.cast::<Waker>() }),
+    |_| (),
+);
+
+/// A caller's waker. `None` when it is dropped.
+struct Kept(Option<Waker>);
+
+impl Wake for Kept {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.iter().for_each(wake);
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // It may be all that was left of a task.
+        if let Some(caller) = self.0.take() {
+            unlocked(move || drop(caller));
+        }
+    }
+}
+
+fn wake(caller: &Waker) {
+    let caller = caller.clone();
+    unlocked(move || caller.wake());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::Mutex;
+
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::sync::lock;
+
+    /// Panics, or notes that it was called.
+    struct Caller(Option<Arc<Mutex<u32>>>);
+
+    impl Wake for Caller {
+        fn wake(self: Arc<Self>) {
+            match &self.0 {
+                Some(calls) => *lock(calls) += 1,
+                None => panic!("the executor is gone"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_nobody_asleep() {
+        let (notify, calls) = (Notify::new(), Arc::new(Mutex::new(0)));
+        let wait = |waker: &Waker| {
+            let mut wait = Box::pin(calm(notify.notified()));
+            assert!(wait.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+            wait
+        };
+        let bad = Waker::from(Arc::new(Caller(None)));
+        let good = Waker::from(Arc::new(Caller(Some(calls.clone()))));
+        let waits = [wait(&bad), wait(&good), wait(&bad), wait(&good)];
+        notify.notify_waiters();
+        assert_eq!(*lock(&calls), 2);
+        drop(waits);
+    }
+
+    /// Not even where whoever wakes has something locked.
+    #[test]
+    fn a_waker_may_drop_the_task_that_it_wakes() {
+        struct Task(Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>);
+        impl Wake for Task {
+            fn wake(self: Arc<Self>) {}
+        }
+        struct Locks(Arc<Mutex<bool>>);
+        impl Drop for Locks {
+            fn drop(&mut self) {
+                *lock(&self.0) = true;
+            }
+        }
+        for woken in [true, false] {
+            let (notify, dropped) = (Arc::new(Notify::new()), Arc::new(Mutex::new(false)));
+            let (waits, locks) = (notify.clone(), Locks(dropped.clone()));
+            let task = Arc::new(Task(Mutex::default()));
+            let mut future: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(calm(async move {
+                let _locks = locks;
+                waits.notified().await;
+            }));
+            let waker = Waker::from(task.clone());
+            assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            drop(waker);
+            *task.0.lock().unwrap() = Some(future);
+            drop(task);
+            let held = lock(&dropped);
+            notify.notify_one();
+            assert!(!*held);
+            drop(held);
+            assert!(*lock(&dropped), "the task lives: {woken}");
+        }
+        let mut ready = pin!(calm(std::future::ready(1)));
+        assert_eq!(ready.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(1));
+    }
+}

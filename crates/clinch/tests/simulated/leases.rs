@@ -1,0 +1,295 @@
+//! How leases are renewed, how they are lost, and how that is told.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_renewed_for_a_simulated_day() {
+    let env = world(1);
+    let locks = Locks::new(Arc::new(Memory::new(env.clone())), env.clone()).ttl(TTL).unwrap();
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let start = env.clock().now();
+    env.sleep_until(start + Duration::from_secs(24 * 3600)).await;
+    assert!(guard.is_held());
+    assert!(locks.mutex("job").unwrap().try_lock().await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_before_the_store_grants_to_the_next() {
+    for seed in 0..50 {
+        let env = world(seed);
+        let store = Memory::new(env.clone());
+        let faulty = Faulty::new(Arc::new(store.client(env.clone())), env.clock());
+        let locks = Locks::new(faulty.clone() as Arc<dyn Backend>, env.clone()).ttl(TTL).unwrap();
+        let rival = Locks::new(Arc::new(store), env.clone()).ttl(TTL).unwrap();
+        let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+        // Cut off somewhere between two renewals; each seed has other jitter.
+        env.sleep_until(env.clock().now() + Duration::from_millis(700 * seed)).await;
+        faulty.hang(Step::Renew);
+        let told = async {
+            let loss = guard.lost().await;
+            (loss.kind, env.clock().now())
+        };
+        let granted = async {
+            let next = rival.mutex("job").unwrap().lock().await.unwrap();
+            let at = env.clock().now();
+            assert!(next.token() > guard.token());
+            at
+        };
+        let ((kind, told), granted) = tokio::join!(told, granted);
+        assert_eq!(kind, LossKind::Expired);
+        assert!(told < granted, "seed {seed}: told at {told:?}, granted at {granted:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_panics_loses_no_lease() {
+    let env = world(7);
+    let (far, locks, near) = faulty(&env);
+    far.panic_in(Step::Lost);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    pass(&env, TTL / 4).await;
+    far.panic_in(Step::Renew);
+    pass(&env, TTL / 4).await;
+    far.heal();
+    pass(&env, 20 * TTL).await;
+    assert!(guard.is_held(), "a panic in the backend has ended the keeper");
+    assert!(near.mutex("job").unwrap().try_lock().await.unwrap().is_none());
+    // A release that panics is repeated too.
+    far.panic_in(Step::Release);
+    drop(guard);
+    pass(&env, Duration::from_secs(1)).await;
+    far.heal();
+    pass(&env, TTL / 2).await;
+    let free = near.mutex("job").unwrap().try_lock().await.unwrap();
+    free.expect("a panic in the backend leaks the lock").release().await.unwrap();
+    // One that panics for ever loses the lease in time, and says so.
+    far.panic_in(Step::Lost);
+    far.panic_in(Step::Renew);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let deadline = guard.deadline().unwrap();
+    assert_eq!(guard.lost().await.kind, LossKind::Expired);
+    assert!(env.clock().now().since(deadline) < Duration::from_millis(5));
+}
+
+/// Renewals go out in batches. One that is given up early for a short lease must not take the long ones' with it.
+#[tokio::test(start_paused = true)]
+async fn a_short_lease_does_not_cost_long_ones_their_renewals() {
+    let env = world(10);
+    let (far, locks, _) = faulty(&env);
+    far.slow_down(Step::Renew, Duration::from_millis(150));
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let short = locks.clone().ttl(Duration::from_millis(600)).unwrap().mutex("short").unwrap();
+    let end = env.clock().now() + 10 * TTL;
+    while env.clock().now() < end {
+        // Its renewals come too late.
+        short.lock().await.unwrap().lost().await;
+        assert_eq!(guard.standing(), Standing::Held);
+    }
+}
+
+/// Leases that nobody renews any more, because the runtime that did is gone, are told so; releases go on, and so does the client.
+#[test]
+fn a_lane_that_ended_is_told() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let lane = runtime();
+    let (far, locks, near, guard) = lane.block_on(async {
+        let env = Env::host(Lane::here().unwrap());
+        let (far, locks, near) = faulty(&env);
+        let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+        let dropped = locks.mutex("dropped").unwrap().lock().await.unwrap();
+        far.sever();
+        drop(dropped);
+        // Time for the keeper to start, and the release.
+        pass(&env, Duration::from_millis(5)).await;
+        (far, locks, near, guard)
+    });
+    drop(lane);
+    runtime().block_on(async {
+        assert_eq!(guard.lost().await.kind, LossKind::Unverifiable);
+        far.heal();
+        drop(
+            near.mutex("dropped").unwrap().lock().timeout(TTL / 2).await.expect("its release was forgotten"),
+        );
+        drop(guard);
+        let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+        let error = locks.mutex("job").unwrap().lock().timeout(TTL / 1000).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
+        guard.release().await.unwrap();
+        locks.close(TTL).await.unwrap();
+    });
+}
+
+/// A process that was stopped past its deadline goes on with whatever was woken first, perhaps with the body of the lock.
+#[test]
+fn a_body_is_not_polled_again_after_its_deadline() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let env = Env::host(Lane::here().unwrap());
+        let locks = Locks::new(Arc::new(Memory::new(env.clone())), env.clone());
+        let mutex = locks.ttl(Duration::from_millis(300)).unwrap().mutex("job").unwrap();
+        let mut went_on = false;
+        let body = async |guard: &clinch::Guard| {
+            // Time for the keeper to start.
+            pass(&env, Duration::from_millis(5)).await;
+            let deadline = guard.deadline().unwrap();
+            while env.clock().now() <= deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            woken_at_once().await;
+            went_on = true;
+        };
+        let error = mutex.lock().run(body).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
+        assert!(!went_on, "the body went on without the lock");
+    });
+}
+
+/// Pending once, and woken before anybody else.
+async fn woken_at_once() {
+    let mut woken = false;
+    std::future::poll_fn(|context| {
+        context.waker().wake_by_ref();
+        match std::mem::replace(&mut woken, true) {
+            true => std::task::Poll::Ready(()),
+            false => std::task::Poll::Pending,
+        }
+    })
+    .await;
+}
+
+/// Whether a future is ready at its first poll; it is dropped then.
+async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        done = future => Some(done),
+        () = std::future::ready(()) => None,
+    }
+}
+
+/// A shorter lease that was asked for ends when it says, also if nobody waits for the answer.
+#[tokio::test(start_paused = true)]
+async fn a_shorter_lease_is_told_lost_in_time_although_its_request_was_dropped() {
+    for renew in [Renew::Auto, Renew::Never] {
+        let env = world(13);
+        let (far, locks, _) = faulty(&env);
+        let guard = locks.renew(renew).mutex("job").unwrap().lock().await.unwrap();
+        far.hang(Step::Renew);
+        assert!(at_once(guard.extend(Duration::from_secs(1))).await.is_none());
+        let deadline = guard.deadline().unwrap();
+        assert!(deadline < env.clock().now() + Duration::from_secs(1));
+        assert_eq!(guard.lost().await.kind, LossKind::Expired);
+        let late = env.clock().now().since(deadline);
+        assert!(late < Duration::from_millis(5), "{renew:?}: told {late:?} late");
+    }
+    // One that can be renewed is, as soon as its TTL wants it.
+    let env = world(14);
+    let (far, locks, _) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    far.hang(Step::Renew);
+    assert!(at_once(guard.extend(Duration::from_secs(1))).await.is_none());
+    far.heal();
+    pass(&env, TTL).await;
+    assert!(guard.is_held(), "a request that was dropped lost the lease");
+}
+
+/// What a guard asks of a store that does not answer ends with its lease, and what is lost is not renewed any more.
+#[tokio::test(start_paused = true)]
+async fn a_lost_lease_is_neither_waited_for_nor_renewed() {
+    let env = world(15);
+    let (far, locks, near) = faulty(&env);
+    let guard = locks.clone().renew(Renew::Never).mutex("job").unwrap().lock().await.unwrap();
+    far.hang(Step::Verify);
+    far.hang(Step::Renew);
+    let both = async { tokio::join!(guard.verify(), guard.extend(TTL)) };
+    let (verified, extended) = tokio::time::timeout(2 * TTL, both).await.expect("waits for ever");
+    assert_eq!(verified.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(extended.unwrap_err().kind(), ErrorKind::Lost);
+    drop(guard);
+    far.heal();
+    // The store has it for longer than its holder may.
+    let guard = locks.max_hold(Duration::from_secs(1)).unwrap().mutex("job").unwrap().lock().await.unwrap();
+    pass(&env, Duration::from_secs(1)).await;
+    let calls = far.calls_of(Step::Renew);
+    assert_eq!(guard.extend(100 * TTL).await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(guard.verify().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(far.calls_of(Step::Renew), calls, "a lost lease was renewed");
+    assert!(near.mutex("job").unwrap().lock().timeout(TTL).await.is_ok());
+}
+
+/// A store's lease may carry many claims, and others renew it: what ran out for its holder does not end by itself then. The
+/// holder is stuck and drops nothing.
+#[tokio::test(start_paused = true)]
+async fn a_lost_lease_that_others_keep_alive_is_freed() {
+    let env = world(16);
+    let (far, locks, near) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    far.hang(Step::Renew);
+    let lost = tokio::time::timeout(2 * TTL, async {
+        while guard.is_held() {
+            near.renew_detached("job", guard.claim_id(), TTL).await.unwrap();
+            pass(&env, Duration::from_secs(1)).await;
+        }
+        env.clock().now()
+    });
+    let (lost, mut freed) = (lost.await.expect("never lost"), None);
+    while freed.is_none() && env.clock().now().since(lost) < 4 * TTL {
+        let kept = near.renew_detached("job", guard.claim_id(), TTL).await;
+        freed = kept.is_err().then(|| env.clock().now().since(lost));
+        pass(&env, Duration::from_millis(10)).await;
+    }
+    let freed = freed.expect("nobody frees what its holder has lost");
+    // Not sooner than a store would have let it end.
+    assert!(freed > Duration::from_secs(2), "freed {freed:?} after it was told");
+    assert!(near.mutex("job").unwrap().try_lock().await.unwrap().is_some());
+}
+
+/// What the keeper frees itself, it frees later than it tells so: whoever is told needs a moment to stop.
+#[tokio::test(start_paused = true)]
+async fn a_lease_at_its_longest_is_freed_a_moment_after_its_holder_is_told() {
+    let env = world(10);
+    let (_far, locks, near) = faulty(&env);
+    let guard = locks.max_hold(TTL / 10).unwrap().mutex("job").unwrap().lock().await.unwrap();
+    let deadline = guard.deadline().unwrap();
+    let told = async {
+        guard.lost().await;
+        env.clock().now()
+    };
+    let granted = async {
+        let _next = near.mutex("job").unwrap().lock().await.unwrap();
+        env.clock().now()
+    };
+    let (told, granted) = tokio::join!(told, granted);
+    assert!(told >= deadline);
+    assert!(
+        granted >= told + Duration::from_millis(100),
+        "granted {:?} after it was told",
+        granted.since(told)
+    );
+    assert!(granted < told + TTL / 2, "the longest hold did not free it");
+}
+
+/// What is lost is nobody's to leave to others: it is not detached, which is said, but freed.
+#[tokio::test(start_paused = true)]
+async fn a_lost_lease_is_not_detached() {
+    let env = world(43);
+    let (far, locks, near) = faulty(&env);
+    let near = near.ttl(100 * TTL).unwrap();
+    for evicted in [false, true] {
+        let capped = locks.clone().ttl(100 * TTL).unwrap().isolated().max_hold(TTL).unwrap();
+        let guard = capped.mutex("job").unwrap().lock().await.unwrap();
+        // All is as a detached lease needs it, but the loss.
+        match evicted {
+            true => {
+                near.evict("job", guard.claim_id()).await.unwrap();
+                guard.lost().await;
+            }
+            false => pass(&env, TTL).await,
+        }
+        let calls = far.calls_of(Step::Renew);
+        let (claim, error) = (guard.claim_id(), guard.detach().await.unwrap_err());
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
+        assert_eq!(far.calls_of(Step::Renew), calls, "a lost lease was renewed");
+        near.renew_detached("job", claim, TTL).await.expect_err("it was left to others");
+        drop(near.mutex("job").unwrap().lock().timeout(TTL).await.expect("it was not freed"));
+    }
+}

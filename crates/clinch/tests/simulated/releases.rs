@@ -1,0 +1,178 @@
+//! Releases that are not answered, and claims that arrive when nobody wants them any more.
+
+use super::*;
+
+/// A server that is stopped for longer than the TTL, and then grants what was given up long ago.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_arrives_long_after_it_was_given_up_is_freed() {
+    let env = world(5);
+    let (far, locks, near) = faulty(&env);
+    for dropped in [false, true] {
+        let late = far.send_late();
+        let mutex = locks.mutex("job").unwrap();
+        let request = tokio::spawn(async move { mutex.lock().timeout(TTL / 10).await });
+        pass(&env, Duration::from_millis(1)).await;
+        far.sever();
+        match dropped {
+            true => request.abort(),
+            false => drop(request.await.unwrap().unwrap_err()),
+        }
+        pass(&env, 4 * TTL).await;
+        assert!(late.arrive(&far).await, "not applied");
+        assert!(near.mutex("job").unwrap().try_lock().await.unwrap().is_none());
+        far.heal();
+        // Less than the TTL of the ghost.
+        pass(&env, TTL / 4).await;
+        let free = near.mutex("job").unwrap().try_lock().await.unwrap();
+        free.expect("nobody freed what was granted late").release().await.unwrap();
+    }
+    locks.close(TTL).await.unwrap();
+}
+
+/// What cannot be released is not tried for ever, and not after the client has ended.
+#[tokio::test(start_paused = true)]
+async fn releases_that_nobody_answers_are_given_up_in_the_end() {
+    let env = world(6);
+    let (far, locks, _) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    far.sever();
+    drop(guard);
+    pass(&env, Duration::from_secs(600)).await;
+    let first = far.calls_of(Step::Release);
+    assert!(locks.close(TTL).await.unwrap_err().to_string().contains("1 releases"));
+    pass(&env, Duration::from_secs(600)).await;
+    let later = far.calls_of(Step::Release) - first;
+    assert!((100..=300).contains(&later), "{later} attempts in ten minutes");
+    pass(&env, Duration::from_secs(3600)).await;
+    locks.close(Duration::ZERO).await.expect("given up");
+    let (far, locks, _) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    far.sever();
+    drop((guard, locks));
+    pass(&env, Duration::from_secs(60)).await;
+    let last = far.calls_of(Step::Release);
+    pass(&env, Duration::from_secs(60)).await;
+    assert_eq!(far.calls_of(Step::Release), last, "released after the end of its client");
+}
+
+/// What the store says can never be released is not tried again, however long nobody answered before.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_is_refused_for_good_is_given_up() {
+    let env = world(8);
+    let (far, locks, _) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    far.sever();
+    drop(guard);
+    pass(&env, Duration::from_secs(60)).await;
+    far.heal();
+    far.deny(Step::Release);
+    pass(&env, Duration::from_secs(60)).await;
+    locks.close(Duration::ZERO).await.expect("tried again for ever");
+}
+
+/// Releases that one server does not answer, or refuses, take no time from those that another, or the same, would answer.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_is_not_answered_delays_no_other() {
+    let env = world(13);
+    let (two, locks, near) = Two::new(&env, 100 * TTL);
+    two.refuses.store(true, Ordering::Relaxed);
+    two.servers.iter().for_each(|server| server.sever());
+    // Tried, since they may have been applied, and left.
+    let leave = async |name: String| {
+        let request = locks.mutex(&name).unwrap();
+        two.servers.iter().for_each(|server| server.heal());
+        let guard = request.lock().await.unwrap();
+        two.servers.iter().for_each(|server| server.sever());
+        drop(guard);
+    };
+    for count in 0..40 {
+        leave(format!("b{count}")).await;
+        leave(format!("a{count}!")).await;
+    }
+    leave("a".to_owned()).await;
+    pass(&env, 3 * TTL).await;
+    assert!(near.mutex("a").unwrap().try_lock().await.unwrap().is_none());
+    two.servers[1].heal();
+    // One pause between two rounds.
+    pass(&env, TTL / 5).await;
+    let free = near.mutex("a").unwrap().try_lock().await.unwrap();
+    free.expect("others' releases have kept it waiting").release().await.unwrap();
+    assert!(near.mutex("b1").unwrap().try_lock().await.unwrap().is_none());
+    assert!(near.mutex("a1!").unwrap().try_lock().await.unwrap().is_none());
+    two.refuses.store(false, Ordering::Relaxed);
+    two.servers[0].heal();
+    pass(&env, TTL / 5).await;
+    assert!(near.list("").await.unwrap().is_empty(), "every release is made good");
+    locks.close(Duration::ZERO).await.unwrap();
+}
+
+/// Nobody waits for the release of a lease that has run out by itself, and a client that ends gives back what it has all the same.
+#[tokio::test(start_paused = true)]
+async fn whoever_ends_does_not_wait_longer_than_the_lease() {
+    let env = world(14);
+    for lost in [false, true] {
+        let (two, locks, _) = Two::new(&env, TTL);
+        let guard = locks.mutex("b").unwrap().lock().await.unwrap();
+        pass(&env, TTL / 6).await;
+        two.servers[0].sever();
+        let severed = env.clock().now();
+        pass(&env, TTL / 2).await;
+        if lost {
+            guard.lost().await;
+            drop(guard);
+        } else {
+            assert!(guard.is_held());
+            let error = guard.release().await.unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown), "{error:?}");
+        }
+        locks.close(10 * TTL).await.unwrap_err();
+        let took = env.clock().now().since(severed);
+        assert!(
+            took <= TTL + Duration::from_secs(1),
+            "ended {took:?} after the server, with a lease of {TTL:?}"
+        );
+        assert!(two.closed.load(Ordering::Relaxed), "what the client had was not given back");
+    }
+}
+
+/// A release may be without any answer, as of a server that hangs.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_hangs_ends_with_the_lease() {
+    let env = world(15);
+    let (far, locks, _) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    far.hang(Step::Release);
+    let start = env.clock().now();
+    let released = tokio::time::timeout(10 * TTL, guard.release()).await;
+    assert_eq!(released.expect("it waits for ever").unwrap_err().kind(), ErrorKind::Unknown);
+    assert!(env.clock().now().since(start) <= TTL);
+}
+
+/// A release is repeated for as long as the store may keep what `extend` asked for, not for the TTL of the beginning.
+#[tokio::test(start_paused = true)]
+async fn what_was_extended_is_released_for_as_long_as_that_lasts() {
+    const LONG: Duration = Duration::from_secs(5 * 3600);
+    for dropped in [false, true] {
+        let env = world(17);
+        let (far, locks, near) = faulty(&env);
+        let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+        guard.extend(LONG).await.unwrap();
+        guard.extend(TTL).await.unwrap();
+        far.sever();
+        let released = match dropped {
+            true => {
+                drop(guard);
+                None
+            }
+            false => Some(tokio::spawn(guard.release())),
+        };
+        pass(&env, LONG / 2).await;
+        far.heal();
+        pass(&env, TTL).await;
+        let free = near.mutex("job").unwrap().try_lock().await.unwrap();
+        free.expect("its release was given up").release().await.unwrap();
+        if let Some(released) = released {
+            released.await.unwrap().expect("the release was given up");
+        }
+    }
+}
