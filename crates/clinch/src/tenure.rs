@@ -362,7 +362,8 @@ impl Tenure {
     /// When it is to be renewed next, or looked at.
     fn next_renewal(&self, state: &State, jitter: f64) -> Instant {
         match state.ttl.filter(|_| !self.policy.manual) {
-            Some(ttl) => lease::renewal(state.confirmed, ttl, jitter),
+            // Never at once: a store may find no time left of a place.
+            Some(ttl) => lease::renewal(state.confirmed, ttl, jitter).max(state.confirmed + MIN_ATTEMPT),
             None => state.confirmed + CHECK_EVERY,
         }
     }

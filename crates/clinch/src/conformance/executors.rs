@@ -234,11 +234,14 @@ const GROWN: Duration = Duration::from_millis(300);
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Leaves a task to its wakers, as of an executor that has ended: whoever drops the last of them drops it.
+/// Leaves a task to an executor that has ended: what wakes it drops it.
 fn orphan(mut task: Task) {
     struct Orphan(Mutex<Option<Task>>);
     impl Wake for Orphan {
-        fn wake(self: Arc<Self>) {}
+        fn wake(self: Arc<Self>) {
+            let task = lock(&self.0).take();
+            drop(task);
+        }
     }
     let orphan = Arc::new(Orphan(Mutex::default()));
     let waker = Waker::from(orphan.clone());
