@@ -82,6 +82,15 @@ fn unblocked<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) 
     told.recv_timeout(Duration::from_secs(20)).expect("it failed, or something blocks its thread");
 }
 
+/// Whether a future is ready at its first poll; it is dropped then.
+async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        done = future => Some(done),
+        () = std::future::ready(()) => None,
+    }
+}
+
 /// A store of two servers, of which one keeps the locks whose names begin with `a`.
 #[derive(Debug)]
 struct Two {

@@ -165,7 +165,8 @@ pub async fn waker_panics(fixture: &dyn Fixture) {
     let [kept, first, second] = ["kept", "first", "second"].map(unique);
     let held = rival.lock(&first).await;
     let other = rival.lock(&second).await;
-    let guard = one.lock(&kept).await;
+    // What is renewed soon is soon told by every store that it is lost.
+    let guard = super::client::lock(&one.with_ttl(fixture.ttl() * 4), &kept).await;
     let bad = Waker::from(Arc::new(Panics));
     // Of those that wait for one thing, the first and the last.
     let mut lost = [(); 3].map(|()| Box::pin(guard.lost()));
@@ -219,7 +220,8 @@ pub async fn waker_drops_its_task(fixture: &dyn Fixture) {
         rival.expect_unused(&kept).await;
     }
     let [kept, lost] = ["kept", "lost"].map(unique);
-    let (guard, losing) = (one.lock(&kept).await, one.lock(&lost).await);
+    let guard = one.lock(&kept).await;
+    let losing = super::client::lock(&one.with_ttl(fixture.ttl() * 4), &lost).await;
     let claim = losing.claim_id();
     one.env.sleep_until(one.now() + GROWN).await;
     orphan(Box::pin(async move { drop((losing.lost().await, guard)) }));

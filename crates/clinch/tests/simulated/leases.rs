@@ -157,15 +157,6 @@ async fn woken_at_once() {
     .await;
 }
 
-/// Whether a future is ready at its first poll; it is dropped then.
-async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
-    tokio::select! {
-        biased;
-        done = future => Some(done),
-        () = std::future::ready(()) => None,
-    }
-}
-
 /// A shorter lease that was asked for ends when it says, also if nobody waits for the answer.
 #[tokio::test(start_paused = true)]
 async fn a_shorter_lease_is_told_lost_in_time_although_its_request_was_dropped() {

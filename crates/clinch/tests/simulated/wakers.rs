@@ -63,3 +63,33 @@ fn a_grant_may_drop_the_task_that_it_wakes() {
         );
     });
 }
+
+/// One of those that wait for one thing is of no concern to the others.
+#[tokio::test(start_paused = true)]
+async fn a_waker_that_panics_keeps_nobody_asleep() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            std::panic::resume_unwind(Box::new("a caller's waker panics"));
+        }
+    }
+    let env = world(42);
+    let (_far, locks, near) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let bad = Waker::from(Arc::new(Panics));
+    let wait = || {
+        let mut lost = Box::pin(guard.lost());
+        assert!(lost.as_mut().poll(&mut Context::from_waker(&bad)).is_pending());
+        lost
+    };
+    let before = wait();
+    let mut told = std::pin::pin!(guard.lost());
+    assert!(at_once(told.as_mut()).await.is_none());
+    let after = wait();
+    near.evict("job", guard.claim_id()).await.unwrap();
+    let evicted = env.clock().now();
+    // Looks again at its end.
+    let _ = tokio::time::timeout(TTL, told).await;
+    assert!(env.clock().now().since(evicted) < TTL, "it slept on");
+    drop((before, after));
+}
