@@ -61,7 +61,7 @@ impl Drop for Holding {
             (1, true) => {
                 HELD.set((0, false));
                 let later = LATER.try_with(RefCell::take).unwrap_or_default();
-                later.into_iter().for_each(|call| apart(call));
+                later.into_iter().for_each(apart);
             }
             (held, waits) => HELD.set((held - 1, waits)),
         }
@@ -79,7 +79,7 @@ pub(crate) fn unlocked(call: impl FnOnce() + 'static) {
     if LATER.try_with(|later| later.borrow_mut().extend(call.take())).is_ok() {
         HELD.set((held, true));
     }
-    call.into_iter().for_each(|call| apart(call));
+    call.into_iter().for_each(apart);
 }
 
 /// Calls what is not ours: its panic, which the panic hook has said, must not end what serves others. To be called with nothing locked.
