@@ -18,6 +18,8 @@ pub(crate) struct Cli {
     pub(crate) verb: Verb,
 }
 
+const DEFAULT_URL: &str = "file://";
+
 /// Where the locks are.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Store {
@@ -31,7 +33,7 @@ pub(crate) struct Store {
         env = "CLINCH_URL",
         hide_env_values = true,
         hide_default_value = true,
-        default_value = "file://",
+        default_value = DEFAULT_URL,
         value_name = "URL"
     )]
     pub(crate) url: String,
@@ -56,6 +58,18 @@ pub(crate) enum RunVerb {
 impl Cli {
     /// Parses the arguments of this process.
     pub(crate) fn of_process() -> Result<Cli, clap::Error> {
+        Ok(Cli::parse_quickly()?.with_url())
+    }
+
+    /// An empty variable is none.
+    fn with_url(mut self) -> Cli {
+        if self.store.url.is_empty() {
+            DEFAULT_URL.clone_into(&mut self.store.url);
+        }
+        self
+    }
+
+    fn parse_quickly() -> Result<Cli, clap::Error> {
         if std::env::args_os().nth(1).is_some_and(|verb| verb == "run") {
             let RunCli { store, verb: RunVerb::Run(run) } = RunCli::try_parse()?;
             return Ok(Cli { store, verb: Verb::Run(run) });
@@ -223,7 +237,8 @@ pub(crate) struct Show {
 ///
 /// Prints `name=... claim=... token=...`, quoted for the shell. The lock stays taken until `clinch release`, until its TTL
 /// has run out without `clinch renew`, or, on file://, until the process that called this command has ended. If that line cannot
-/// be written, the lock is released at once, and the exit code is 74.
+/// be written, the lock is released at once, and the exit code is 74. Where it fails otherwise it prints `(exit N)`, so that
+/// `eval "$(clinch acquire ...)"` fails too.
 #[derive(Args, Debug)]
 #[command(after_help = ACQUIRE_EXAMPLES)]
 pub(crate) struct Acquire {
@@ -374,6 +389,12 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+
+    #[test]
+    fn an_empty_url_is_none() {
+        let cli = Cli::try_parse_from(["clinch", "-u", "", "ls"]).unwrap().with_url();
+        assert_eq!(cli.store.url, DEFAULT_URL);
+    }
 
     #[test]
     fn the_quick_way_to_run_understands_the_same() {

@@ -6,6 +6,7 @@
 //! | `signals.rs` | which signals are caught, and when |
 //! | `terminal.rs` | handing the terminal over and taking it back |
 //! | `children.rs` | reaping: the child, and orphans |
+//! | `kin.rs` | what a job has started in other process groups |
 //! | `loss.rs` | when to stop a child whose lock is about to be lost: pure |
 //! | `supervise.rs` | the loop that holds these together |
 //! | `nesting.rs` | jobs inside jobs that hold the same lock |
@@ -14,6 +15,7 @@
 
 pub(crate) mod children;
 pub(crate) mod events;
+pub(crate) mod kin;
 pub(crate) mod loss;
 pub(crate) mod nesting;
 pub(crate) mod signals;

@@ -64,6 +64,27 @@ fn a_lock_taken_in_a_subshell_belongs_to_the_shell() {
     assert_eq!(shell(&world, script).status().unwrap().code(), Some(0), "{}", world.read("log"));
 }
 
+/// The lock is bound to a command that has nothing to do but to run us, and is lost without a word.
+#[test]
+fn a_lock_taken_through_another_command_belongs_to_the_shell() {
+    let world = World::new();
+    let script = r#"lock=$(timeout 60 nice env A=b "$CLINCH" acquire x) || exit; eval "$lock"; sleep 0.2
+        "$CLINCH" show x > show || exit 11; "$CLINCH" release x "$claim""#;
+    assert_eq!(shell(&world, script).status().unwrap().code(), Some(0));
+}
+
+/// The caller's pipe never ends, since what holds the lock has inherited it.
+#[test]
+fn what_holds_a_lock_keeps_no_descriptor_of_its_caller() {
+    let world = World::new();
+    let script = r#"exec 7> pipe; lock=$("$CLINCH" acquire x) || exit; exec 7>&-; sleep 60"#;
+    let made = Command::new("mkfifo").arg(world.path("pipe")).status().unwrap();
+    assert!(made.success());
+    let _script = Running(shell(&world, script).spawn().unwrap());
+    assert_eq!(std::fs::read(world.path("pipe")).unwrap(), b"");
+    assert!(world.held("x"));
+}
+
 /// A script that hangs keeps its lock for ever.
 #[test]
 fn a_lock_ends_with_its_ttl_unless_renewed() {
@@ -92,7 +113,14 @@ fn a_refused_or_interrupted_acquire_leaves_nothing() {
     let _holder = world.start(["run", "x", "-c", "echo $$ > job.pid; exec sleep 60"]);
     eventually("the lock is held", || world.held("x"));
     let refused = world.output(["acquire", "-n", "x"]);
-    assert!(refused.status.code() == Some(75) && refused.stdout.is_empty());
+    assert!(
+        refused.status.code() == Some(75) && refused.stdout == b"(exit 75)\n",
+        "an eval of it fails, too"
+    );
+    let script = r#"set -e; eval "$("$CLINCH" acquire -n x 2>&-)"; echo went on"#;
+    let evaluated = shell(&world, script).output().unwrap();
+    assert!(evaluated.status.code() == Some(75) && evaluated.stdout.is_empty(), "{evaluated:?}");
+    assert!(world.output(["acquire", "--json", "-n", "x"]).stdout.is_empty());
     assert!(String::from_utf8_lossy(&refused.stderr).contains("is held by"));
     assert_eq!(world.code(["acquire", "-w", "50ms", "-E", "9", "x"]), 9);
     assert_eq!(world.code(["acquire", "x", "--ttl", "0"]), 64);
@@ -108,7 +136,7 @@ fn a_refused_or_interrupted_acquire_leaves_nothing() {
 fn a_store_that_cannot_keep_a_lock_says_so() {
     let world = World::new();
     let output = world.output(["acquire", "-u", "memory://", "x"]);
-    assert!(output.status.code() == Some(64) && output.stdout.is_empty());
+    assert!(output.status.code() == Some(64) && output.stdout == b"(exit 64)\n");
 }
 
 /// Programs cannot read what `acquire` answers.

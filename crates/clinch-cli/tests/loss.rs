@@ -65,6 +65,23 @@ fn the_children_of_a_job_that_has_to_stop_die_with_it() {
     eventually("the child is dead", || !runs(child));
 }
 
+/// What has a process group of its own goes on without the lock: a part under `timeout`, or the job of a run inside the job.
+#[test]
+fn the_parts_of_a_job_that_has_to_stop_die_with_it() {
+    const PART: &str = "trap '' TERM; echo $$ > part.pid; while :; do sleep 0.02; done";
+    for around in
+        [&["timeout", "60", "sh", "-c", PART][..], &[env!("CARGO_BIN_EXE_clinch"), "run", "y", "-c", PART]]
+    {
+        let world = World::new();
+        let job = [&["run", "--max-hold", "1s", "-q", "x", "--", "sh", "-c", r#""$@"; true"#, "sh"], around]
+            .concat();
+        let mut run = world.start(job);
+        let part = world.pid("part.pid");
+        assert_eq!(run.code(), 79);
+        eventually("the part is dead", || !runs(part));
+    }
+}
+
 /// An operator takes the lock away, and the job goes on.
 #[test]
 fn a_broken_lock_stops_its_job() {

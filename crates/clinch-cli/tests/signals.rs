@@ -4,7 +4,7 @@ mod common;
 
 use std::os::unix::process::ExitStatusExt;
 
-use common::{World, eventually, runs};
+use common::{Running, World, eventually, runs};
 use rustix::process::Signal;
 
 const LOGGING_JOB: &str = r#"
@@ -98,4 +98,14 @@ fn what_nohup_ignores_stays_ignored() {
     common::kill(job, Signal::HUP);
     world.write("stop", "");
     assert_eq!(run.code(), 5);
+}
+
+/// The end of the job is never heard of.
+#[test]
+fn a_caller_that_blocks_the_signal_of_a_childs_end_gets_its_exit_code() {
+    let world = World::new();
+    let mut command = std::process::Command::new("env");
+    command.args(["--block-signal=CHLD", env!("CARGO_BIN_EXE_clinch"), "run", "-u", &world.url()]);
+    command.args(["x", "-c", "sleep 0.1; exit 7"]).env_remove("CLINCH_HELD");
+    assert_eq!(Running(command.spawn().unwrap()).code(), 7);
 }

@@ -330,9 +330,23 @@ async fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
         #[cfg(feature = "redis")]
         "redlock" | "redlocks" => crate::backends::redis::redlock::open_url(url, env).await,
         other => {
-            Err(Error::new(ErrorKind::Unsupported, format!("this build has no store for \"{other}://\"")))
+            let message =
+                format!("this build has no store for \"{other}://\"; it has {}", stores().join(", "));
+            Err(Error::new(ErrorKind::Unsupported, message))
         }
     }
+}
+
+/// What the URLs of this build's stores begin with; some have variants.
+fn stores() -> Vec<&'static str> {
+    let all = [
+        ("file", cfg!(feature = "file")),
+        ("memory", cfg!(feature = "memory")),
+        ("redis", cfg!(feature = "redis")),
+        ("redlock", cfg!(feature = "redis")),
+        ("etcd", cfg!(feature = "etcd")),
+    ];
+    all.into_iter().filter_map(|(store, is_there)| is_there.then_some(store)).collect()
 }
 
 /// Who this process is, for the owner records.

@@ -6,6 +6,7 @@ use rustix::process::{
     waitid,
 };
 
+use super::kin::Kin;
 use crate::exit::SIGNAL_BASE;
 
 /// The child, in a process group of its own.
@@ -14,6 +15,8 @@ pub(crate) struct Child {
     pid: Pid,
     exit: Option<Exit>,
     reaped: bool,
+    /// What it has started in other groups, as far as it was to stop.
+    kin: Kin,
 }
 
 /// How the child ended.
@@ -44,7 +47,7 @@ pub(crate) enum Change {
 
 impl Child {
     pub(crate) fn new(pid: Pid) -> Child {
-        Child { pid, exit: None, reaped: false }
+        Child { pid, exit: None, reaped: false, kin: Kin::default() }
     }
 
     /// The child's process group.
@@ -78,6 +81,15 @@ impl Child {
             // Fails when all have ended meanwhile.
             let _ = kill_process_group(self.pid, signal);
         }
+    }
+
+    /// Sends a signal that is to end it to all of the job: also to parts that made process groups of their own, as `timeout` and
+    /// nested runs do.
+    pub(crate) fn end(&mut self, signal: Signal) {
+        // First, since whoever loses its parent is found no more.
+        self.kin.find(self.pid);
+        self.signal(signal);
+        self.kin.signal(signal);
     }
 
     /// Reaps every child that has ended, and tells of the main one if it is among them.

@@ -75,7 +75,7 @@ impl Supervisor<'_> {
             Some(Change::Ended(exit)) => {
                 if self.progress.stage != Stage::Running {
                     // Of a job that had to stop, nothing may go on without the lock.
-                    self.child.signal(Signal::KILL);
+                    self.child.end(Signal::KILL);
                 }
                 self.child.reap();
                 self.ended(exit);
@@ -135,6 +135,11 @@ impl Supervisor<'_> {
         if self.progress.exit.is_none() { self.child.signal(signal) } else { signal_orphans(signal) }
     }
 
+    /// As [`send`](Supervisor::send), to all of the job.
+    fn end(&mut self, signal: Signal) {
+        if self.progress.exit.is_none() { self.child.end(signal) } else { signal_orphans(signal) }
+    }
+
     /// Stops the job if it is time; says when to look again.
     fn hold_or_stop(&mut self) -> Option<std::time::Duration> {
         loop {
@@ -155,7 +160,7 @@ impl Supervisor<'_> {
     fn terminate(&mut self) {
         self.progress.stage = Stage::Terminated;
         self.progress.told = Some(self.env.clock().now());
-        self.send(Signal::TERM);
+        self.end(Signal::TERM);
         // A stopped job would not hear it.
         self.send(Signal::CONT);
         self.report_stopping("TERM");
@@ -163,7 +168,7 @@ impl Supervisor<'_> {
 
     fn kill(&mut self) {
         self.progress.stage = Stage::Killed;
-        self.send(Signal::KILL);
+        self.end(Signal::KILL);
         self.report_stopping("KILL");
     }
 

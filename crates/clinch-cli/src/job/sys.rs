@@ -65,6 +65,17 @@ pub(crate) fn die_with_parent(command: &mut Command) {
     unsafe { command.pre_exec(tie) };
 }
 
+/// Lets a signal through that our caller had blocked. A child of ours has none blocked in any case.
+pub(crate) fn unblock(signal: Signal) {
+    // SAFETY: the set is initialised before it is read, and the mask is this thread's alone.
+    unsafe {
+        let mut set = MaybeUninit::uninit();
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal.as_raw());
+        libc::sigprocmask(libc::SIG_UNBLOCK, set.as_ptr(), null_mut());
+    }
+}
+
 /// Whether stdout was open when this process began.
 pub(crate) fn has_stdout() -> bool {
     HAS_STDOUT.load(Ordering::Relaxed)
@@ -85,6 +96,17 @@ static LOOK: extern "C" fn() = {
     look
 };
 
+/// Has the child inherit no descriptors but the standard ones, whatever our caller left open.
+pub(crate) fn inherit_nothing(command: &mut Command) {
+    let close = || {
+        // SAFETY: changes descriptors' flags only. A kernel before 5.11 refuses; the child then has what we have.
+        unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+        Ok(())
+    };
+    // SAFETY: one system call, which is async-signal-safe; nothing allocates.
+    unsafe { command.pre_exec(close) };
+}
+
 /// Calls `tcsetpgrp` from a process that may be in the background, where it would be stopped for it.
 pub(crate) fn set_foreground(terminal: impl AsFd, group: Pid) -> io::Result<()> {
     Ok(with_blocked(libc::SIGTTOU, || rustix::termios::tcsetpgrp(terminal, group))?)
@@ -103,15 +125,11 @@ pub(crate) fn is_ignored(signal: Signal) -> bool {
 
 /// Dies by a signal, as who did not catch it does. Returns where the kernel does not let it: as process 1.
 pub(crate) fn die_by(signal: Signal) {
-    // SAFETY: the default action is no function of ours, and a changed mask affects this thread only.
-    unsafe {
-        libc::signal(signal.as_raw(), libc::SIG_DFL);
-        let mut set = MaybeUninit::uninit();
-        libc::sigemptyset(set.as_mut_ptr());
-        libc::sigaddset(set.as_mut_ptr(), signal.as_raw());
-        libc::sigprocmask(libc::SIG_UNBLOCK, set.as_ptr(), null_mut());
-        libc::raise(signal.as_raw());
-    }
+    // SAFETY: the default action is no function of ours.
+    unsafe { libc::signal(signal.as_raw(), libc::SIG_DFL) };
+    unblock(signal);
+    // SAFETY: sends a signal to this thread.
+    unsafe { libc::raise(signal.as_raw()) };
 }
 
 /// Stops this process's group by a signal with its default action, as the terminal would have done, and comes back when
@@ -143,7 +161,10 @@ pub(crate) fn adopt(descriptor: RawFd) -> io::Result<OwnedFd> {
     // nothing.
     let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let copy = borrowed.try_clone_to_owned()?;
-    rustix::io::fcntl_setfd(borrowed, rustix::io::FdFlags::CLOEXEC)?;
+    // The job keeps its own standard ones.
+    if descriptor > libc::STDERR_FILENO {
+        rustix::io::fcntl_setfd(borrowed, rustix::io::FdFlags::CLOEXEC)?;
+    }
     Ok(copy)
 }
 

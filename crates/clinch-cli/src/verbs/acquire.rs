@@ -17,7 +17,7 @@ use crate::connect::{CLOSE_FOR, Limits, close, connect_within};
 use crate::exit::{CONFLICT, Failure, INTERNAL, Outcome, SIGNAL_BASE, UNWRITTEN};
 use crate::job::signals::Signals;
 use crate::job::sys;
-use crate::output::{LeaseJson, answer, json, shell_word};
+use crate::output::{LeaseJson, answer, json, shell_word, show};
 use crate::request::{Request, with_lease};
 
 /// How long the answer may take to be read, and which part of the lease at most: who reads it later has little of that.
@@ -25,6 +25,18 @@ const READ_WITHIN: Duration = Duration::from_secs(5);
 const READ_WITHIN_PART: u32 = 4;
 
 pub(crate) async fn run(store: &Store, args: &Acquire) -> Outcome {
+    let outcome = acquire(store, args).await;
+    if let Err(failure) = &outcome
+        && !args.json
+        && failure.code != UNWRITTEN
+    {
+        // For `eval "$(clinch acquire ...)"`, which would otherwise go on.
+        let _ = show(&format!("(exit {})\n", failure.code));
+    }
+    outcome
+}
+
+async fn acquire(store: &Store, args: &Acquire) -> Outcome {
     if !sys::has_stdout() {
         return Err(Failure::new(UNWRITTEN, "stdout is closed: nobody would learn which claim has the lock"));
     }
@@ -146,6 +158,7 @@ fn start_holder(store: &Store, args: &Acquire) -> Result<Report, Failure> {
     pass_on(&mut command, args);
     command.arg("--").arg(&args.name);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    sys::inherit_nothing(&mut command);
     let mut holder = command.spawn().map_err(failed)?;
     let mut line = String::new();
     if let Some(report) = holder.stdout.take() {
@@ -181,14 +194,20 @@ fn pass_on(command: &mut Command, args: &Acquire) {
     }
 }
 
-/// The shell that called us: our parent, or, when that is but a subshell of it, as in `$(... | ...)`, its parent.
+/// The shell that called us: our parent, or, when that is but a subshell of it, as in `$(... | ...)`, or a command that has nothing to
+/// do but to run us, as in `$(timeout 5 clinch ...)`, its parent.
 fn caller() -> Option<i32> {
+    let words = |pid| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let ours = [&b"\0"[..], &words(i32::try_from(std::process::id()).ok()?)].concat();
     let mut caller = getppid()?.as_raw_nonzero().get();
     let mut stat = Stat::of(caller)?;
-    // A subshell is forked without an exec, so its stack starts where its parent's does; others' are at random places.
-    while let Some(parent) =
-        Stat::of(stat.parent).filter(|parent| parent.stack != 0 && parent.stack == stat.stack)
-    {
+    while let Some(parent) = Stat::of(stat.parent) {
+        // A subshell is forked without an exec, so its stack starts where its parent's does; others' are at random places.
+        let is_subshell = parent.stack != 0 && parent.stack == stat.stack;
+        let runs_us = ours.len() > 1 && words(caller).ends_with(&ours);
+        if !is_subshell && !runs_us {
+            break;
+        }
         (caller, stat) = (stat.parent, parent);
     }
     Some(caller)

@@ -81,7 +81,9 @@ impl<'a> Session<'a> {
     async fn run(mut self) -> Outcome {
         let held = std::env::var(nesting::HELD).unwrap_or_default();
         if let Some(outer) = nesting::find(&held, &self.store.identity(), &self.run.name) {
-            return self.reenter(outer).await;
+            if let Some(ended) = self.reenter(outer).await? {
+                return Ok(ended);
+            }
         }
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
         let mut signals = Signals::ending().map_err(cannot_listen)?;
@@ -143,6 +145,7 @@ impl<'a> Session<'a> {
             adopts = true;
         }
         signals.pass_on().map_err(cannot_listen)?;
+        sys::unblock(Signal::CHILD);
         let mut deaths = signal(SignalKind::child()).map_err(cannot_listen)?;
         let terminal = Terminal::on_stdin();
         let child = spawn::start(command, guard, terminal.as_ref())?;
@@ -245,13 +248,14 @@ impl<'a> Session<'a> {
         Ok(if lost && !deaf { LOST } else { ended.exit.code() })
     }
 
-    /// Runs the command in place of us, under the lock that an outer job holds.
-    async fn reenter(&mut self, outer: ClaimId) -> Outcome {
+    /// Runs the command in place of us, under the lock that an outer job holds. `None`: it does not; what stands in the environment
+    /// may be of a job that ended long ago.
+    async fn reenter(&mut self, outer: ClaimId) -> Result<Option<u8>, Failure> {
         let Run { name, share, .. } = self.run;
         let state = self.limits.keep(self.locks.state(name)).await?;
         let claims = state.map(|state| state.claims).unwrap_or_default();
         let Some(claim) = claims.iter().find(|claim| claim.id == outer && claim.granted) else {
-            return Err(Failure::new(LOST, format!("the job around this one has lost lock \"{name}\"")));
+            return Ok(None);
         };
         if !nesting::covers(claim, share) {
             let mode = claim.mode;
