@@ -121,7 +121,7 @@ fn a_lock_that_is_handed_over_has_its_whole_lease() {
     let mut next = world.start(["run", "--ttl", "60s", "x", "-c", look]);
     eventually("it waits", || world.claims("x", "waiting").len() == 1);
     std::fs::remove_file(world.path("wait")).unwrap();
-    assert_eq!((holder.code(), next.code()), (0, 0));
+    assert_eq!((holder.code(), next.code()), (0, 0), "the job was stopped at once for want of a lease");
     let show: serde_json::Value = serde_json::from_str(&world.read("show")).unwrap();
     let left = show["claims"][0]["expires_in_ms"].as_u64().unwrap();
     assert!(left > 30_000, "the job began with a lease of {left} ms");

@@ -80,10 +80,10 @@ impl<'a> Session<'a> {
 
     async fn run(mut self) -> Outcome {
         let held = std::env::var(nesting::HELD).unwrap_or_default();
-        if let Some(outer) = nesting::find(&held, &self.store.identity(), &self.run.name) {
-            if let Some(ended) = self.reenter(outer).await? {
-                return Ok(ended);
-            }
+        if let Some(outer) = nesting::find(&held, &self.store.identity(), &self.run.name)
+            && let Some(ended) = self.reenter(outer).await?
+        {
+            return Ok(ended);
         }
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
         let mut signals = Signals::ending().map_err(cannot_listen)?;
