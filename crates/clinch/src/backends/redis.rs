@@ -123,7 +123,9 @@ mod sentinel;
 mod settings;
 mod slots;
 mod store;
+mod waiting;
 mod watch;
+mod wire;
 
 use std::sync::Arc;
 

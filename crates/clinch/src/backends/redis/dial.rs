@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use super::check::Server;
 use super::failure::{Failure, meaning};
-use super::link::{Link, Pushes};
+use super::link::Link;
 use super::resp::Command;
 use super::sentinel::{Sentinel, expect_master};
 use super::settings::{Address, Credentials, Settings};
+use super::wire::Pushes;
 use crate::backends::tls;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};

@@ -4,9 +4,9 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use super::dating::millis;
-use super::link::HELD_BACK;
 use super::resp::{Arg, Command};
 use super::settings::RUN;
+use super::wire::HELD_BACK;
 use crate::backend::TAKE_WITHIN;
 use crate::net::UNDELIVERED;
 

@@ -13,11 +13,12 @@ use tokio::sync::Notify;
 
 use super::dial::{Dialer, authenticate, cannot_log_in};
 use super::failure::Failure;
-use super::link::{Link, Pushes};
+use super::link::Link;
 use super::reply::list;
 use super::resp::{Command, Value};
 use super::route::Node;
 use super::settings::{Address, Credentials};
+use super::wire::Pushes;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;

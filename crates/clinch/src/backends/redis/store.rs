@@ -7,19 +7,18 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::claims::{Asked, Claims, Note, is_lone_try};
-use super::dating::{millis, not_after};
+use super::claims::{Asked, Claims, is_lone_try};
+use super::dating::millis;
 use super::dial::Dialer;
 use super::failure;
-use super::inbox::Watched;
 use super::keys::{Home, INBOXES, Keys, lock_key, refuse_reserved, slot_of};
-use super::reply::{self, Claimed, Place};
+use super::reply::{self, Claimed};
 use super::resp::Command;
 use super::route::Route;
 use super::script;
 use super::settings::{Fleet, Settings};
 use crate::backend::{
-    Backend, Busy, Capabilities, Freed, Grant, LockState, NOTICE, Progress, Renewal, TAKE_WITHIN, Wake,
+    Backend, Busy, Capabilities, Freed, LockState, NOTICE, Progress, Renewal, TAKE_WITHIN, Wake,
 };
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Owner};
 use crate::clock::Instant;
@@ -28,24 +27,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 use crate::sync::lock;
 
-/// The shortest time after which a waiter asks again: whatever is amiss with what it waits for, it does not ask all the time.
-const FLOOR: Duration = Duration::from_millis(50);
-
-/// How long a waiter trusts that messages come before it takes a step on its own.
-const GUARD: Duration = Duration::from_secs(30);
-
-/// How often the next in line looks at a lock whose holder tells nobody when it leaves: a foreign client, on a server
-/// that cannot tell either. Also how often anybody looks where messages are not allowed.
-const POLL: Duration = Duration::from_millis(100);
-
-/// How long a waiter leaves a database alone that was emptied: those who held locks there are told first.
-const EMPTIED: Duration = Duration::from_millis(500);
-
 /// How many scripts a release spends on a queue at most.
 const SETTLES: u32 = 1000;
-
-/// Added to the end of a lease: the server counts whole milliseconds.
-const ROUNDING: Duration = Duration::from_millis(2);
 
 /// What scripts are told whose step has no words of its own.
 pub(super) const NO_STEP: [&str; 3] = ["-"; 3];
@@ -85,7 +68,7 @@ impl Store {
         &self.dialer.settings
     }
 
-    fn env(&self) -> &Env {
+    pub(super) fn env(&self) -> &Env {
         &self.dialer.env
     }
 
@@ -102,7 +85,7 @@ impl Store {
     }
 
     /// This client's channel in a slot.
-    fn channel(&self, slot: u16) -> String {
+    pub(super) fn channel(&self, slot: u16) -> String {
         [&self.channels(slot), self.inbox.as_str()].concat()
     }
 
@@ -159,12 +142,6 @@ impl Store {
             std::mem::forget(doubt);
         }
         Ok((sent, inbox, reply::claimed(&answer?, claim.ttl)?))
-    }
-
-    /// When a queued claim should look again if nobody tells it anything.
-    fn look(&self, place: &Place, now: Instant) -> Instant {
-        let ends = place.look.map_or(GUARD, |look| look + ROUNDING);
-        now + (ends + TAKE_WITHIN * place.waiters).clamp(FLOOR, GUARD)
     }
 
     /// Releases or withdraws a claim.
@@ -305,71 +282,7 @@ impl Backend for Store {
     }
 
     async fn wait(&self, claim: &Claim) -> Result<Wake> {
-        let Some((asked, woken)) = self.claims.waiting(claim.id) else { return Ok(Wake::Step) };
-        let slot = slot_of(&asked.key);
-        let channel = self.channel(slot);
-        let poll = || POLL.mul_f64(0.5 + self.env().random().jitter());
-        let mut look = asked.look;
-        let inbox = match self.route.inbox(slot, &channel, self.sharded).await {
-            Ok(inbox) => Some(inbox),
-            // Who may not listen asks, and so does everybody where nobody can.
-            Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Unsupported) => None,
-            Err(error) => return Err(error),
-        };
-        if let Some(inbox) = &inbox {
-            if !self.claims.listening(claim.id, inbox.id) {
-                // Nobody listened when the place was taken; what was said since then only the state tells.
-                return Ok(Wake::Step);
-            }
-            if asked.foreign {
-                match inbox.watch(&asked.key).await? {
-                    Watched::There(_) => {}
-                    Watched::Absent => return Ok(Wake::Step),
-                    Watched::Never => look = look.min(self.env().now() + poll()),
-                }
-            }
-        } else {
-            look = look.min(self.env().now() + poll());
-        }
-        loop {
-            match self.claims.take_note(claim.id) {
-                Some(Note::Granted { token, at, lease, heard }) => {
-                    let now = self.env().now();
-                    let from = not_after(asked.sent, asked.server, at, heard, self.env().drift());
-                    // A grant from before the answer that told of the place was over by then, and its message is late.
-                    let over = at < asked.server;
-                    // What may be old already is asked for, which is as good as new.
-                    return Ok(match from.filter(|from| now.since(*from) <= lease / 3) {
-                        _ if over || self.settings().durability.asks_for_more() => Wake::Step,
-                        Some(from) => {
-                            self.claims.settled(claim.id);
-                            self.claims.held.hold(claim, now);
-                            Wake::Granted(Grant { token, ttl: Some(lease), from: Some(from) })
-                        }
-                        None => Wake::Step,
-                    });
-                }
-                Some(Note::Next { at, time, heard }) => {
-                    let began = not_after(asked.sent, asked.server, at, heard, self.env().drift());
-                    look = began.unwrap_or(heard) + time + ROUNDING;
-                }
-                Some(Note::Emptied) => look = look.min(self.env().now() + EMPTIED),
-                Some(Note::Ask) => return Ok(Wake::Step),
-                None => {}
-            }
-            let gone = async {
-                match &inbox {
-                    Some(inbox) => inbox.link.gone().await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                () = woken.notified() => {}
-                () = gone => return Ok(Wake::Step),
-                () = self.env().sleep_until(look) => return Ok(Wake::Step),
-            }
-        }
+        self.wait_for_grant(claim).await
     }
 
     fn shard(&self, name: &LockName) -> u64 {

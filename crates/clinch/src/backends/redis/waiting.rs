@@ -1,0 +1,107 @@
+//! Waiting in the queue of a lock: for a message, the end of what stands in the way, or a change that a foreign client made.
+
+use std::time::Duration;
+
+use super::claims::Note;
+use super::dating::not_after;
+use super::inbox::Watched;
+use super::keys::slot_of;
+use super::reply::Place;
+use super::store::Store;
+use crate::backend::{Grant, TAKE_WITHIN, Wake};
+use crate::claim::Claim;
+use crate::clock::Instant;
+use crate::error::{ErrorKind, Result};
+
+/// The shortest time after which a waiter asks again: whatever is amiss with what it waits for, it does not ask all the time.
+const FLOOR: Duration = Duration::from_millis(50);
+
+/// How long a waiter trusts that messages come before it takes a step on its own.
+const GUARD: Duration = Duration::from_secs(30);
+
+/// How often the next in line looks at a lock whose holder tells nobody when it leaves: a foreign client, on a server
+/// that cannot tell either. Also how often anybody looks where messages are not allowed.
+const POLL: Duration = Duration::from_millis(100);
+
+/// How long a waiter leaves a database alone that was emptied: those who held locks there are told first.
+const EMPTIED: Duration = Duration::from_millis(500);
+
+/// Added to the end of a lease: the server counts whole milliseconds.
+const ROUNDING: Duration = Duration::from_millis(2);
+
+impl Store {
+    /// When a queued claim should look again if nobody tells it anything.
+    pub(super) fn look(&self, place: &Place, now: Instant) -> Instant {
+        let ends = place.look.map_or(GUARD, |look| look + ROUNDING);
+        now + (ends + TAKE_WITHIN * place.waiters).clamp(FLOOR, GUARD)
+    }
+
+    /// Waits until a queued claim is granted, or it is worth asking.
+    pub(super) async fn wait_for_grant(&self, claim: &Claim) -> Result<Wake> {
+        let Some((asked, woken)) = self.claims.waiting(claim.id) else { return Ok(Wake::Step) };
+        let slot = slot_of(&asked.key);
+        let channel = self.channel(slot);
+        let poll = || POLL.mul_f64(0.5 + self.env().random().jitter());
+        let mut look = asked.look;
+        let inbox = match self.route.inbox(slot, &channel, self.sharded).await {
+            Ok(inbox) => Some(inbox),
+            // Who may not listen asks, and so does everybody where nobody can.
+            Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Unsupported) => None,
+            Err(error) => return Err(error),
+        };
+        if let Some(inbox) = &inbox {
+            if !self.claims.listening(claim.id, inbox.id) {
+                // Nobody listened when the place was taken; what was said since then only the state tells.
+                return Ok(Wake::Step);
+            }
+            if asked.foreign {
+                match inbox.watch(&asked.key).await? {
+                    Watched::There(_) => {}
+                    Watched::Absent => return Ok(Wake::Step),
+                    Watched::Never => look = look.min(self.env().now() + poll()),
+                }
+            }
+        } else {
+            look = look.min(self.env().now() + poll());
+        }
+        loop {
+            match self.claims.take_note(claim.id) {
+                Some(Note::Granted { token, at, lease, heard }) => {
+                    let now = self.env().now();
+                    let from = not_after(asked.sent, asked.server, at, heard, self.env().drift());
+                    // A grant from before the answer that told of the place was over by then, and its message is late.
+                    let over = at < asked.server;
+                    // What may be old already is asked for, which is as good as new.
+                    return Ok(match from.filter(|from| now.since(*from) <= lease / 3) {
+                        _ if over || self.settings().durability.asks_for_more() => Wake::Step,
+                        Some(from) => {
+                            self.claims.settled(claim.id);
+                            self.claims.held.hold(claim, now);
+                            Wake::Granted(Grant { token, ttl: Some(lease), from: Some(from) })
+                        }
+                        None => Wake::Step,
+                    });
+                }
+                Some(Note::Next { at, time, heard }) => {
+                    let began = not_after(asked.sent, asked.server, at, heard, self.env().drift());
+                    look = began.unwrap_or(heard) + time + ROUNDING;
+                }
+                Some(Note::Emptied) => look = look.min(self.env().now() + EMPTIED),
+                Some(Note::Ask) => return Ok(Wake::Step),
+                None => {}
+            }
+            let gone = async {
+                match &inbox {
+                    Some(inbox) => inbox.link.gone().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = woken.notified() => {}
+                () = gone => return Ok(Wake::Step),
+                () = self.env().sleep_until(look) => return Ok(Wake::Step),
+            }
+        }
+    }
+}
