@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use clinch::Locks;
+use clinch::{Clock, Locks};
 use clinch_testkit::Etcd;
 
 mod common;
@@ -144,6 +144,35 @@ async fn a_waiter_asks_for_nothing_but_its_place_while_it_waits() {
     // Whatever was watched for a claim is watched no more; the lease of places is, until it runs out.
     let left = async || (etcd.metric("etcd_debugging_mvcc_watcher_total") <= 2.0).then_some(());
     eventually("the watches end with their claims", left).await;
+}
+
+/// Who waits for permits is told of all that comes free, and so are all others of a client who wait for the same: by one watch.
+#[tokio::test]
+async fn waiters_for_the_same_permits_share_one_watch() {
+    const WAITERS: usize = 8;
+    let (etcd, clock) = (Etcd::start(), Clock::host());
+    let (near, far) = (connect(&etcd).await, connect(&etcd).await);
+    let permits = near.semaphore("gpu", WAITERS as u32).unwrap();
+    let all = permits.acquire(WAITERS as u32).unwrap().await.unwrap();
+    let waiting = (0..WAITERS).map(|_| {
+        let permits = far.semaphore("gpu", WAITERS as u32).unwrap();
+        tokio::spawn(async move { permits.acquire(1).unwrap().await.unwrap() })
+    });
+    let mut waiting: Vec<_> = waiting.collect();
+    let stand = async || (etcd.keys("/clinch/gpu").len() == 1 + WAITERS).then_some(());
+    eventually("they stand in the queue", stand).await;
+    let old = clock.now() + Duration::from_secs(2);
+    let watchers = || etcd.metric("etcd_debugging_mvcc_watcher_total") as usize;
+    // The keys of three leases and of all claims, which are old by then, and the queue.
+    let watched = async || (clock.now() > old && watchers() == 3 + 1 + WAITERS + 1).then_some(());
+    eventually("one of them watches", watched).await;
+    waiting.pop().unwrap().abort();
+    eventually("the others go on", async || (watchers() == 3 + WAITERS + 1).then_some(())).await;
+    release(all).await;
+    for waiter in waiting {
+        release(waiter.await.unwrap()).await;
+    }
+    eventually("it ends with its last reader", async || (watchers() <= 3).then_some(())).await;
 }
 
 /// What was detached is the business of whoever releases it: nothing of it stays with the client that detached it.

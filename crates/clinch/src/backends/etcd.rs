@@ -89,6 +89,7 @@ mod quiet;
 mod record;
 mod session;
 mod settings;
+mod slots;
 mod store;
 mod turn;
 mod view;

@@ -7,16 +7,16 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::free::Stand;
-use super::keys;
 use super::moves::Moves;
 use super::session::Session;
+use super::slots::{Deleting, Slots};
 use super::view::View;
 use super::watch::{Subscription, Watcher};
 use crate::claim::{ClaimId, Loss, LossKind};
 use crate::clock::Instant;
 use crate::drift::Drift;
 use crate::env::Env;
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::sync::lock;
 
 /// How old a claim is before its own key is watched. Most are gone by then, and cost nothing; the end of a lease is told
@@ -36,8 +36,7 @@ pub(super) struct Claims {
 #[derive(Default)]
 struct Table {
     entries: HashMap<ClaimId, Entry>,
-    /// The keys of them all, and those that something on its way may still delete.
-    keys: HashMap<Arc<[u8]>, Slot>,
+    slots: Slots,
     losses: Vec<(ClaimId, Loss)>,
     /// Claims whose own key is not watched yet, oldest first.
     young: VecDeque<(Instant, ClaimId)>,
@@ -63,29 +62,6 @@ struct Entry {
     seen: i64,
     /// Which of the looks at claims whose waiters are silent was the last at this one.
     looked_at: u64,
-}
-
-/// A key: whether it can be given to another claim.
-struct Slot {
-    /// Whose lease it is named after.
-    session: Arc<Session>,
-    is_used: bool,
-    /// Deletes of it that are under way. There may be two: a guard's drop does not wait for the end of `max_hold`.
-    deletes: u32,
-    /// A delete of it was never answered: it may come at any time.
-    is_spent: bool,
-}
-
-impl Slot {
-    /// Whether no delete of it is on its way.
-    fn is_settled(&self) -> bool {
-        self.deletes == 0 && !self.is_spent
-    }
-
-    /// Whether nothing can delete it any more behind the back of its next owner. No key is named after a lease that is over.
-    fn is_free(&self) -> bool {
-        !self.is_used && self.deletes == 0 && (!self.is_spent || self.session.is_over())
-    }
 }
 
 /// What is known of a claim.
@@ -194,15 +170,18 @@ impl Claims {
     ) -> Option<Known> {
         let mut table = lock(&self.table);
         let former = table.entries.get(&id).map(|old| &old.known);
-        let same = former.filter(|old| old.session.lease == session.lease && table.is_settled(&old.key));
+        let is_settled = |old: &&Known| table.slots.is_settled(&old.key);
+        let same = former.filter(|old| old.session.lease == session.lease).filter(is_settled);
         let same = same.map(|old| (old.key.clone(), old.doubts.clone(), old.moves.clone()));
         if same.is_none() && !is_ended && former.is_some_and(|old| !old.is_over()) {
             return None;
         }
-        let old = table.take(id);
-        let anew = || (table.free_key(queue, &session), Vec::new(), Moves::default());
+        let old = table.entries.remove(&id);
+        let anew = || {
+            old.iter().for_each(|old| table.slots.leave(&old.known.key));
+            (table.slots.take(queue, &session), Vec::new(), Moves::default())
+        };
         let (key, doubts, moves) = same.unwrap_or_else(anew);
-        table.use_key(&key, &session);
         // Nobody is to hear of what was lost before.
         table.losses.retain(|(lost, _)| *lost != id);
         let known =
@@ -229,11 +208,8 @@ impl Claims {
     pub(super) fn move_over(&self, id: ClaimId, queue: &[u8]) {
         let mut table = lock(&self.table);
         let Some(known) = table.entries.get(&id).map(|entry| entry.known.clone()) else { return };
-        let key = table.free_key(queue, &known.session);
-        table.use_key(&key, &known.session);
-        if let Some(slot) = table.keys.get_mut(&known.key) {
-            (slot.is_used, slot.is_spent) = (false, true);
-        }
+        let key = table.slots.take(queue, &known.session);
+        table.slots.spend(&known.key);
         if let Some(entry) = table.entries.get_mut(&id) {
             entry.known.key = key;
         }
@@ -490,6 +466,11 @@ impl Claims {
         }
     }
 
+    /// Notes that a delete of a key was answered, or will never be.
+    pub(super) fn key_deleted(&self, key: &[u8], is_answered: bool) {
+        lock(&self.table).slots.deleted(key, is_answered);
+    }
+
     /// Notes that a claim's key is gone, unless it was made anew since. It may be gone with its lease: etcd tells of what
     /// was deleted at once in any order, and nobody waits here to learn which it was.
     pub(super) fn deleted(&self, id: ClaimId, created: i64) {
@@ -523,11 +504,11 @@ impl Claims {
                 gone.extend(table.take(id));
             }
         }
-        let spent: Vec<_> = table.keys.extract_if(|_, slot| slot.is_free()).collect();
+        table.slots.forget_spent(lease);
         drop(table);
         self.told.notify_one();
         // Ends watches, which takes other locks.
-        drop((gone, spent));
+        drop(gone);
     }
 
     /// Waits for losses, and takes them.
@@ -545,10 +526,7 @@ impl Claims {
 impl Table {
     fn take(&mut self, id: ClaimId) -> Option<Entry> {
         let entry = self.entries.remove(&id)?;
-        if let Some(slot) = self.keys.get_mut(&entry.known.key) {
-            slot.is_used = false;
-        }
-        self.forget_key(&entry.known.key);
+        self.slots.leave(&entry.known.key);
         Some(entry)
     }
 
@@ -559,37 +537,12 @@ impl Table {
         leaving.map(|(id, entry)| (*id, entry.known.clone())).take(count).collect()
     }
 
-    fn is_settled(&self, key: &[u8]) -> bool {
-        self.keys.get(key).is_none_or(Slot::is_settled)
-    }
-
     fn deleting(&mut self, claims: &Arc<Claims>, id: ClaimId) -> Option<Deleting> {
         let known = &mut self.entries.get_mut(&id)?.known;
         known.given_up = true;
         let key = known.key.clone();
-        self.keys.get_mut(&key)?.deletes += 1;
-        Some(Deleting { claims: claims.clone(), key, is_answered: false })
-    }
-
-    fn use_key(&mut self, key: &Arc<[u8]>, session: &Arc<Session>) {
-        let new = || Slot { session: session.clone(), is_used: true, deletes: 0, is_spent: false };
-        self.keys.entry(key.clone()).or_insert_with(new).is_used = true;
-    }
-
-    /// Forgets a key that is free to be used again.
-    fn forget_key(&mut self, key: &[u8]) {
-        if self.keys.get(key).is_some_and(Slot::is_free) {
-            self.keys.remove(key);
-        }
-    }
-
-    /// A key on this lease that no claim has, and that nothing may still delete.
-    fn free_key(&self, queue: &[u8], session: &Session) -> Arc<[u8]> {
-        let keys = (0..).map(|slot| keys::claim(queue, session.lease, slot));
-        // One more than there are keys is free for sure.
-        let mut keys =
-            keys.take(self.keys.len() + 1).skip_while(|key| self.keys.contains_key(key.as_slice()));
-        keys.next().unwrap_or_default().into()
+        self.slots.delete(&key)?;
+        Some(Deleting::new(claims.clone(), key))
     }
 
     fn lose(&mut self, id: ClaimId, loss: Loss) {
@@ -599,43 +552,6 @@ impl Table {
             entry.view.iter().for_each(|view| view.woken.notify_one());
             self.losses.push((id, loss));
         }
-    }
-}
-
-/// A delete of a key whose answer has not come. Dropped before it does, or after it failed to: it may still reach the server,
-/// and the key is never used again on that lease.
-pub(super) struct Deleting {
-    claims: Arc<Claims>,
-    key: Arc<[u8]>,
-    is_answered: bool,
-}
-
-impl Deleting {
-    pub(super) fn key(&self) -> &[u8] {
-        &self.key
-    }
-
-    /// The answer came, or it was surely not applied.
-    pub(super) fn answered(mut self) {
-        self.is_answered = true;
-    }
-
-    /// Takes in what came of it.
-    pub(super) fn came_to<T>(self, answer: &Result<T>) {
-        if !matches!(answer, Err(error) if error.kind() == ErrorKind::Unknown) {
-            self.answered();
-        }
-    }
-}
-
-impl Drop for Deleting {
-    fn drop(&mut self) {
-        let mut table = lock(&self.claims.table);
-        if let Some(slot) = table.keys.get_mut(&self.key) {
-            slot.deletes = slot.deletes.saturating_sub(1);
-            slot.is_spent |= !self.is_answered;
-        }
-        table.forget_key(&self.key);
     }
 }
 

@@ -30,9 +30,21 @@ pub(super) fn names(prefix: &str, start: &str) -> Vec<u8> {
     key
 }
 
-/// The key of one claim.
-pub(super) fn claim(queue: &[u8], lease: i64, slot: usize) -> Vec<u8> {
-    [queue, format!("{lease:x}-{slot}").as_bytes()].concat()
+/// What the keys of all claims of a lock on this lease begin with.
+pub(super) fn claims(queue: &[u8], lease: i64) -> Vec<u8> {
+    [queue, format!("{lease:x}-").as_bytes()].concat()
+}
+
+/// The key of one of these claims.
+pub(super) fn claim(mut start: Vec<u8>, slot: usize) -> Vec<u8> {
+    start.extend_from_slice(slot.to_string().as_bytes());
+    start
+}
+
+/// What a claim's key begins with, and its slot.
+pub(super) fn slot(key: &[u8]) -> Option<(&[u8], usize)> {
+    let (start, slot) = key.split_at_checked(key.iter().rposition(|byte| *byte == b'-')? + 1)?;
+    Some((start, std::str::from_utf8(slot).ok()?.parse().ok()?))
 }
 
 /// The key that lives as long as a session's lease does.
@@ -69,7 +81,8 @@ mod tests {
         #[test]
         fn names_read_back_and_do_not_touch(one in "[a/%é]{1,6}", other in "[a/%é]{1,6}", prefix in "[a/%]{0,3}") {
             let [first, second] = [&one, &other].map(|name| LockName::new(name).unwrap());
-            let key = claim(&queue(&prefix, &first), 7, 5);
+            let key = claim(claims(&queue(&prefix, &first), 7), 5);
+            prop_assert_eq!(slot(&key), Some((&claims(&queue(&prefix, &first), 7)[..], 5)));
             prop_assert_eq!(name_of(&prefix, &key), Some(first.clone()));
             prop_assert_eq!(key.starts_with(&queue(&prefix, &second)), first == second);
             prop_assert_eq!(names(&prefix, &one).starts_with(&names(&prefix, &other)), one.starts_with(&other));

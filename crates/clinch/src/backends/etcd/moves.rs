@@ -298,3 +298,35 @@ pub(super) fn touch(key: Vec<u8>) -> RequestOp {
     let put = PutRequest { key, ignore_value: true, ignore_lease: true, ..PutRequest::default() };
     TxnRequest { compare, success: Vec::new(), failure: vec![put.into()] }.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_open_is_settled_by_where_the_key_was_seen_last() {
+        let [one, two, three] = [1, 2, 3].map(|lease| Session::of_lease(lease, Duration::from_secs(9), true));
+        let leases = |sessions: Option<Vec<Arc<Session>>>| {
+            sessions.map(|all| all.iter().map(|session| session.lease).collect::<Vec<_>>())
+        };
+        let mut moves = Moves::default();
+        moves.begin(1, &two);
+        moves.begin(1, &two);
+        moves.begin(1, &three);
+        moves.fail(1, &two);
+        assert_eq!(moves.targets().count(), 2, "one of two requests may still come");
+        // It is where it was, so all may still come.
+        assert_eq!(leases(moves.see(1, 10, true)), Some(vec![]));
+        assert_eq!(leases(moves.see(2, 11, true)), Some(vec![2, 3]));
+        assert!(moves.are_settled());
+        moves.begin(2, &three);
+        assert_eq!(leases(moves.see(1, 10, true)), None, "an older answer tells nothing");
+        assert!(moves.targets().all(|to| Arc::ptr_eq(to, &three)));
+        // Another client has moved it.
+        assert_eq!(leases(moves.see(7, 12, false)), Some(vec![3]));
+        assert_eq!((moves.astray(), moves.are_settled()), (Some(7), false));
+        moves.begin(7, &one);
+        assert_eq!(leases(moves.see(1, 13, true)), Some(vec![1]));
+        assert!(moves.are_settled());
+    }
+}

@@ -126,6 +126,32 @@ impl Session {
     }
 }
 
+#[cfg(test)]
+impl Session {
+    /// One that no server knows.
+    pub(super) fn of_lease(lease: i64, ttl: Duration, isolated: bool) -> Arc<Session> {
+        let state = State {
+            confirmed: Instant::from_nanos(0),
+            made: 0,
+            fence: 0,
+            unread: 0,
+            reads: 0,
+            ended: false,
+            guard: None,
+        };
+        Arc::new(Session {
+            lease,
+            ttl,
+            isolated,
+            key: keys::session("", lease),
+            value: Vec::new(),
+            state: Mutex::new(state),
+            renewals: Flights::default(),
+            ended: Notify::new(),
+        })
+    }
+}
+
 /// The sessions of one client.
 pub(super) struct Sessions {
     client: Arc<Client>,

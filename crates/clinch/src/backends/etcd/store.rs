@@ -104,7 +104,7 @@ impl Store {
                 std::mem::replace(&mut progress.opened, news.opened) != news.opened
             };
             // What happened before it was opened, but after the last read, nobody tells.
-            if view.follow(&news.changes) || anew && news.since > view.revision {
+            if view.follow(news.changes.iter().map(Arc::as_ref)) || anew && news.since > view.revision {
                 return Ok(Wake::Step);
             }
             let patience = begun + if news.opened == 0 { OPEN_FOR } else { GUARD };

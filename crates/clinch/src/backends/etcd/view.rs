@@ -104,7 +104,7 @@ impl View {
     }
 
     /// Takes events in. True: another read is worth taking.
-    pub(super) fn follow(&self, changes: &[Change]) -> bool {
+    pub(super) fn follow<'a>(&self, changes: impl IntoIterator<Item = &'a Change>) -> bool {
         let mut progress = lock(&self.progress);
         for change in changes {
             let mut ahead = self.ahead.iter().enumerate();

@@ -4,7 +4,7 @@
 //! happened before is read by whoever cares, once the watch is known to be open. That is also how a stream that broke,
 //! or a past that was compacted, is survived: open again, then read.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use super::wire::{
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane::caught;
-use crate::sync::{Locked, lock};
+use crate::sync::lock;
 
 /// Pause before a stream that broke is opened again, doubling from the first to the second.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -42,6 +42,8 @@ pub(super) struct Watcher {
 struct State {
     last_id: i64,
     subs: HashMap<i64, Arc<Sub>>,
+    /// Those that more readers can join, by key, and by whether they are of all that begins like that.
+    read: HashMap<(Arc<[u8]>, bool), Arc<Sub>>,
     /// Leads into the open stream.
     orders: Option<mpsc::UnboundedSender<WatchRequest>>,
     /// Whether a watch was refused, and none opened since.
@@ -59,25 +61,51 @@ struct Sub {
     /// From which revision on it is opened first; 0: from the present.
     start: i64,
     purpose: Purpose,
-    news: Mutex<News>,
-    told: Notify,
+    readers: Mutex<Readers>,
 }
 
 enum Purpose {
-    /// Somebody reads the events.
+    /// Somebody reads the events: all waiters of this client who wait for the same.
     Read,
     /// The key is there, and this is called once it is not, or says that its claim was evicted.
     Guard(Box<dyn Fn() + Send + Sync>),
 }
 
-/// What a watch has told.
+/// How far a watch is, and who reads it.
+#[derive(Default)]
+struct Readers {
+    /// How often it was opened.
+    opened: u64,
+    /// What came later than this revision will be told to whoever joins.
+    since: i64,
+    last: u64,
+    all: BTreeMap<u64, Arc<Reader>>,
+}
+
+impl Readers {
+    fn join(&mut self) -> (u64, Arc<Reader>) {
+        self.last += 1;
+        let news = News { opened: self.opened, since: self.since, ..News::default() };
+        let reader = Arc::new(Reader { news: Mutex::new(news), told: Notify::new() });
+        self.all.insert(self.last, reader.clone());
+        (self.last, reader)
+    }
+}
+
+/// One who reads a watch.
+struct Reader {
+    news: Mutex<News>,
+    told: Notify,
+}
+
+/// What a watch has told one reader.
 #[derive(Debug, Default)]
 pub(super) struct News {
     /// How often it was opened; events may have been missed before each time.
     pub(super) opened: u64,
     /// The store's revision when it was opened last: all that came later is told.
     pub(super) since: i64,
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<Arc<Change>>,
     /// Why it cannot be opened.
     pub(super) refused: Option<Error>,
     /// Since when somebody could have taken this.
@@ -96,12 +124,14 @@ pub(super) struct Change {
 pub(super) struct Subscription {
     watcher: Weak<Watcher>,
     sub: Arc<Sub>,
+    number: u64,
+    reader: Arc<Reader>,
 }
 
 impl Subscription {
     /// Takes what was told since the last call.
     pub(super) fn news(&self) -> News {
-        let mut news = lock(&self.sub.news);
+        let mut news = lock(&self.reader.news);
         let (changes, refused) = (std::mem::take(&mut news.changes), news.refused.take());
         news.unread_since = None;
         News { opened: news.opened, since: news.since, changes, refused, unread_since: None }
@@ -109,12 +139,12 @@ impl Subscription {
 
     /// Since when nobody has taken what was told.
     pub(super) fn unread_since(&self) -> Option<Instant> {
-        lock(&self.sub.news).unread_since
+        lock(&self.reader.news).unread_since
     }
 
     /// Waits for something to be told.
     pub(super) async fn told(&self) {
-        self.sub.told.notified().await;
+        self.reader.told.notified().await;
     }
 
     /// The key that is watched, or where the range begins.
@@ -126,7 +156,7 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         if let Some(watcher) = self.watcher.upgrade() {
-            watcher.forget(self.sub.id);
+            watcher.leave(&self.sub, self.number);
         }
     }
 }
@@ -136,7 +166,7 @@ impl Watcher {
         Arc::new(Watcher { client, state: Mutex::default(), kick: Arc::default() })
     }
 
-    /// Watches one key, or with `range` all that begin with it.
+    /// Watches one key, or with `range` all that begin with it, once for all who do.
     pub(super) fn read(self: &Arc<Watcher>, key: &[u8], range: bool) -> Result<Subscription> {
         self.subscribe(key.into(), range, 0, Purpose::Read)
     }
@@ -176,30 +206,45 @@ impl Watcher {
             })?;
             state.alive = Some(alive);
         }
+        let shared = (key.clone(), range);
+        let is_read = matches!(purpose, Purpose::Read);
+        if let Some(sub) = state.read.get(&shared).filter(|_| is_read).cloned() {
+            return Ok(self.join(sub));
+        }
         state.last_id += 1;
-        let sub = Arc::new(Sub {
-            id: state.last_id,
-            key,
-            range,
-            start,
-            purpose,
-            news: Mutex::default(),
-            told: Notify::new(),
-        });
+        let sub = Arc::new(Sub { id: state.last_id, key, range, start, purpose, readers: Mutex::default() });
         state.subs.insert(sub.id, sub.clone());
+        if is_read {
+            state.read.insert(shared, sub.clone());
+        }
         match &state.orders {
             Some(orders) => drop(orders.send(sub.create(start))),
             None => self.kick.notify_one(),
         }
-        Ok(Subscription { watcher: Arc::downgrade(self), sub })
+        Ok(self.join(sub))
     }
 
-    fn forget(&self, id: i64) {
+    /// One more who reads a watch; with the state locked, so that nobody ends it meanwhile.
+    fn join(self: &Arc<Watcher>, sub: Arc<Sub>) -> Subscription {
+        let (number, reader) = lock(&sub.readers).join();
+        Subscription { watcher: Arc::downgrade(self), sub, number, reader }
+    }
+
+    /// Ends a watch with its last reader.
+    fn leave(&self, sub: &Arc<Sub>, number: u64) {
         let mut state = lock(&self.state);
-        if state.subs.remove(&id).is_some()
+        {
+            let mut readers = lock(&sub.readers);
+            readers.all.remove(&number);
+            if !readers.all.is_empty() {
+                return;
+            }
+        }
+        state.unshare(sub);
+        if state.subs.remove(&sub.id).is_some()
             && let Some(orders) = &state.orders
         {
-            let order = WatchOrder::Cancel(WatchCancel { watch_id: id });
+            let order = WatchOrder::Cancel(WatchCancel { watch_id: sub.id });
             let _ = orders.send(WatchRequest { order: Some(order) });
         }
     }
@@ -219,11 +264,8 @@ impl Watcher {
             return Ok(None);
         }
         if answer.created {
-            let mut news = lock(&sub.news);
-            news.opened += 1;
-            news.since = wire::revision(answer.header.as_ref());
-            let again = news.opened > 1 || sub.start == 0;
-            sub.told(news, self.client.env.now());
+            let again = sub.opened(wire::revision(answer.header.as_ref()), self.client.env.now()) > 1;
+            let again = again || sub.start == 0;
             lock(&self.state).denied = false;
             return Ok((again && matches!(sub.purpose, Purpose::Guard(_))).then_some(sub));
         }
@@ -247,17 +289,19 @@ impl Watcher {
         if state.denied {
             return Err(Stale);
         }
-        for sub in state.subs.values() {
-            let mut news = lock(&sub.news);
-            if news.opened == 0 {
+        let unopened: Vec<_> =
+            state.subs.values().filter(|sub| lock(&sub.readers).opened == 0).cloned().collect();
+        for sub in unopened {
+            // Who comes later asks anew.
+            state.unshare(&sub);
+            sub.tell_all(self.client.env.now(), |news| {
                 news.refused = Some(Error::new(
                     ErrorKind::Refused,
                     format!(
                         "etcd does not let this user watch the lock: {reason}; see the documentation of the etcd store"
                     ),
                 ));
-                sub.told(news, self.client.env.now());
-            }
+            });
         }
         Ok(())
     }
@@ -265,9 +309,19 @@ impl Watcher {
     /// The server gave a watch up, for its past was compacted. Opened again from the present, it counts as opened anew,
     /// and is read.
     fn canceled(&self, sub: &Arc<Sub>) {
-        lock(&sub.news).opened += 1;
+        lock(&sub.readers).opened += 1;
         if let Some(orders) = &lock(&self.state).orders {
             let _ = orders.send(sub.create(0));
+        }
+    }
+}
+
+impl State {
+    /// Has nobody join a watch any more.
+    fn unshare(&mut self, sub: &Arc<Sub>) {
+        let key = (sub.key.clone(), sub.range);
+        if self.read.get(&key).is_some_and(|shared| Arc::ptr_eq(shared, sub)) {
+            self.read.remove(&key);
         }
     }
 }
@@ -286,27 +340,51 @@ impl Sub {
         WatchRequest { order: Some(WatchOrder::Create(create)) }
     }
 
-    fn tell(&self, events: Vec<Event>, now: Instant) {
-        let mut news = lock(&self.news);
-        if news.changes.len() + events.len() > MAX_EVENTS {
-            news.changes.clear();
-            // As if it had been opened anew at a later revision: the reader looks for itself.
-            news.opened += 1;
-            news.since = i64::MAX;
-        } else {
-            news.changes.extend(events.into_iter().filter_map(|event| {
-                let deleted = event.kind == DELETED;
-                event.kv.map(|kv| Change { place: Place::read(&kv), deleted })
-            }));
-        }
-        self.told(news, now);
+    /// Notes that it was opened at this revision, and says how often it was.
+    fn opened(&self, revision: i64, now: Instant) -> u64 {
+        let opened = {
+            let mut readers = lock(&self.readers);
+            (readers.opened, readers.since) = (readers.opened + 1, revision);
+            readers.opened
+        };
+        self.tell_all(now, |news| (news.opened, news.since) = (news.opened + 1, revision));
+        opened
     }
 
-    /// Wakes whoever reads the news.
-    fn told(&self, mut news: Locked<'_, News>, now: Instant) {
-        news.unread_since.get_or_insert(now);
-        drop(news);
-        self.told.notify_one();
+    fn tell(&self, events: Vec<Event>, now: Instant) {
+        let changed = |event: Event| {
+            let deleted = event.kind == DELETED;
+            event.kv.map(|kv| (kv.mod_revision, Arc::new(Change { place: Place::read(&kv), deleted })))
+        };
+        let (revisions, changes): (Vec<i64>, Vec<_>) = events.into_iter().filter_map(changed).unzip();
+        {
+            // Whoever joins has to read what was told before.
+            let mut readers = lock(&self.readers);
+            readers.since = revisions.into_iter().fold(readers.since, i64::max);
+        }
+        self.tell_all(now, |news| {
+            if news.changes.len() + changes.len() > MAX_EVENTS {
+                news.changes.clear();
+                // As if it had been opened anew at a later revision: the reader looks for itself.
+                news.opened += 1;
+                news.since = i64::MAX;
+            } else {
+                news.changes.extend(changes.iter().cloned());
+            }
+        });
+    }
+
+    /// Tells all readers.
+    fn tell_all(&self, now: Instant, tell: impl Fn(&mut News)) {
+        let readers: Vec<_> = lock(&self.readers).all.values().cloned().collect();
+        for reader in readers {
+            {
+                let mut news = lock(&reader.news);
+                tell(&mut news);
+                news.unread_since.get_or_insert(now);
+            }
+            reader.told.notify_one();
+        }
     }
 }
 
@@ -350,7 +428,7 @@ impl Watcher {
         }
         let (sender, orders) = mpsc::unbounded_channel();
         for sub in state.subs.values() {
-            let start = if lock(&sub.news).opened == 0 { sub.start } else { 0 };
+            let start = if lock(&sub.readers).opened == 0 { sub.start } else { 0 };
             let _ = sender.send(sub.create(start));
         }
         state.orders = Some(sender);
@@ -411,5 +489,46 @@ async fn read_guarded(watcher: Weak<Watcher>, client: Arc<Client>, link: Arc<Lin
         }
         client.env.sleep_until(client.env.now() + pause).await;
         pause = (pause * 2).min(BACKOFF.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_joins_a_watch_knows_what_was_told_before() {
+        let sub = Sub {
+            id: 1,
+            key: b"q/"[..].into(),
+            range: true,
+            start: 0,
+            purpose: Purpose::Read,
+            readers: Mutex::default(),
+        };
+        let now = Instant::from_nanos(0);
+        let event = |mod_revision| {
+            let kv = KeyValue { key: b"q/1f-0".to_vec(), mod_revision, ..KeyValue::default() };
+            Event { kind: DELETED, kv: Some(kv) }
+        };
+        let join = || lock(&sub.readers).join().1;
+        let of = |reader: &Reader| {
+            let news = lock(&reader.news);
+            (news.opened, news.since, news.changes.len())
+        };
+        let first = join();
+        assert_eq!(of(&first), (0, 0, 0));
+        sub.opened(5, now);
+        sub.tell(vec![event(7), event(9)], now);
+        let second = join();
+        sub.tell(vec![event(11)], now);
+        assert_eq!(of(&first), (1, 5, 3));
+        // What it read before the ninth revision has to be read again.
+        assert_eq!(of(&second), (1, 9, 1));
+        // Each counts openings for itself: one that missed events, those as well.
+        sub.tell((0..=MAX_EVENTS as i64).map(event).collect(), now);
+        let before = of(&first).0;
+        sub.opened(99, now);
+        assert_eq!(of(&first), (before + 1, 99, 0));
     }
 }

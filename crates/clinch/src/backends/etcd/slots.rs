@@ -1,0 +1,188 @@
+//! The keys of a client's claims: which of them are used, and which can be given to another claim.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::claims::Claims;
+use super::keys;
+use super::session::Session;
+use crate::error::{ErrorKind, Result};
+
+/// The keys of all claims, and those that something on its way may still delete.
+#[derive(Default)]
+pub(super) struct Slots {
+    slots: HashMap<Arc<[u8]>, Slot>,
+    /// By what keys of one lock on one lease begin with.
+    numbers: HashMap<Vec<u8>, Numbers>,
+}
+
+/// Whether a key can be given to another claim.
+struct Slot {
+    /// Whose lease it is named after.
+    session: Arc<Session>,
+    is_used: bool,
+    /// Deletes of it that are under way. There may be two: a guard's drop does not wait for the end of `max_hold`.
+    deletes: u32,
+    /// A delete of it was never answered: it may come at any time.
+    is_spent: bool,
+}
+
+impl Slot {
+    /// Whether nothing can delete it any more behind the back of its next owner. No key is named after a lease that is over.
+    fn is_free(&self) -> bool {
+        !self.is_used && self.deletes == 0 && (!self.is_spent || self.session.is_over())
+    }
+}
+
+/// Which numbers are taken, so that the least that is free need not be looked for.
+#[derive(Default)]
+struct Numbers {
+    /// All from this on are free,
+    next: usize,
+    /// and of those before it, these.
+    free: BTreeSet<usize>,
+}
+
+impl Slots {
+    /// Takes a key on this lease that no claim has, and that nothing may still delete: the first of them.
+    pub(super) fn take(&mut self, queue: &[u8], session: &Arc<Session>) -> Arc<[u8]> {
+        let start = keys::claims(queue, session.lease);
+        let numbers = self.numbers.entry(start.clone()).or_default();
+        let number = numbers.free.pop_first().unwrap_or_else(|| {
+            numbers.next += 1;
+            numbers.next - 1
+        });
+        let key: Arc<[u8]> = keys::claim(start, number).into();
+        let slot = Slot { session: session.clone(), is_used: true, deletes: 0, is_spent: false };
+        self.slots.insert(key.clone(), slot);
+        key
+    }
+
+    /// Whether no delete of a key is on its way.
+    pub(super) fn is_settled(&self, key: &[u8]) -> bool {
+        self.slots.get(key).is_none_or(|slot| slot.deletes == 0 && !slot.is_spent)
+    }
+
+    /// Notes that a claim does not need its key any more.
+    pub(super) fn leave(&mut self, key: &[u8]) {
+        if let Some(slot) = self.slots.get_mut(key) {
+            slot.is_used = false;
+        }
+        self.forget(key);
+    }
+
+    /// Notes that something that is not ours stands under a key.
+    pub(super) fn spend(&mut self, key: &[u8]) {
+        if let Some(slot) = self.slots.get_mut(key) {
+            (slot.is_used, slot.is_spent) = (false, true);
+        }
+    }
+
+    /// Notes that a delete of a key goes out.
+    pub(super) fn delete(&mut self, key: &[u8]) -> Option<()> {
+        self.slots.get_mut(key)?.deletes += 1;
+        Some(())
+    }
+
+    /// Notes that a delete of a key was answered, or will never be.
+    pub(super) fn deleted(&mut self, key: &[u8], is_answered: bool) {
+        if let Some(slot) = self.slots.get_mut(key) {
+            slot.deletes = slot.deletes.saturating_sub(1);
+            slot.is_spent |= !is_answered;
+        }
+        self.forget(key);
+    }
+
+    /// Forgets the keys that are free for good because their lease is over.
+    pub(super) fn forget_spent(&mut self, lease: i64) {
+        let of_lease = |slot: &Slot| slot.session.lease == lease;
+        let spent = self.slots.iter().filter(|(_, slot)| of_lease(slot) && slot.is_free());
+        let spent: Vec<_> = spent.map(|(key, _)| key.clone()).collect();
+        spent.into_iter().for_each(|key| self.forget(&key));
+    }
+
+    /// Forgets a key that is free to be used again.
+    fn forget(&mut self, key: &[u8]) {
+        if !self.slots.get(key).is_some_and(Slot::is_free) {
+            return;
+        }
+        self.slots.remove(key);
+        let Some((start, number)) = keys::slot(key) else { return };
+        let Some(numbers) = self.numbers.get_mut(start) else { return };
+        numbers.free.insert(number);
+        if numbers.free.len() == numbers.next {
+            self.numbers.remove(start);
+        }
+    }
+}
+
+/// A delete of a key whose answer has not come. Dropped before it does, or after it failed to: it may still reach the server,
+/// and the key is never used again on that lease.
+pub(super) struct Deleting {
+    claims: Arc<Claims>,
+    key: Arc<[u8]>,
+    is_answered: bool,
+}
+
+impl Deleting {
+    pub(super) fn new(claims: Arc<Claims>, key: Arc<[u8]>) -> Deleting {
+        Deleting { claims, key, is_answered: false }
+    }
+
+    pub(super) fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// The answer came, or it was surely not applied.
+    pub(super) fn answered(mut self) {
+        self.is_answered = true;
+    }
+
+    /// Takes in what came of it.
+    pub(super) fn came_to<T>(self, answer: &Result<T>) {
+        if !matches!(answer, Err(error) if error.kind() == ErrorKind::Unknown) {
+            self.answered();
+        }
+    }
+}
+
+impl Drop for Deleting {
+    fn drop(&mut self) {
+        self.claims.key_deleted(&self.key, self.is_answered);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_first_free_key_is_taken_and_none_that_may_still_be_deleted() {
+        let session = Session::of_lease(0x1f, Duration::from_secs(9), false);
+        let mut slots = Slots::default();
+        let keys: Vec<_> = (0..4).map(|_| slots.take(b"q/", &session)).collect();
+        assert_eq!(&keys[3][..], b"q/1f-3");
+        assert_eq!(&slots.take(b"p/", &session)[..], b"p/1f-0");
+        slots.leave(&keys[2]);
+        slots.delete(&keys[1]).unwrap();
+        slots.leave(&keys[1]);
+        assert_eq!(slots.take(b"q/", &session), keys[2], "a delete of the one before is on its way");
+        slots.deleted(&keys[1], true);
+        assert_eq!(slots.take(b"q/", &session), keys[1]);
+        slots.delete(&keys[0]).unwrap();
+        slots.leave(&keys[0]);
+        slots.deleted(&keys[0], false);
+        assert_eq!(&slots.take(b"q/", &session)[..], b"q/1f-4", "the first may be deleted at any time");
+    }
+
+    #[test]
+    fn nothing_is_kept_of_keys_that_nobody_has() {
+        let session = Session::of_lease(0x1f, Duration::from_secs(9), false);
+        let mut slots = Slots::default();
+        let keys: Vec<_> = (0..9).map(|_| slots.take(b"q/", &session)).collect();
+        keys.iter().for_each(|key| slots.leave(key));
+        assert!(slots.slots.is_empty() && slots.numbers.is_empty());
+    }
+}
