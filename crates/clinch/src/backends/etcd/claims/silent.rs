@@ -1,0 +1,66 @@
+//! Claims whose waiters are silent: their turn goes on to the next, unless they take it first.
+
+use std::sync::Arc;
+
+use super::{Claims, Entry};
+use crate::backends::etcd::slots::Deleting;
+use crate::claim::ClaimId;
+use crate::clock::Instant;
+use crate::sync::lock;
+
+impl Claims {
+    /// Notes that a claim's waiter begins a step at this moment, or is done with it.
+    pub(in crate::backends::etcd) fn steps(&self, id: ClaimId, since: Option<Instant>) {
+        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
+            entry.stepping = since.map(|since| entry.stepping.unwrap_or(since));
+            // One that is asked for again was not used.
+            entry.taken &= since.is_none();
+        }
+    }
+
+    /// Claims on this lease that have not taken in since `before` what they were told, as far as that can be seen: their
+    /// steps do not end, or events wait for them. Others each time, if there are more; those first that came first.
+    pub(in crate::backends::etcd) fn unheard(
+        &self,
+        lease: i64,
+        before: Instant,
+        count: usize,
+    ) -> Vec<ClaimId> {
+        let mut table = lock(&self.table);
+        let is_unheard = |entry: &Entry| {
+            let unread = entry.view.as_ref().and_then(|view| view.unread_since());
+            let since = entry.stepping.into_iter().chain(unread).min();
+            // The answer that tells on which it hangs may be the one that was not heard.
+            entry.known.may_hang_on(lease) && !entry.taken && since.is_some_and(|since| since <= before)
+        };
+        let unheard = table.entries.iter().filter(|(_, entry)| is_unheard(entry));
+        let mut unheard: Vec<_> =
+            unheard.map(|(id, entry)| (entry.looked_at, entry.known.created, *id)).collect();
+        unheard.sort_unstable();
+        unheard.truncate(count);
+        table.looks += 1;
+        let looked_at = table.looks;
+        for (.., id) in &unheard {
+            table.entries.entry(*id).and_modify(|entry| entry.looked_at = looked_at);
+        }
+        unheard.into_iter().map(|(.., id)| id).collect()
+    }
+
+    /// Gives the lock to a claim's waiter, unless the claim is lost, or its turn went on to the next.
+    pub(in crate::backends::etcd) fn take_grant(&self, id: ClaimId) -> bool {
+        let mut table = lock(&self.table);
+        let entry = table.entries.get_mut(&id).filter(|entry| entry.known.is_good());
+        entry.map(|entry| entry.taken = true).is_some()
+    }
+
+    /// Has the turn of a claim go on to the next by a delete of this key of it, unless its waiter has taken it.
+    pub(in crate::backends::etcd) fn pass_on(
+        self: &Arc<Claims>,
+        id: ClaimId,
+        key: &[u8],
+    ) -> Option<Deleting> {
+        let mut table = lock(&self.table);
+        table.entries.get(&id).filter(|entry| !entry.taken && entry.known.key[..] == *key)?;
+        table.deleting(self, id)
+    }
+}
