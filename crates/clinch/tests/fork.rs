@@ -103,7 +103,16 @@ async fn child_refused(url: &str, locks: Locks, guard: Guard) {
         own.mutex("job").unwrap().try_lock().await.unwrap().is_none(),
         "the child freed its parent's lock"
     );
-    drop(own.mutex("other").unwrap().try_lock().await.unwrap().expect("a client of its own works"));
+    let other = own.mutex("other").unwrap().try_lock().await.unwrap().expect("a client of its own works");
+    let grandchild = fork();
+    if grandchild == 0 {
+        end(|| {
+            assert!(!other.is_held(), "{other:?}");
+            std::mem::forget((other, own));
+        });
+    }
+    join(grandchild);
+    assert!(other.is_held());
 }
 
 /// Forks again and again while other threads are at work on the same client, and hold whatever mutex they hold.
@@ -185,7 +194,10 @@ fn parent_in_its_runtime() {
 }
 
 fn run(test: &str) {
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    run_in(std::process::Command::new(std::env::current_exe().unwrap()), test);
+}
+
+fn run_in(mut command: std::process::Command, test: &str) {
     let output = command.args(["--exact", test, "--nocapture"]).env(FORK, "1").output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }
@@ -193,6 +205,14 @@ fn run(test: &str) {
 #[test]
 fn a_forked_child_is_refused_and_frees_nothing() {
     run("parent");
+}
+
+#[test]
+fn a_forked_child_is_refused_where_the_kernel_empties_no_page_for_it() {
+    let mut strace = std::process::Command::new("strace");
+    strace.args(["-f", "-qq", "-o", "/dev/null", "-e", "inject=madvise:error=EINVAL"]);
+    strace.arg(std::env::current_exe().unwrap());
+    run_in(strace, "parent");
 }
 
 #[test]
