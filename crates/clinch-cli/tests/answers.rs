@@ -83,6 +83,17 @@ fn an_answer_that_nobody_takes_is_given_up() {
     assert!(!world.held("x"));
 }
 
+/// Whoever is refused waits for somebody to read that.
+#[test]
+fn a_refusal_that_nobody_reads_ends_all_the_same() {
+    let world = World::new();
+    let _holder = world.start(["run", "x", "sleep", "60"]);
+    eventually("the lock is held", || world.held("x"));
+    let (_reader, writer) = full_pipe();
+    let mut refused = Running(world.clinch(["acquire", "-n", "x"]).stdout(writer).spawn().unwrap());
+    assert_eq!(refused.code(), 75);
+}
+
 /// A look whose reader has seen enough is no failure; one that could not be written is.
 #[test]
 fn whoever_looks_may_look_away() {

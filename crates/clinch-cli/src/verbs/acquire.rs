@@ -17,7 +17,7 @@ use crate::connect::{CLOSE_FOR, Limits, close, connect_within};
 use crate::exit::{CONFLICT, Failure, INTERNAL, Outcome, SIGNAL_BASE, UNWRITTEN};
 use crate::job::signals::Signals;
 use crate::job::sys;
-use crate::output::{LeaseJson, answer, json, shell_word, show};
+use crate::output::{LeaseJson, answer, has_room, json, shell_word, show};
 use crate::request::{Request, with_lease};
 
 /// How long the answer may take to be read, and which part of the lease at most: who reads it later has little of that.
@@ -29,6 +29,7 @@ pub(crate) async fn run(store: &Store, args: &Acquire) -> Outcome {
     if let Err(failure) = &outcome
         && !args.json
         && failure.code != UNWRITTEN
+        && has_room(rustix::stdio::stdout())
     {
         // For `eval "$(clinch acquire ...)"`, which would otherwise go on.
         let _ = show(&format!("(exit {})\n", failure.code));
