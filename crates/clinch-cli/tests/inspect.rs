@@ -64,3 +64,19 @@ fn completions_and_manual_are_there() {
     }
     assert_eq!(world.code(["man", "hold"]), 64);
 }
+
+/// An operator who works in another zone reads wrong times.
+#[test]
+fn times_are_in_the_zone_of_tz() {
+    let world = World::new();
+    let _holder = world.start(["run", "x", "sleep", "60"]);
+    eventually("the lock is held", || world.held("x"));
+    if !std::path::Path::new("/usr/share/zoneinfo/Asia/Kolkata").exists() {
+        return;
+    }
+    let since = |zone: &str| {
+        let output = world.clinch(["show", "x"]).env("TZ", zone).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().lines().next().unwrap().to_owned()
+    };
+    assert_ne!(since("UTC"), since("Asia/Kolkata"));
+}
