@@ -1,5 +1,7 @@
 //! Leases that end, keys that are deleted, histories that are compacted.
 
+use clinch::backend::Renewal;
+
 use super::*;
 
 #[tokio::test]
@@ -203,4 +205,28 @@ async fn a_fenced_write_is_refused_once_the_claim_is_gone() {
     let next = lock(&locks, "job").await;
     assert_eq!(write(), "FAILURE");
     release(next).await;
+}
+
+/// Renewals go out together. One whose claim is released meanwhile, or is of another client, is no other's business.
+#[tokio::test]
+async fn a_release_fails_no_renewal_beside_it() {
+    let etcd = Etcd::start();
+    let backend = open(&etcd.url()).await;
+    let claim = |id, name| ghosts::claim(id, name, LONG_TTL);
+    let [first, stranger, second] = [claim(1, "first"), claim(2, "stranger"), claim(3, "second")];
+    for claim in [&first, &second] {
+        ghosts::granted(&*backend, claim).await;
+    }
+    let batch = [first.clone(), stranger, second];
+    let mut renewals = backend.renew(&batch);
+    // What is known of them is looked up at once.
+    tokio::select! {
+        biased;
+        _ = &mut renewals => panic!("the stranger was not asked for"),
+        () = std::future::ready(()) => {}
+    }
+    backend.release(&first, Duration::ZERO).await.unwrap();
+    let renewals = renewals.await;
+    assert!(matches!(renewals[1], Renewal::Lost(_)), "{renewals:?}");
+    assert!(matches!(renewals[2], Renewal::Renewed(_)), "{renewals:?}");
 }

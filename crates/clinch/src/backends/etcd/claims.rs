@@ -18,7 +18,7 @@ use super::view::View;
 use super::watch::Subscription;
 use crate::claim::{ClaimId, Loss, LossKind};
 use crate::clock::Instant;
-use crate::sync::lock;
+use crate::sync::{AtWork, lock};
 
 pub(super) use known::Known;
 
@@ -40,7 +40,7 @@ struct Table {
     /// Claims whose own key is not watched yet, oldest first.
     young: VecDeque<(Instant, ClaimId)>,
     /// Whether the task runs that watches them.
-    watching: bool,
+    watching: AtWork,
     /// Looks at claims whose waiters are silent.
     looks: u64,
 }

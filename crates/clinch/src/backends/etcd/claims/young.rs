@@ -25,22 +25,22 @@ impl Claims {
     ) -> Result<()> {
         let mut table = lock(&self.table);
         table.young.push_back((env.now() + WATCHED_AFTER, id));
-        if !table.watching {
+        if let Some(watching) = table.watching.begin() {
             let (claims, world, watcher) = (self.clone(), env.clone(), watcher.clone());
-            env.lane().run(move || watch_young(claims.clone(), world.clone(), watcher.clone()))?;
-            table.watching = true;
+            env.lane()
+                .run(move || watch_young(claims.clone(), world.clone(), watcher.clone(), watching.clone()))?;
         }
         Ok(())
     }
 }
 
 /// Watches the keys of claims that have become old enough, until there are no more young ones.
-async fn watch_young(claims: Arc<Claims>, env: Env, watcher: Arc<Watcher>) {
+async fn watch_young(claims: Arc<Claims>, env: Env, watcher: Arc<Watcher>, _watching: Arc<()>) {
     loop {
         let due = {
             let mut table = lock(&claims.table);
             let Some((due, _)) = table.young.front() else {
-                table.watching = false;
+                table.watching.end();
                 return;
             };
             *due

@@ -184,3 +184,26 @@ impl Background {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lane::Lane;
+
+    /// What ends in a panic takes along what goes on beside it, but nothing that comes later.
+    #[test]
+    fn what_goes_on_in_the_background_goes_on_after_a_panic() {
+        let background = Background::new(Env::host(Lane::thread()));
+        let (tell, told) = std::sync::mpsc::channel();
+        let end = std::time::Instant::now() + Duration::from_secs(30);
+        background.take_over(async { std::panic::resume_unwind(Box::new("a request panics")) });
+        loop {
+            let tell = tell.clone();
+            background.take_over(async move { tell.send(()).unwrap() });
+            if told.recv_timeout(SWEEP_EVERY).is_ok() {
+                return;
+            }
+            assert!(std::time::Instant::now() < end, "nothing goes on any more");
+        }
+    }
+}
