@@ -122,25 +122,23 @@ mod tests {
                 *lock(&self.0) = true;
             }
         }
-        for woken in [true, false] {
-            let (notify, dropped) = (Arc::new(Notify::new()), Arc::new(Mutex::new(false)));
-            let (waits, locks) = (notify.clone(), Locks(dropped.clone()));
-            let task = Arc::new(Task(Mutex::default()));
-            let mut future: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(calm(async move {
-                let _locks = locks;
-                waits.notified().await;
-            }));
-            let waker = Waker::from(task.clone());
-            assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-            drop(waker);
-            *task.0.lock().unwrap() = Some(future);
-            drop(task);
-            let held = lock(&dropped);
-            notify.notify_one();
-            assert!(!*held);
-            drop(held);
-            assert!(*lock(&dropped), "the task lives: {woken}");
-        }
+        let (notify, dropped) = (Arc::new(Notify::new()), Arc::new(Mutex::new(false)));
+        let (waits, locks) = (notify.clone(), Locks(dropped.clone()));
+        let task = Arc::new(Task(Mutex::default()));
+        let mut future: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(calm(async move {
+            let _locks = locks;
+            waits.notified().await;
+        }));
+        let waker = Waker::from(task.clone());
+        assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(waker);
+        *task.0.lock().unwrap() = Some(future);
+        drop(task);
+        let held = lock(&dropped);
+        notify.notify_one();
+        assert!(!*held);
+        drop(held);
+        assert!(*lock(&dropped), "the task lives");
         let mut ready = pin!(calm(std::future::ready(1)));
         assert_eq!(ready.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(1));
     }
