@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{World, eventually, runs};
+use common::{Running, World, eventually, kill, runs};
 use rustix::process::Signal;
 
 const STUBBORN: &str = "trap 'echo TERM >> log' TERM; echo $$ > job.pid; while :; do sleep 0.02; done";
@@ -80,6 +80,34 @@ fn the_parts_of_a_job_that_has_to_stop_die_with_it() {
         assert_eq!(run.code(), 79);
         eventually("the part is dead", || !runs(part));
     }
+}
+
+/// A part goes on without the lock: there are more than descriptors, or it was started when the job had to stop and has lost its
+/// parents.
+#[test]
+fn all_parts_of_a_job_that_has_to_stop_die_with_it() {
+    const PARTS: usize = 60;
+    let world = World::new();
+    world.write("part", "trap '' TERM; echo $$ >> parts; exec sleep 60");
+    let job = format!(
+        "trap '(setsid sh part &); while [ $(wc -l < parts) -le {PARTS} ]; do sleep 0.02; done; exit 1' TERM
+        for i in $(seq {PARTS}); do setsid sh part & done; while :; do sleep 0.02; done"
+    );
+    let mut limited = std::process::Command::new("sh");
+    limited
+        .args(["-c", r#"ulimit -n 32; exec "$CLINCH" run -q x -c "$0""#, &job])
+        .current_dir(world.path("."));
+    limited
+        .env("CLINCH", env!("CARGO_BIN_EXE_clinch"))
+        .env("CLINCH_URL", world.url())
+        .env_remove("CLINCH_HELD");
+    let mut run = Running(limited.spawn().unwrap());
+    eventually("all parts run", || world.lines("parts") == PARTS);
+    assert_eq!((world.code(["break", "--yes", "x"]), run.code()), (0, 79));
+    let parts = world.read("parts");
+    let left: Vec<_> = parts.lines().map(|part| part.parse().unwrap()).filter(|part| runs(*part)).collect();
+    left.iter().for_each(|part| _ = kill(*part, Signal::KILL));
+    assert_eq!((parts.lines().count(), left.len()), (PARTS + 1, 0), "they work on without the lock");
 }
 
 /// An operator takes the lock away, and the job goes on.

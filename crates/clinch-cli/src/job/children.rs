@@ -2,11 +2,11 @@
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, WaitOptions, kill_process, kill_process_group, wait,
-    waitid,
+    Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, WaitOptions, getpid, kill_process, kill_process_group,
+    wait, waitid, waitpid,
 };
 
-use super::kin::Kin;
+use super::kin::{Kin, children};
 use crate::exit::SIGNAL_BASE;
 
 /// The child, in a process group of its own.
@@ -15,7 +15,7 @@ pub(crate) struct Child {
     pid: Pid,
     exit: Option<Exit>,
     reaped: bool,
-    /// What it has started in other groups, as far as it was to stop.
+    /// What it has started in other groups, once it was to stop.
     kin: Kin,
 }
 
@@ -84,27 +84,31 @@ impl Child {
     }
 
     /// Sends a signal that is to end it to all of the job: also to parts that made process groups of their own, as `timeout` and
-    /// nested runs do.
-    pub(crate) fn end(&mut self, signal: Signal) {
-        // First, since whoever loses its parent is found no more.
-        self.kin.find(self.pid);
+    /// nested runs do. Says whether there was any such part.
+    pub(crate) fn end(&mut self, signal: Signal) -> bool {
+        self.kin.gather(self.pid);
+        // The group first: it costs one call, however many are in it.
         self.signal(signal);
-        self.kin.signal(signal);
+        // Who is stopped does not hear it.
+        self.signal(Signal::CONT);
+        self.kin.signal(signal, Some(self.pid).filter(|_| !self.reaped))
     }
 
-    /// Reaps every child that has ended, and tells of the main one if it is among them.
-    pub(crate) fn reap_all(&mut self) -> Reaped {
-        let mut ended = None;
+    /// Reaps every child that has ended, but for the main one; says whether any other is left.
+    pub(crate) fn reap_all(&self) -> bool {
+        if !self.reaped {
+            // By name, since whoever reaps the main one by chance leaves its group's id to others.
+            let others = children(getpid(), true).filter(|pid| *pid != self.pid);
+            return others
+                .filter(|pid| !matches!(waitpid(Some(*pid), WaitOptions::NOHANG), Ok(Some(_))))
+                .count()
+                > 0;
+        }
         loop {
             match wait(WaitOptions::NOHANG) {
-                Ok(Some((pid, status))) if pid == self.pid => {
-                    let code = status.exit_status().map(code);
-                    ended = code.or_else(|| status.terminating_signal().map(Exit::Signal));
-                    (self.exit, self.reaped) = (ended, true);
-                }
                 Ok(Some(_)) | Err(Errno::INTR) => {}
-                Ok(None) => return Reaped { ended, left: true },
-                Err(_) => return Reaped { ended, left: false },
+                Ok(None) => return true,
+                Err(_) => return false,
             }
         }
     }
@@ -112,15 +116,6 @@ impl Child {
     fn wait(&self, options: WaitIdOptions) -> Option<WaitIdStatus> {
         waitid(WaitId::Pid(self.pid), options).ok().flatten()
     }
-}
-
-/// What reaping all children found.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reaped {
-    /// The main child ended between the last look and now.
-    pub(crate) ended: Option<Exit>,
-    /// Whether any child is left.
-    pub(crate) left: bool,
 }
 
 fn exit(status: &WaitIdStatus) -> Option<Exit> {
@@ -133,8 +128,7 @@ fn code(code: i32) -> Exit {
 
 /// Sends a signal to every child that is left. They are ours alone to reap, so no id can be anybody else's.
 pub(crate) fn signal_orphans(signal: Signal) {
-    let children = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
-    for pid in children.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+    for pid in children(getpid(), true) {
         let _ = kill_process(pid, signal);
     }
 }

@@ -1,69 +1,104 @@
-//! What a job has started in process groups of its own, and what those have: found when the job has to stop, and remembered, since
-//! it loses its parents then.
+//! All that descends from us once the job has to stop, in whatever process groups: found anew for each signal, and remembered by
+//! nobody, since whoever loses its parent from then on falls to us.
 //!
 //! What has left its parents before that, a daemon, is not found: it is no part of the job any more.
 
+use std::collections::HashSet;
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, getpgid, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, child_subreaper, getpid, pidfd_open, pidfd_send_signal, set_child_subreaper,
+};
 
-/// How often is looked for more: what is found may just be starting others.
-const ROUNDS: usize = 8;
+/// How long is looked for those who are to be asked, which delays all else. Who is to be killed is looked for in any case.
+const LOOK_FOR: Duration = Duration::from_millis(50);
 
-/// Processes, each by a descriptor: its id may be another's when it has ended.
+/// The descendants of this process, but for those that are not of the job.
 #[derive(Debug, Default)]
-pub(crate) struct Kin(Vec<(Pid, Option<OwnedFd>)>);
+pub(crate) struct Kin {
+    /// Children that this process had before it became `clinch`.
+    spared: HashSet<Pid>,
+}
 
 impl Kin {
-    /// Finds all descendants of the leader of a process group, and of those found before, that are not in that group.
-    pub(crate) fn find(&mut self, leader: Pid) {
-        for _ in 0..ROUNDS {
-            let known = self.0.len();
-            let mut seen: Vec<Pid> = self.0.iter().map(|(pid, _)| *pid).chain([leader]).collect();
-            let mut at = 0;
-            while let Some(parent) = seen.get(at).copied() {
-                at += 1;
-                for child in children(parent) {
-                    if !seen.contains(&child) {
-                        seen.push(child);
-                        self.add(child, parent, leader);
-                    }
-                }
-            }
-            if self.0.len() == known {
-                return;
-            }
+    /// From now on, what loses its parent falls to us, as it does to process 1. Before the first signal, since those orphan.
+    pub(crate) fn gather(&mut self, leader: Pid) {
+        if getpid().is_init() || matches!(child_subreaper(), Ok(Some(_))) {
+            return;
         }
+        self.spared = children(getpid(), true).filter(|pid| *pid != leader).collect();
+        // Kernels without it are older than all that clinch runs on.
+        let _ = set_child_subreaper(Some(getpid()));
     }
 
-    fn add(&mut self, child: Pid, parent: Pid, leader: Pid) {
-        // Without a descriptor, if there are too many, it is reached by its id.
-        let held = pidfd_open(child, PidfdFlags::empty()).ok();
-        // Whoever has that id now, and had it when the descriptor was opened, is a child of that parent.
-        let is_it = children(parent).any(|other| other == child);
-        if is_it && getpgid(Some(child)).is_ok_and(|group| group != leader) {
-            self.0.push((child, held));
-        }
-    }
-
-    /// Sends a signal to all of them that are left.
-    pub(crate) fn signal(&self, signal: Signal) {
-        for (pid, held) in &self.0 {
-            let _ = match held {
-                Some(held) => pidfd_send_signal(held, signal),
-                None => kill_process(*pid, signal),
+    /// Sends a signal to all of them but the members of a process group that has it already; says whether there was any.
+    pub(crate) fn signal(&self, signal: Signal, but: Option<Pid>) -> bool {
+        let (us, since) = (getpid(), Instant::now());
+        let mut found = false;
+        let mut seen = self.spared.clone();
+        let mut next: Vec<(Pid, Pid)> = children(us, true).map(|child| (child, us)).collect();
+        while let Some((pid, parent)) = next.pop() {
+            if signal != Signal::KILL && since.elapsed() > LOOK_FOR {
+                break;
+            }
+            if !seen.insert(pid) {
+                continue;
+            }
+            // By a descriptor, and one at a time: the id may be another's soon, and there may be few descriptors.
+            let Ok(held) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
+            // Who has that id now and that parent, or us for want of it, is who was found.
+            let Some(stat) = Stat::of(pid).filter(|stat| [parent, us].map(raw).contains(&stat.parent)) else {
+                continue;
             };
+            next.extend(children(pid, stat.threads > 1).map(|child| (child, pid)));
+            if but.map(raw) != Some(stat.group) {
+                found |= pidfd_send_signal(&held, signal).is_ok();
+                // Who is stopped does not hear it.
+                let _ = pidfd_send_signal(&held, Signal::CONT);
+            }
         }
+        found
     }
 }
 
-/// The children of a process, of all its threads.
-fn children(of: Pid) -> impl Iterator<Item = Pid> {
-    let threads = fs::read_dir(format!("/proc/{}/task", of.as_raw_nonzero())).into_iter().flatten().flatten();
-    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-    lists.flat_map(|list| {
-        let pids = list.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
-        pids.collect::<Vec<_>>()
-    })
+/// The children of a process: of its first thread, or of all of them.
+pub(crate) fn children(of: Pid, threads: bool) -> impl Iterator<Item = Pid> {
+    let tasks = format!("/proc/{of}/task");
+    let lists = match threads {
+        true => {
+            let tasks = fs::read_dir(tasks).into_iter().flatten().flatten();
+            tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok()).collect()
+        }
+        false => fs::read_to_string(format!("{tasks}/{of}/children")).unwrap_or_default(),
+    };
+    let pids = lists.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+    pids.collect::<Vec<_>>().into_iter()
+}
+
+fn raw(pid: Pid) -> i32 {
+    pid.as_raw_nonzero().get()
+}
+
+/// What `/proc/PID/stat` says of a process.
+pub(crate) struct Stat {
+    pub(crate) parent: i32,
+    pub(crate) group: i32,
+    pub(crate) threads: u32,
+    /// Where its stack starts.
+    pub(crate) stack: u64,
+}
+
+impl Stat {
+    pub(crate) fn of(pid: Pid) -> Option<Stat> {
+        let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The second field is in parentheses and may hold anything; the third is next.
+        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+        Some(Stat {
+            parent: fields.get(1)?.parse().ok()?,
+            group: fields.get(2)?.parse().ok()?,
+            threads: fields.get(17)?.parse().ok()?,
+            stack: fields.get(25)?.parse().ok()?,
+        })
+    }
 }

@@ -1,6 +1,8 @@
 //! The loop around a running job: passes signals on, follows its stops, renews nothing (the keeper does) but stops the job
 //! when its lock is about to be lost, and returns when it has ended and was reaped.
 
+use std::time::Duration;
+
 use clinch::{Env, Guard, Instant, Loss, Standing};
 use rustix::process::Signal;
 use serde_json::json;
@@ -13,6 +15,9 @@ use super::signals::Signals;
 use super::terminal::Terminal;
 use crate::args::{OnLost, Orphans, Run};
 use crate::output::say;
+
+/// How soon is looked again for what is left of a killed job.
+const ROUND: Duration = Duration::from_millis(10);
 
 /// A running job and the lock that it runs under.
 pub(crate) struct Supervisor<'a> {
@@ -75,6 +80,7 @@ impl Supervisor<'_> {
             Some(Change::Ended(exit)) => {
                 if self.progress.stage != Stage::Running {
                     // Of a job that had to stop, nothing may go on without the lock.
+                    self.progress.stage = Stage::Killed;
                     self.child.end(Signal::KILL);
                 }
                 self.child.reap();
@@ -83,17 +89,14 @@ impl Supervisor<'_> {
             Some(Change::Stopped(signal)) => self.stopped(signal),
             None => {}
         }
-        if !self.adopts {
-            return self.progress.exit;
+        if self.progress.stage == Stage::Killed {
+            // In rounds, since what was killed may just have started others, until there is nobody who can be.
+            self.child.reap_all();
+            let left = self.child.end(Signal::KILL);
+            return self.progress.exit.filter(|_| !left);
         }
-        let reaped = self.child.reap_all();
-        if let Some(exit) = reaped.ended {
-            self.ended(exit);
-        }
-        if self.progress.stage == Stage::Killed && self.progress.exit.is_some() {
-            signal_orphans(Signal::KILL);
-        }
-        let wait = self.run.orphans == Orphans::Wait && reaped.left;
+        let left = self.adopts && self.child.reap_all();
+        let wait = self.run.orphans == Orphans::Wait && left;
         self.progress.exit.filter(|_| !wait)
     }
 
@@ -135,13 +138,8 @@ impl Supervisor<'_> {
         if self.progress.exit.is_none() { self.child.signal(signal) } else { signal_orphans(signal) }
     }
 
-    /// As [`send`](Supervisor::send), to all of the job.
-    fn end(&mut self, signal: Signal) {
-        if self.progress.exit.is_none() { self.child.end(signal) } else { signal_orphans(signal) }
-    }
-
     /// Stops the job if it is time; says when to look again.
-    fn hold_or_stop(&mut self) -> Option<std::time::Duration> {
+    fn hold_or_stop(&mut self) -> Option<Duration> {
         loop {
             let Progress { stage, told, .. } = self.progress;
             let told = told.map(|told| self.env.clock().now().since(told));
@@ -150,6 +148,7 @@ impl Supervisor<'_> {
                 _ => None,
             };
             match self.plan.step(stage, self.guard.remaining(), lost, told) {
+                Step::Wait(None) if stage == Stage::Killed => return Some(ROUND),
                 Step::Wait(time) => return time,
                 Step::Term => self.terminate(),
                 Step::Kill => self.kill(),
@@ -160,15 +159,13 @@ impl Supervisor<'_> {
     fn terminate(&mut self) {
         self.progress.stage = Stage::Terminated;
         self.progress.told = Some(self.env.clock().now());
-        self.end(Signal::TERM);
-        // A stopped job would not hear it.
-        self.send(Signal::CONT);
+        self.child.end(Signal::TERM);
         self.report_stopping("TERM");
     }
 
     fn kill(&mut self) {
         self.progress.stage = Stage::Killed;
-        self.end(Signal::KILL);
+        self.child.end(Signal::KILL);
         self.report_stopping("KILL");
     }
 

@@ -9,12 +9,13 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use clinch::{Env, Lane, Locks, Released, Renew};
-use rustix::process::{Signal, getppid};
+use rustix::process::{Pid, Signal, getppid};
 
 use super::hold::Report;
 use crate::args::{Acquire, Share, Store};
 use crate::connect::{CLOSE_FOR, Limits, close, connect_within};
 use crate::exit::{CONFLICT, Failure, INTERNAL, Outcome, SIGNAL_BASE, UNWRITTEN};
+use crate::job::kin::Stat;
 use crate::job::signals::Signals;
 use crate::job::sys;
 use crate::output::{LeaseJson, answer, has_room, json, shell_word, show};
@@ -201,8 +202,9 @@ fn caller() -> Option<i32> {
     let words = |pid| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let ours = [&b"\0"[..], &words(i32::try_from(std::process::id()).ok()?)].concat();
     let mut caller = getppid()?.as_raw_nonzero().get();
-    let mut stat = Stat::of(caller)?;
-    while let Some(parent) = Stat::of(stat.parent) {
+    let of = |pid| Stat::of(Pid::from_raw(pid)?);
+    let mut stat = of(caller)?;
+    while let Some(parent) = of(stat.parent) {
         // A subshell is forked without an exec, so its stack starts where its parent's does; others' are at random places.
         let is_subshell = parent.stack != 0 && parent.stack == stat.stack;
         let runs_us = ours.len() > 1 && words(caller).ends_with(&ours);
@@ -212,19 +214,4 @@ fn caller() -> Option<i32> {
         (caller, stat) = (stat.parent, parent);
     }
     Some(caller)
-}
-
-/// What `/proc/PID/stat` says of a process.
-struct Stat {
-    parent: i32,
-    stack: u64,
-}
-
-impl Stat {
-    fn of(pid: i32) -> Option<Stat> {
-        let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The second field is in parentheses and may hold anything; the third is next.
-        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
-        Some(Stat { parent: fields.get(1)?.parse().ok()?, stack: fields.get(25)?.parse().ok()? })
-    }
 }
