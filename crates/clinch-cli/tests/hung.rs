@@ -7,7 +7,7 @@ mod common;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use clinch_testkit::{Etcd, Redis};
+use clinch_testkit::{Etcd, Redis, vouch};
 use common::{Running, World, eventually};
 use rustix::process::Signal;
 
@@ -73,7 +73,9 @@ fn a_stopped_quorum_keeps_nobody_on_redlock() {
     let start = |_| Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "always").start();
     let servers: Vec<Redis> = (0..3).map(start).collect();
     let hosts: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
-    let world = World::on(format!("redlock://{}?durable=on&max_ttl=10m&ttl=10m", hosts.join(",")));
+    let url = format!("redlock://{}?durable=on&max_ttl=10m&ttl=10m", hosts.join(","));
+    vouch(&url, &servers);
+    let world = World::on(url);
     let stop = || servers[1..].iter().for_each(Redis::pause);
     a_stopped_server_keeps_nobody(&world, stop, || servers[1..].iter().for_each(Redis::resume));
 }

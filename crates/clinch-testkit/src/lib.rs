@@ -25,6 +25,7 @@ mod resp;
 mod sentinel;
 mod tls;
 pub mod tools;
+mod voucher;
 mod wait;
 
 pub use cluster::{Cluster, Migration, slot_of};
@@ -36,4 +37,5 @@ pub use redis::{Redis, RedisBuilder};
 pub use resp::{Reply, Resp};
 pub use sentinel::Sentinel;
 pub use tls::Certificates;
+pub use voucher::vouch;
 pub use wait::{PATIENCE, until, until_some};

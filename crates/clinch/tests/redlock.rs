@@ -30,7 +30,7 @@ impl Fixture for OnServers {
     }
 }
 
-/// Servers that may vote at once, since they forget nothing when they restart.
+/// Servers that forget nothing when they restart, and vote at once by a [`url`].
 fn durable(count: usize) -> Vec<Redis> {
     let server = || Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "always").start();
     (0..count).map(|_| server()).collect()
@@ -38,7 +38,9 @@ fn durable(count: usize) -> Vec<Redis> {
 
 fn url(servers: &[Redis], query: &str) -> String {
     let hosts: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
-    format!("redlock://{}?durable=on&max_ttl=24h{query}", hosts.join(","))
+    let url = format!("redlock://{}?durable=on&max_ttl=24h{query}", hosts.join(","));
+    clinch_testkit::vouch(&url, servers);
+    url
 }
 
 mod three {

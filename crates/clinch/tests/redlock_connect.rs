@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use clinch::{Error, ErrorKind, Guard, Locks, Released};
-use clinch_testkit::{Redis, RedisBuilder};
+use clinch_testkit::{Redis, RedisBuilder, vouch};
 
 mod common;
 
@@ -33,13 +33,13 @@ mod values;
 /// A password that must not show anywhere.
 const SECRET: &str = "hunter2";
 
-/// What a URL says of servers that vote at once.
+/// What a URL says of servers that vote at once where somebody has vouched for them.
 const DURABLE: &str = "durable=on&max_ttl=24h";
 
 /// Three servers for all tests that leave them alone.
 static SERVERS: LazyLock<Vec<Redis>> = LazyLock::new(three);
 
-/// A server that votes at once.
+/// A server that forgets nothing.
 fn voting() -> RedisBuilder {
     Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "always")
 }
@@ -53,11 +53,21 @@ fn hosts(servers: &[Redis]) -> Vec<String> {
 }
 
 fn url(servers: &[Redis], query: &str) -> String {
-    format!("redlock://{}?{query}", hosts(servers).join(","))
+    let url = format!("redlock://{}?{query}", hosts(servers).join(","));
+    if query.starts_with("durable=on") {
+        vouch(&url, servers);
+    }
+    url
 }
 
 async fn connect(url: &str) -> Locks {
     clinch::connect(url).await.unwrap_or_else(|error| panic!("{url}: {error:?}"))
+}
+
+/// As [`works`], by way of servers for which somebody has vouched.
+async fn works_at<'a>(url: &str, servers: impl IntoIterator<Item = &'a Redis>) -> Locks {
+    vouch(url, servers);
+    works(url).await
 }
 
 /// Whether a lock can be used through this URL.

@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use clinch::{Guard, Locks};
-use clinch_testkit::{Proxy, Redis};
+use clinch_testkit::{Proxy, Redis, vouch};
 use tokio::task::JoinHandle;
 
 mod common;
@@ -60,6 +60,7 @@ impl Servers {
     async fn connect(&self, options: &str) -> Locks {
         let hosts: Vec<String> = self.0.iter().map(|server| server.addr().to_string()).collect();
         let url = format!("redlock://{}?durable=on&max_ttl=24h{options}", hosts.join(","));
+        vouch(&url, &self.0);
         clinch::connect(&url).await.unwrap().ttl(LONG_TTL).unwrap()
     }
 
@@ -206,6 +207,7 @@ async fn nor_do_those_who_are_far_away() {
     proxies.iter().for_each(|proxy| proxy.delay(Duration::from_millis(35)));
     let hosts: Vec<String> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
     let url = format!("redlock://{}?durable=on&max_ttl=24h", hosts.join(","));
+    vouch(&url, &servers.0);
     let far = clinch::connect(&url).await.unwrap().ttl(LONG_TTL).unwrap();
     waiters_ask_nothing(&servers, &far).await;
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use clinch::backend::Freed;
 use clinch::{ErrorKind, Guard, Locks, LossKind, Released};
-use clinch_testkit::{Proxy, Redis, RedisBuilder, Reply};
+use clinch_testkit::{Proxy, Redis, RedisBuilder, Reply, vouch};
 
 mod common;
 
@@ -41,7 +41,7 @@ const LONG_TTL: Duration = Duration::from_secs(300);
 struct Servers(Vec<Redis>);
 
 impl Servers {
-    /// Some that may vote at once, since they forget nothing.
+    /// Some that forget nothing.
     fn durable(count: usize) -> Servers {
         Servers((0..count).map(|_| durable().start()).collect())
     }
@@ -55,9 +55,20 @@ impl Servers {
         url_of(self.0.iter().map(|server| server.addr().to_string()), query)
     }
 
+    /// By way of these addresses, with `durable=on`, as if clients had come for long: the servers vote at once.
+    fn url_at(&self, hosts: impl Iterator<Item = String>, query: &str) -> String {
+        let url = url_of(hosts, query);
+        vouch(&url, &self.0);
+        url
+    }
+
     /// A client that may rely on the servers' memory, with long leases.
     async fn connect(&self) -> Locks {
-        connect(&self.url("durable=on&max_ttl=24h")).await
+        connect(&self.voting_url()).await
+    }
+
+    fn voting_url(&self) -> String {
+        self.url_at(self.0.iter().map(|server| server.addr().to_string()), "durable=on&max_ttl=24h")
     }
 
     /// The servers that have a key for this lock.

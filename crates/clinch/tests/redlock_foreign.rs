@@ -41,6 +41,7 @@ mod foreign {
     pub(crate) async fn connect_to(servers: &[Redis], options: &str) -> Locks {
         let hosts: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
         let url = format!("redlock://{}?durable=on&max_ttl=24h&prefix={options}", hosts.join(","));
+        clinch_testkit::vouch(&url, servers);
         clinch::connect(&url).await.unwrap().ttl(LONG).unwrap()
     }
 }

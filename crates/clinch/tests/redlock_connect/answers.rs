@@ -62,7 +62,9 @@ async fn each_server_answers_for_itself() {
     let proxies = [Proxy::start(servers[1].addr()), Proxy::start(servers[2].addr())];
     let [taken, silent, swapped] =
         [servers[0].addr(), proxies[0].addr(), proxies[1].addr()].map(|addr| addr.to_string());
-    let locks = connect(&format!("redlock://{taken},{silent},{swapped}?{DURABLE}")).await;
+    let url = format!("redlock://{taken},{silent},{swapped}?{DURABLE}");
+    vouch(&url, &servers);
+    let locks = connect(&url).await;
     let mutex = locks.mutex("job").unwrap();
     // One that ran all the time, while it was another that answered.
     eventually("the other has run for some time", async || {

@@ -53,10 +53,11 @@ async fn each_server_has_a_user_and_a_password_of_its_own() {
     let with_password = voting().password(SECRET).start();
     let with_user = voting().acl_user("ann", &format!("on >{SECRET} ~* &* +@all")).start();
     let with_none = voting().start();
-    let [a, b, c] = [&with_password, &with_user, &with_none].map(|server| server.addr().to_string());
+    let all = [&with_password, &with_user, &with_none];
+    let [a, b, c] = all.map(|server| server.addr().to_string());
     let url = |login_a: &str, login_b: &str| format!("redlock://{login_a}{a},{login_b}{b},{c}?{DURABLE}");
     let (right_a, right_b) = (format!(":{SECRET}@"), format!("ann:{SECRET}@"));
-    let locks = works(&url(&right_a, &right_b)).await;
+    let locks = works_at(&url(&right_a, &right_b), all).await;
     assert!(!format!("{locks:?} {:?}", locks.mutex("job").unwrap()).contains(SECRET));
     for server in [&with_password, &with_user] {
         server.kill();
@@ -72,7 +73,7 @@ async fn each_server_has_a_user_and_a_password_of_its_own() {
     for (login_a, login_b) in
         [(format!(":x{SECRET}@"), &right_b), (String::new(), &right_b), (right_a, &format!("bob:{SECRET}@"))]
     {
-        works(&url(&login_a, login_b)).await;
+        works_at(&url(&login_a, login_b), all).await;
     }
     refused(&url(&format!(":x{SECRET}@"), &format!("bob:{SECRET}@")), Refused, &[&a, &b, words]).await;
 }
@@ -128,7 +129,7 @@ async fn one_of_three_that_says_nothing_is_no_reason_to_fail() {
     silent.iter().for_each(|proxy| proxy.black_hole(true));
     let [a, b, _] = hosts(&SERVERS).try_into().unwrap();
     let [c, d] = silent.each_ref().map(|proxy| proxy.addr().to_string());
-    works(&format!("redlock://{a},{b},{d}?{DURABLE}")).await;
+    works_at(&format!("redlock://{a},{b},{d}?{DURABLE}"), &*SERVERS).await;
     let words = ["only 1 of 3", &c, &d, "did not answer within"];
     refused(&format!("redlock://{a},{c},{d}?{DURABLE}"), Unavailable, &words).await;
 }
@@ -138,6 +139,7 @@ async fn each_server_is_encrypted_or_not() {
     let servers: Vec<Redis> = (0..3).map(|_| voting().tls().start()).collect();
     let [a, b, _] = hosts(&SERVERS).try_into().unwrap();
     let [x, y, z] = hosts(&servers).try_into().unwrap();
+    let all_servers = || SERVERS.iter().chain(&servers);
     let ca = servers[0].certificates().ca();
     // Those of all three authorities.
     let all = ca.with_file_name("all.pem");
@@ -146,10 +148,10 @@ async fn each_server_is_encrypted_or_not() {
     std::fs::write(&all, bundle.concat()).unwrap();
     let (ca, all) = (format!("ca={}", ca.display()), format!("ca={}", all.display()));
 
-    works(&format!("redlock://{a},{b},{x}+tls?{DURABLE}&{ca}")).await;
-    works(&format!("redlocks://{x},{y},{z}?{DURABLE}&{all}")).await;
+    works_at(&format!("redlock://{a},{b},{x}+tls?{DURABLE}&{ca}"), all_servers()).await;
+    works_at(&format!("redlocks://{x},{y},{z}?{DURABLE}&{all}"), all_servers()).await;
     // A server that another authority vouches for is not the one that was meant.
-    works(&format!("redlock://{a},{x}+tls,{y}+tls?{DURABLE}&{ca}")).await;
+    works_at(&format!("redlock://{a},{x}+tls,{y}+tls?{DURABLE}&{ca}"), all_servers()).await;
     let words = [&*y, &*z, "ca= names the authority", "redlock:// without +tls speaks"];
     refused(&format!("redlock://{x}+tls,{y}+tls,{z}+tls?{DURABLE}&{ca}"), Refused, &words).await;
     refused(&format!("redlock://{a},{b},{x}?{DURABLE}&{ca}"), Invalid, &["+tls"]).await;
@@ -177,13 +179,14 @@ async fn servers_that_would_lose_locks_are_refused_by_name() {
         // One of three has no vote; with two, there is no quorum.
         let (address, next) = (server.addr().to_string(), refusals[(at + 1) % refusals.len()]);
         let second = next.0.addr().to_string();
-        works(&format!("redlock://{a},{b},{address}?{DURABLE}")).await;
+        works_at(&format!("redlock://{a},{b},{address}?{DURABLE}"), &*SERVERS).await;
         assert!(!server.client().commandstats().contains_key("evalsha"), "{address} was asked for a vote");
         let words = [&[&*address, &*second], *words, next.1].concat();
         refused(&format!("redlock://{a},{address},{second}?{DURABLE}"), Refused, &words).await;
     }
-    let [x, y] = [&evicting, &voting().start()].map(|server| server.addr().to_string());
-    works(&format!("redlock://{a},{x},{y}?{DURABLE}&eviction=allow")).await;
+    let others = [&evicting, &voting().start()];
+    let [x, y] = others.map(|server| server.addr().to_string());
+    works_at(&format!("redlock://{a},{x},{y}?{DURABLE}&eviction=allow"), SERVERS.iter().chain(others)).await;
 }
 
 #[tokio::test]

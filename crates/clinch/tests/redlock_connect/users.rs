@@ -21,6 +21,7 @@ fn servers(rules: &[String]) -> (Vec<Redis>, Proxy, String) {
     let addresses = [servers[0].addr(), servers[1].addr(), proxy.addr()];
     let hosts = addresses.map(|addr| format!("clinch:{SECRET}@{addr}"));
     let url = format!("redlock://{}?{DURABLE}", hosts.join(","));
+    vouch(&url, &servers);
     (servers, proxy, url)
 }
 

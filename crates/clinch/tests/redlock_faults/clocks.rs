@@ -170,7 +170,7 @@ async fn a_grant_of_which_too_little_is_left_is_given_back() {
     let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.addr())).collect();
     let hosts = || proxies.iter().map(|proxy| proxy.addr().to_string());
     let short = Duration::from_millis(400);
-    let url = url_of(hosts(), "durable=on&max_ttl=24h&min_validity=390ms");
+    let url = servers.url_at(hosts(), "durable=on&max_ttl=24h&min_validity=390ms");
     let far = clinch::connect(&url).await.unwrap().ttl(short).unwrap();
     let name = unique("late-grant");
     // What the votes take on their way is counted against the lease.
@@ -182,6 +182,9 @@ async fn a_grant_of_which_too_little_is_left_is_given_back() {
     })
     .await;
     servers.expect_no_key(&name).await;
+    // Of this lease there never is as much.
+    let error = far.ttl(Duration::from_millis(390)).unwrap().mutex(&name).unwrap().lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
 }
 
 #[tokio::test]

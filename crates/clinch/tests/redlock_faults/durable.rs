@@ -1,4 +1,4 @@
-//! Servers that forget nothing vote at once, unless a clock was set.
+//! Servers that forget nothing vote after a restart, unless a clock was set; not before somebody has watched them.
 
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -9,6 +9,11 @@ use super::late::Detour;
 use super::*;
 
 const QUERY: &str = "durable=on&max_ttl=60s&ttl=60s";
+
+/// When somebody has watched the servers for long enough, by all their clocks.
+const LATER: i64 = 70;
+
+const HOUR: i64 = 3600;
 
 /// Three servers that vouch for each other. The first alone still has a lock that all of them had given, of a holder who is not there
 /// to renew it: something befell the second, by whose clock the lease is over, and the third gives its vote as if it had never been
@@ -23,11 +28,11 @@ impl Stage {
     async fn new(hazard: &str) -> Stage {
         let servers = Servers((0..3).map(|_| durable().stepped_clock().start()).collect());
         eventually("each is compared with the two others", async || {
-            let locks = clinch::connect(&servers.url(QUERY)).await.unwrap();
-            drop(lock(&locks, &unique("first")).await);
+            clinch::connect(&servers.url(QUERY)).await.unwrap();
             servers.0.iter().all(|server| witnesses(server) == 2).then_some(())
         })
         .await;
+        servers.0.iter().for_each(|server| server.step_clock(LATER));
         let locks = clinch::connect(&servers.url(QUERY)).await.unwrap();
         let name = unique(hazard);
         let guard = lock(&locks, &name).await;
@@ -37,8 +42,12 @@ impl Stage {
     }
 
     async fn befall(&self, restarted: &[usize]) {
+        self.befall_by(HOUR, restarted).await;
+    }
+
+    async fn befall_by(&self, seconds: i64, restarted: &[usize]) {
         // First the clock: a server that had run for an hour before it answered would be another one.
-        self.servers.0[1].step_clock(3600);
+        self.servers.0[1].step_clock(LATER + seconds);
         restarted.iter().for_each(|at| self.servers.0[*at].restart());
         self.servers.0[2].call(&["DEL", &format!("clinch:{}", self.name)]);
         eventually("its lease is over there", async || {
@@ -70,6 +79,43 @@ async fn a_newcomer_sees_that_a_clock_was_set_though_all_have_restarted() {
     }
 }
 
+/// Its clock ended the lease, and what was left of it at the same time.
+#[tokio::test]
+async fn a_clock_that_was_set_ahead_of_its_voucher_does_not_vote() {
+    let stage = Stage::new("forty-days").await;
+    stage.befall_by(40 * 24 * HOUR, &[]).await;
+    let newcomer = clinch::connect(&stage.servers.url(QUERY)).await.unwrap();
+    stage.is_not_granted_to(&newcomer).await;
+}
+
+/// It is the first to look after the servers: nothing that was left there is meant for it.
+#[tokio::test]
+async fn the_first_of_a_group_waits_and_is_told_for_how_long() {
+    let stage = Stage::new("new-group").await;
+    stage.befall(&[]).await;
+    let newcomer = clinch::connect(&stage.servers.url("durable=on&max_ttl=1h&ttl=60s")).await.unwrap();
+    stage.is_not_granted_to(&newcomer).await;
+    let error = newcomer.mutex("job").unwrap().try_lock().await.expect_err("nobody has watched them");
+    let told = chain(&error);
+    // An hour, and as much longer as that can take by another clock.
+    assert!(told.contains("does not vote for another 1h "), "{told}");
+    assert!(told.contains("may have had its clock set before"), "{told}");
+}
+
+#[tokio::test]
+async fn who_may_not_read_info_sees_that_a_clock_was_set() {
+    let rules = "on nopass ~* &* +@all -info";
+    let servers = Servers((0..3).map(|_| durable().acl_user("clinch", rules).start()).collect());
+    let hosts = servers.0.iter().map(|server| format!("clinch:x@{}", server.addr()));
+    let url = url_of(hosts, QUERY);
+    eventually("each is compared with the two others", async || {
+        let error = clinch::connect(&url).await.unwrap().mutex("job").unwrap().try_lock().await;
+        error.expect_err("nobody has watched them");
+        servers.0.iter().all(|server| witnesses(server) == 2).then_some(())
+    })
+    .await;
+}
+
 /// All that it knows of the other clocks is too old to be compared with.
 #[tokio::test]
 async fn who_did_nothing_for_long_sees_that_a_clock_was_set() {
@@ -83,7 +129,7 @@ async fn who_did_nothing_for_long_sees_that_a_clock_was_set() {
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(20)).await;
     tokio::time::resume();
-    stage.servers.0.iter().for_each(|server| server.step_clock(20));
+    stage.servers.0.iter().for_each(|server| server.step_clock(LATER + 20));
     stage.befall(&[1]).await;
     // It meets the one that restarted, and reads no other clock.
     eventually("it is connected again", async || {

@@ -65,7 +65,7 @@ impl OnItsWay {
         let proxies = HashMap::from([(servers.0[2].port(), third.addr())]);
         let detour = Arc::new(Detour { proxies, past: AtomicBool::new(false) });
         let env = Env::new(Clock::host(), Random::system(), Lane::thread(), detour.clone());
-        let url = servers.url("durable=on&max_ttl=24h");
+        let url = servers.voting_url();
         let backend = clinch::backends::redis::redlock::open(&url, env).await.unwrap();
         let numbers = AtomicU64::new(1);
         let take = async |hazard: &str| {
@@ -158,7 +158,7 @@ async fn a_vote_is_not_asked_for_again_while_an_earlier_request_may_still_arrive
 async fn what_was_granted_without_a_word_is_given_back() {
     let servers = Servers::durable(3);
     let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.addr())).collect();
-    let url = url_of(proxies.iter().map(|proxy| proxy.addr().to_string()), "durable=on&max_ttl=24h");
+    let url = servers.url_at(proxies.iter().map(|proxy| proxy.addr().to_string()), "durable=on&max_ttl=24h");
     let (far, near) = (connect(&url).await, servers.connect().await);
     let name = unique("without-a-word");
     drop(lock(&far, &name).await);
@@ -192,7 +192,7 @@ impl Unheard {
         let servers = Servers::durable(3);
         let third = Proxy::start(servers.0[2].addr());
         let hosts = servers.0[..2].iter().map(Redis::addr).chain([third.addr()]);
-        let url = url_of(hosts.map(|addr| addr.to_string()), "durable=on&max_ttl=24h");
+        let url = servers.url_at(hosts.map(|addr| addr.to_string()), "durable=on&max_ttl=24h");
         let locks = connect(&url).await;
         let warm = unique("warm");
         lock(&locks, &warm).await.release().await.unwrap();
@@ -257,7 +257,7 @@ async fn a_late_answer_to_a_lost_vote_takes_nothing_from_the_one_that_was_won_si
 async fn connections_cut_at_any_byte_leave_nothing_and_let_nobody_in_twice() {
     let servers = Servers::durable(3);
     let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.addr())).collect();
-    let url = url_of(proxies.iter().map(|proxy| proxy.addr().to_string()), "durable=on&max_ttl=24h");
+    let url = servers.url_at(proxies.iter().map(|proxy| proxy.addr().to_string()), "durable=on&max_ttl=24h");
     let (far, near) = (connect(&url).await, servers.connect().await);
     let name = unique("cut");
     let mut last = lock(&far, &name).await.token();
@@ -287,7 +287,7 @@ async fn a_claim_that_a_server_finds_long_after_it_was_sent_gets_no_vote() {
     let servers = Servers::durable(3);
     let third = Proxy::start(servers.0[2].addr());
     let hosts = servers.0[..2].iter().map(Redis::addr).chain([third.addr()]);
-    let url = url_of(hosts.map(|addr| addr.to_string()), "durable=on&max_ttl=24h");
+    let url = servers.url_at(hosts.map(|addr| addr.to_string()), "durable=on&max_ttl=24h");
     let locks = connect(&url).await.ttl(TTL).unwrap();
     let warm = unique("warm");
     lock(&locks, &warm).await.release().await.unwrap();
@@ -312,7 +312,7 @@ async fn a_script_that_a_server_has_forgotten_is_not_sent_again_after_the_releas
     let servers = Servers::durable(3);
     let third = Proxy::start(servers.0[2].addr());
     let hosts = servers.0[..2].iter().map(Redis::addr).chain([third.addr()]);
-    let url = url_of(hosts.map(|addr| addr.to_string()), "durable=on&max_ttl=24h");
+    let url = servers.url_at(hosts.map(|addr| addr.to_string()), "durable=on&max_ttl=24h");
     let locks = connect(&url).await;
     let warm = unique("warm");
     lock(&locks, &warm).await.release().await.unwrap();
@@ -349,7 +349,7 @@ async fn a_release_that_is_sent_again_takes_no_later_vote_along() {
     let servers = Servers::durable(3);
     let third = Proxy::start(servers.0[2].addr());
     let hosts = servers.0[..2].iter().map(Redis::addr).chain([third.addr()]);
-    let url = url_of(hosts.map(|addr| addr.to_string()), "durable=on&max_ttl=24h&fencing=off");
+    let url = servers.url_at(hosts.map(|addr| addr.to_string()), "durable=on&max_ttl=24h&fencing=off");
     let backend = clinch::backends::redis::redlock::open(&url, Env::host(Lane::thread())).await.unwrap();
     let other = claim(1, "other");
     let turn = async || {
@@ -395,7 +395,10 @@ async fn a_release_on_its_way_over_a_broken_connection_takes_no_later_vote_along
     let proxies = HashMap::from([(servers.0[2].port(), third.addr())]);
     let detour = Arc::new(Detour { proxies, past: AtomicBool::new(false) });
     let env = Env::new(Clock::host(), Random::system(), Lane::thread(), detour.clone());
-    let url = servers.url("durable=on&max_ttl=24h&fencing=off");
+    let url = servers.url_at(
+        servers.0.iter().map(|server| server.addr().to_string()),
+        "durable=on&max_ttl=24h&fencing=off",
+    );
     let backend = clinch::backends::redis::redlock::open(&url, env).await.unwrap();
     let other = claim(1, "other");
     assert!(matches!(backend.claim(&other).await, Ok(Progress::Granted(_))));

@@ -92,7 +92,7 @@ async fn a_majority_that_hangs_is_an_error_in_time_and_what_was_won_is_given_bac
 async fn slow_servers_are_not_waited_for() {
     let servers = Servers::durable(5);
     let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.addr())).collect();
-    let url = url_of(proxies.iter().map(|proxy| proxy.addr().to_string()), "durable=on&max_ttl=24h");
+    let url = servers.url_at(proxies.iter().map(|proxy| proxy.addr().to_string()), "durable=on&max_ttl=24h");
     let (far, near) = (connect(&url).await, servers.connect().await);
     let name = unique("slow");
     drop(lock(&far, &name).await);
@@ -114,9 +114,10 @@ async fn slow_servers_are_not_waited_for() {
 async fn a_free_lock_is_not_found_taken_for_a_slow_vote_that_decides() {
     let servers = Servers::durable(3);
     let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.addr())).collect();
-    let locks =
-        connect(&url_of(proxies.iter().map(|proxy| proxy.addr().to_string()), "durable=on&max_ttl=24h"))
-            .await;
+    let locks = connect(
+        &servers.url_at(proxies.iter().map(|proxy| proxy.addr().to_string()), "durable=on&max_ttl=24h"),
+    )
+    .await;
     let name = unique("decides");
     drop(lock(&locks, &name).await);
     servers.expect_no_key(&name).await;
@@ -268,13 +269,27 @@ async fn what_an_evicted_holder_had_is_nobodys_before_it_lets_go() {
     servers.expect_no_key(&name).await;
 }
 
+/// Also where the lease ends sooner than the notice, which needs not be shortened.
+#[tokio::test]
+async fn full_servers_evict() {
+    let servers = Servers::durable(3);
+    let locks = servers.connect().await.ttl(Duration::from_secs(10)).unwrap();
+    let name = unique("full");
+    let guard = lock(&locks, &name).await;
+    servers.0.iter().for_each(|server| drop(server.call(&["CONFIG", "SET", "maxmemory", "1"])));
+    assert_eq!(locks.evict(&name, guard.claim_id()).await.unwrap(), Freed::Removed);
+    assert_eq!(guard.verify().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(matches!(guard.release().await.unwrap(), Released::AlreadyLost(_)));
+    servers.expect_no_key(&name).await;
+}
+
 /// One of its servers hangs, and another cannot be reached from the holder's host, but from the operator's.
 #[tokio::test]
 async fn a_holder_that_hears_of_its_eviction_from_one_server_alone_stops() {
     let servers = Servers::durable(3);
     let proxy = Proxy::start(servers.0[0].addr());
     let hosts = [proxy.addr(), servers.0[1].addr(), servers.0[2].addr()].map(|addr| addr.to_string());
-    let one = connect(&url_of(hosts.into_iter(), "durable=on&max_ttl=24h")).await;
+    let one = connect(&servers.url_at(hosts.into_iter(), "durable=on&max_ttl=24h")).await;
     let other = servers.connect().await;
     let names = [unique("verifies"), unique("renews")];
     let guards = [lock(&one, &names[0]).await, lock(&one, &names[1]).await];

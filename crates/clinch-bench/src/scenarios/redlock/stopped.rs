@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use clinch::{ErrorKind, Locks};
-use clinch_testkit::Redis;
+use clinch_testkit::{Redis, vouch};
 use tokio::runtime::Runtime;
 
 use super::{QUORUM, Servers};
@@ -33,7 +33,7 @@ const DEADLINE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// The servers keep what they acknowledged; all else is as it is without a word.
+/// The servers keep what they acknowledged, and clients have come for long; all else is as it is without a word.
 const DEFAULTS: &str = "durable=on";
 
 const ALL_UP: &str = "all up";
@@ -49,6 +49,7 @@ const DONE: Metric = Metric::new("lock, release and exit", "ms");
 
 pub(crate) fn run(settings: &Settings) -> Result<Report> {
     let servers = Servers::start(redis_server::start_logging)?;
+    vouch(&servers.url(DEFAULTS), &servers.all);
     let pairs = settings.amount(PAIRS, 50);
     let case = |stopped: usize| {
         let servers = &servers;

@@ -15,8 +15,8 @@
 //!
 //! | key of the URL | means | default |
 //! | --- | --- | --- |
-//! | `max_ttl=` | 100 ms to 24 h: the longest TTL, and for how long a server that may have forgotten locks does not vote; the same for all clients | 30 s |
-//! | `durable=on` | the servers keep what they acknowledged over a restart (`appendonly yes`, `appendfsync always`), so they vote at once, unless a clock was set | `off` |
+//! | `max_ttl=` | 100 ms to 24 h: the longest TTL, and for how long (and `drift=` longer) a server that may have forgotten locks does not vote; the same for all clients | 30 s |
+//! | `durable=on` | the servers keep what they acknowledged over a restart (`appendonly yes`, `appendfsync always`), so after a restart they vote at once, unless a clock was set; not on their first use | `off` |
 //! | `fencing=off` | no tokens; where servers disagree on one, that saves a round trip | `on` |
 //! | `min_validity=` | what must be left of a lease when it is granted | 0 |
 //! | `prefix=`, `eviction=`, `protocol=`, `ca=`, `cert=`, `key=` | as for [`redis://`](super) | |
@@ -33,18 +33,21 @@
 //! that run evenly, and servers that remember. Both are looked after. Clients leave on each server which run of it they met, and
 //! how its clock compared with the other servers' clocks. A server's vote counts where that is still so, and has been for
 //! `max_ttl=`: it has not restarted, and its clock has run evenly with so many others that one of them is right. So **the
-//! first lock on servers that no client of the same group has used yet is granted after `max_ttl=`**: clients believe only those that
+//! first lock on servers that no client of the same group has used yet is granted after `max_ttl=`**, and `drift=` percent more,
+//! also with `durable=on`: clients believe only those that
 //! have the same servers, as they stand in the URL, and the same `prefix=`, `max_ttl=`, `drift=`, `durable=` and `fencing=`. Until then requests wait, within their
-//! deadline, and say why. A client that has just started need not wait, however long nobody has used the servers; nor do those
-//! that live for shorter than `max_ttl=`, since time counts from when the first of them came. A server that restarts, or whose
-//! clock is seen to jump, does not vote for `max_ttl=`.
+//! deadline, and say why and for how long. A client that has just started need not wait, however long nobody has used the servers; nor do those
+//! that live for shorter than `max_ttl=`, since time counts from when the first of them came. A server that restarts (unless `durable=on`), or whose
+//! clock is seen to jump, does not vote for as long.
 //!
 //! What is left: clocks of a majority that are set together; a clock that jumps ahead and back while nobody looks, or of which
 //! a client that was there told nobody else; an address that goes on to another server and back within the 30 days for which
 //! servers keep what was seen of them; steps of a clock by less than `drift=` percent of `max_ttl=`, which
 //! a client that has just come does not see, and which end shorter leases early; `FLUSHALL` or a `DEL` by an operator; and a client that
 //! cannot read `INFO` of servers that are called durable and are not. Where a server is so far away that
-//! `drift=` percent of `max_ttl=` are no longer than two round trips, each client watches it for itself.
+//! `drift=` percent of `max_ttl=` are shorter than four round trips, each client watches it for itself: one that has just started
+//! gets no lock within `max_ttl=`, so a process that tries once never does; take a longer `max_ttl=`. A client whose
+//! host stood still while it compared clocks may take them for set, and then the others wait for `max_ttl=` once more.
 //!
 //! Tokens are those of the servers, `max(last + 1, time in microseconds)`, and the largest of a quorum's counts. It is on a
 //! quorum, together with the vote, before it is given out, so a later holder meets it on at least one server and gets a larger one.
@@ -77,7 +80,7 @@
 //! A server that refuses the password, or is a replica, has no vote, and is named where a quorum is missing. Where so many do that
 //! there can be none, a client that has just started fails at once.
 //!
-//! `durable=on` looks at `appendfsync` where the user may (`+config|get`), and is believed where not.
+//! `durable=on` looks at `appendfsync` where the user may (`+config|get`), and is believed where not, nor needs `+info`.
 //!
 //! `client|kill` ends connections of ours alone: it makes sure that a claim on its way over one that broke does not arrive
 //! after its own release. Without that right the release is repeated for 7 s; should one of these be on its way for longer than that, it takes

@@ -6,9 +6,9 @@ local held = redis.call('GETRANGE', KEYS[1], 0, 32)
 if held ~= ARGV[1] .. ' ' and held ~= ARGV[1] .. '*' then
   return 0
 end
-local left = redis.call('PTTL', KEYS[1])
-if left < 0 or left > tonumber(ARGV[2]) then
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-end
+local left, notice = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
+left = left >= 0 and math.max(math.min(left, notice), 1) or notice
+-- The first write: one that needs no memory, so that a full server does not refuse the script.
+redis.call('PEXPIRE', KEYS[1], left)
 redis.call('SETRANGE', KEYS[1], 32, '!')
 return 1

@@ -227,10 +227,10 @@ impl Node {
 
     /// Whether the vote of this server counts at this moment, as far as this client knows by itself.
     pub(super) fn standing(&self, now: Instant) -> Standing {
-        let max_ttl = self.rules.max_ttl;
+        let longest_lease = self.evenness().longest_lease();
         let mut known = lock(&self.known);
         known.abstains.take_if(|abstention| abstention.until <= now);
-        known.watch.take_if(|watch| watch.since + max_ttl <= now);
+        known.watch.take_if(|watch| watch.since + longest_lease <= now);
         match (known.watch, &known.abstains) {
             (None, None) => Standing::Votes,
             (_, Some(abstention)) => Standing::Abstains(abstention.clone()),
@@ -238,12 +238,13 @@ impl Node {
                 let why = match stands_in {
                     true => "it is another server than before".to_owned(),
                     false => format!(
-                        "it was met first {}s ago and may have forgotten locks{}",
+                        "it was met first {}s ago and may have {} before{}",
                         now.since(since).as_secs(),
+                        if self.rules.durable { "had its clock set" } else { "forgotten locks" },
                         known.refuses.as_deref().unwrap_or_default()
                     ),
                 };
-                let abstention = Abstention { until: since + max_ttl, why };
+                let abstention = Abstention { until: since + longest_lease, why };
                 if stands_in { Standing::Abstains(abstention) } else { Standing::Unless(abstention) }
             }
         }
@@ -310,7 +311,7 @@ impl Node {
         known.clock = Some(clock);
         if let Some(by) = jumped {
             let why = format!("its clock has jumped by {}", humantime::format_duration(in_millis(by)));
-            known.abstains = Some(Abstention { until: received + self.rules.max_ttl, why });
+            known.abstains = Some(Abstention { until: received + evenness.longest_lease(), why });
         }
     }
 

@@ -183,6 +183,12 @@ impl Backend for Quorum {
         if claim.ttl > self.rules.max_ttl {
             return Err(Error::invalid(format!("a TTL of {:?} is longer than max_ttl=", claim.ttl)));
         }
+        if self.rules.min_validity >= claim.ttl {
+            return Err(Error::invalid(format!(
+                "of a TTL of {:?} never as much is left as min_validity= asks for, {:?}",
+                claim.ttl, self.rules.min_validity
+            )));
+        }
         let key = self.key(&claim.name);
         refuse_reserved(&key)?;
         let entry = self.entry(claim.id);

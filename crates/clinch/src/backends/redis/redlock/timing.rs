@@ -48,6 +48,11 @@ impl Evenness {
     pub(super) fn surely(self, time: Duration) -> Duration {
         time + self.drift.over(time)
     }
+
+    /// The time after which every lease is over that was given before, by whatever clock it is counted.
+    pub(super) fn longest_lease(self) -> Duration {
+        self.surely(self.max_ttl)
+    }
 }
 
 /// How long a server's answers take, as TCP estimates it (RFC 6298).
@@ -361,6 +366,11 @@ mod tests {
             known.then(read(50_000 + day + 4000, 1000 + day), EVEN).1.is_some(),
             "it may have come just now"
         );
+    }
+
+    #[test]
+    fn who_does_not_vote_outlives_leases_that_run_slowly() {
+        assert_eq!(EVEN.longest_lease(), Duration::from_secs(33));
     }
 
     #[test]

@@ -105,7 +105,7 @@ impl Trust {
         let others = self.nodes.iter().enumerate().filter(|(at, _)| *at != of);
         let mut leads: Vec<(String, Lead)> = others
             .filter_map(|(_, node)| Some((node, node.acquaintance()?)))
-            .filter(|(_, met)| !met.run.is_empty() && met.clock.is_fresh(now))
+            .filter(|(_, met)| (durable || !met.run.is_empty()) && met.clock.is_fresh(now))
             .map(|(node, met)| {
                 let name = if durable { node.address.to_string() } else { met.run };
                 (name, met.clock.ahead_of(clock, now, evenness))
@@ -172,7 +172,7 @@ impl Trust {
         self.due.store(again.as_nanos(), Ordering::Relaxed);
         let news = |(at, node): (usize, &Arc<Node>)| {
             let met = node.acquaintance()?;
-            if met.run.is_empty() || !met.clock.is_fresh(now) {
+            if (met.run.is_empty() && !self.terms.durable) || !met.clock.is_fresh(now) {
                 return None;
             }
             let leads = self.leads(at, met.clock, now);

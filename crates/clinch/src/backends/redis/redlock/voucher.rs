@@ -51,7 +51,7 @@ pub(super) struct Terms {
     pub(super) evenness: Evenness,
     /// How many clocks must agree with a server's: one more than can be wrong, the server's own included.
     pub(super) witnesses: usize,
-    /// Whether the servers keep what they acknowledged over a restart. Their clocks may be set all the same.
+    /// Whether the servers keep what they acknowledged over a restart. That excuses the restart; their clocks may be set all the same.
     pub(super) durable: bool,
 }
 
@@ -96,8 +96,7 @@ impl Voucher {
     /// Whether a server's vote counts, by what was left on it.
     pub(super) fn judge(known: Option<&Voucher>, view: &View<'_>, terms: Terms) -> Word {
         let known = known.filter(|known| terms.durable || (known.run == view.run && !view.run.is_empty()));
-        let unseen = known.is_none_or(|known| known.witnesses.is_empty());
-        let enough = terms.evenness.surely(terms.evenness.max_ttl);
+        let enough = terms.evenness.longest_lease();
         let (mut left, mut apart) = (Vec::new(), false);
         for (witness, lead) in known.into_iter().flat_map(|known| known.met(view.leads)) {
             match witness.agrees(*lead, view, terms.evenness) {
@@ -113,8 +112,6 @@ impl Voucher {
         match left.get(terms.witnesses - 1) {
             Some(left) => Word::In(*left),
             None if apart => Word::Apart,
-            // What forgets nothing and was never compared with others votes at once. Later its clock may have been set.
-            None if terms.durable && unseen => Word::In(Duration::ZERO),
             None => Word::Unknown,
         }
     }
@@ -168,7 +165,6 @@ impl Voucher {
         // Of servers that forget nothing, only a clock that was set is held against them: as long as it agrees with enough of
         // those that it was compared with before, one more knows as much as these.
         let since = match witnesses.iter().map(|witness| witness.since).max() {
-            None if durable => 0,
             Some(since) if durable && agreed >= terms.witnesses => since,
             _ => view.latest,
         };
@@ -321,11 +317,12 @@ mod tests {
     fn of_durable_servers_only_a_clock_that_was_set_does_not_vote() {
         const HOUR: i64 = 3_600_000_000;
         let (steady, terms) = ([("b", 0), ("c", 0)], terms(1, true));
-        assert_eq!(Voucher::judge(None, &view(1, &[]), terms), GOOD);
+        assert_eq!(Voucher::judge(None, &view(1000, &leads(&steady)), terms), Word::Unknown);
         let first = left(None, 1000, &steady, terms).unwrap();
-        assert_eq!(judged(&first, 1000, &steady, terms), GOOD);
+        assert!(matches!(judged(&first, 1030, &steady, terms), Word::In(wait) if !wait.is_zero()));
+        assert_eq!(judged(&first, 1034, &steady, terms), GOOD);
         let leads = leads(&steady);
-        let restarted = View { run: "a2", ..view(1001, &leads) };
+        let restarted = View { run: "a2", ..view(1034, &leads) };
         assert_eq!(Voucher::judge(Some(&first), &restarted, terms), GOOD);
         assert_eq!(judged(&first, 4600, &[], terms), Word::Unknown, "nobody to compare it with");
         let set = [("b", -HOUR), ("c", -HOUR)];
@@ -354,7 +351,7 @@ mod tests {
         }
         // Where nothing was set, one more is as good.
         let next = left(Some(&first), 1010, &[("b", 0), ("d", 500)], terms).unwrap();
-        assert_eq!(judged(&next, 1011, &[("d", 500)], terms), GOOD);
+        assert_eq!(judged(&next, 1034, &[("d", 500)], terms), GOOD);
     }
 
     #[test]
