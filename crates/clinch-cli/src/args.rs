@@ -277,6 +277,10 @@ pub(crate) struct Renew {
 }
 
 /// Release a lock that `clinch acquire` took; exits with 79 when it was lost before
+///
+/// This is the holder's own word that it is done: the lock is free at once, and nobody is told. What a process holds on file:// is
+/// not released by another. In other stores that cannot be seen: end a job that still runs first, or use `clinch break`,
+/// which gives it time to stop.
 #[derive(Args, Debug)]
 pub(crate) struct Release {
     /// The lock

@@ -154,16 +154,15 @@ fn acquire_answers_programs_in_json() {
     assert_eq!(released["result"], "released");
 }
 
-/// The lease of a job that its wrapper keeps is given an end that means nothing.
+/// The lease of a job that its wrapper keeps is given an end that means nothing, or its lock to another beside it.
 #[test]
-fn what_a_run_holds_is_renewed_by_nobody_else() {
+fn what_a_run_holds_is_renewed_and_released_by_nobody_else() {
     let world = World::new();
-    let script =
-        r#""$CLINCH" renew x "$CLINCH_CLAIM" --ttl 1h; echo $? > code; "$CLINCH" show --json x > show"#;
+    let script = r#""$CLINCH" renew x "$CLINCH_CLAIM" --ttl 1h; echo $? > codes; "$CLINCH" show --json x > show
+        "$CLINCH" release x "$CLINCH_CLAIM" 2> why; echo $? >> codes; env -u CLINCH_HELD "$CLINCH" run -n x true; echo $? >> codes"#;
     assert_eq!(world.code(["run", "x", "-c", script]), 0);
     let show: serde_json::Value = serde_json::from_str(&world.read("show")).unwrap();
-    assert_eq!(
-        (world.read("code").trim(), &show["claims"][0]["expires_in_ms"]),
-        ("64", &serde_json::Value::Null)
-    );
+    assert_eq!(world.read("codes").split_whitespace().collect::<Vec<_>>(), ["64", "64", "75"]);
+    assert_eq!(show["claims"][0]["expires_in_ms"], serde_json::Value::Null);
+    assert!(world.read("why").contains("clinch break"), "{}", world.read("why"));
 }

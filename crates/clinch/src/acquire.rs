@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Busy, Grant, Progress, Wake};
-use crate::calm::calm;
 use crate::claim::{Claim, LossKind, Mode, Owner};
 use crate::clock::Instant;
 use crate::engine::{Engine, REPEATS};
@@ -46,7 +45,7 @@ impl Target {
 
     /// One step: granted now or not at all.
     pub(crate) async fn try_acquire(&self, mode: Mode) -> Result<Option<Guard>> {
-        Ok(calm(self.step(mode)).await?.ok())
+        Ok(self.engine.here(self.step(mode)).await?.ok())
     }
 
     /// One step that leaves no place in the queue.
@@ -412,6 +411,7 @@ impl<'a, G: From<Guard> + 'a> IntoFuture for Acquire<'a, G> {
     type IntoFuture = Pin<Box<dyn Future<Output = Result<G>> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { calm(self.target.wait(self.mode, self.until)).await.map(G::from) })
+        let Acquire { target, mode, until, .. } = self;
+        Box::pin(async move { target.engine.here(target.wait(mode, until)).await.map(G::from) })
     }
 }

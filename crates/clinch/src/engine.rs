@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::backend::Backend;
+use crate::calm::calm;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::keeper::Keeper;
@@ -39,9 +40,13 @@ impl Engine {
         self.env.process().check()
     }
 
+    /// For callers to poll, in this process only.
+    pub(crate) async fn here<T>(&self, future: impl Future<Output = Result<T>>) -> Result<T> {
+        calm(self.env.process().only(future)).await?
+    }
+
     /// Refuses new claims after [`Engine::close`].
     pub(crate) fn check_open(&self) -> Result<()> {
-        self.check_process()?;
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Closed, "this client is closed; connect again"));
         }
@@ -50,8 +55,6 @@ impl Engine {
 
     /// Refuses new claims and waits until the releases under way are done, at most `patience` long.
     pub(crate) async fn close(&self, patience: Duration) -> Result<()> {
-        // A forked child would end leases that its parent goes on using.
-        self.check_process()?;
         self.closed.store(true, Ordering::Release);
         let end = self.env.now() + patience;
         let finished = self.releases.finish(end).await;

@@ -9,7 +9,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::backend::Freed;
-use crate::calm::calm;
 use crate::claim::{Claim, ClaimId, Loss};
 use crate::clock::Instant;
 use crate::engine::Engine;
@@ -188,8 +187,7 @@ impl Guard {
     /// [`ErrorKind::Lost`] when it is not; [`ErrorKind::Unavailable`] or [`ErrorKind::Unknown`] when the store did not
     /// say, in which case the guard stands as it did.
     pub async fn verify(&self) -> Result<()> {
-        self.engine().check_process()?;
-        calm(self.engine().keeper.confirm(self.tenure(), None)).await
+        self.engine().here(self.engine().keeper.confirm(self.tenure(), None)).await
     }
 
     /// Renews the lease now, so that it lasts `ttl` from this moment, and renews with that TTL from here on. A shorter TTL
@@ -207,8 +205,7 @@ impl Guard {
     /// earlier deadline still stands.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         lease::check_ttl(ttl, self.engine().backend.longest_ttl())?;
-        self.engine().check_process()?;
-        calm(self.engine().keeper.confirm(self.tenure(), Some(ttl))).await
+        self.engine().here(self.engine().keeper.confirm(self.tenure(), Some(ttl))).await
     }
 
     /// Releases the lock and says whether it was still held.
@@ -252,8 +249,7 @@ impl Guard {
         }
         let claim = claimed.leaving();
         let until = engine.releases.until(&claim, tenure.runs_out());
-        let freed = calm(engine.releases.free(&claim, linger, until)).await;
-        match freed? {
+        match engine.here(engine.releases.free(&claim, linger, until)).await? {
             Freed::Removed => {
                 claimed.settle();
                 Ok(Released::Released)
@@ -336,10 +332,10 @@ impl Guard {
     /// Waits until the lease stands otherwise than `than`. Whoever is polled after a passed deadline sees it, though the keeper, of a
     /// process that was stopped until then, may not have come to say so.
     async fn told(&self, than: impl Fn(&Standing) -> bool) -> Standing {
-        let mut told = std::pin::pin!(calm(self.tenure().changed(&than)));
+        let mut told = std::pin::pin!(self.engine().here(async { Ok(self.tenure().changed(&than).await) }));
         poll_fn(|cx| {
             let now = self.standing();
-            if than(&now) { told.as_mut().poll(cx) } else { Poll::Ready(now) }
+            if than(&now) { told.as_mut().poll(cx).map(|told| told.unwrap_or(now)) } else { Poll::Ready(now) }
         })
         .await
     }
@@ -389,7 +385,7 @@ impl WriteGuard {
         }
         let mut attempt = 0;
         // Idempotent: an answer that was lost is asked for again.
-        while let Err(error) = calm(engine.backend.downgrade(&claimed.claim)).await {
+        while let Err(error) = engine.here(engine.backend.downgrade(&claimed.claim)).await {
             if !engine.worth_repeating(&error, &mut attempt).await {
                 return Err(error);
             }

@@ -165,7 +165,7 @@ impl Lane {
 
 impl Here {
     fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
-        let task = self.runtime.spawn(future).abort_handle();
+        let task = self.runtime.spawn(self.process.only(future)).abort_handle();
         let mut tasks = lock(&self.tasks);
         tasks.retain(|task| !task.is_finished());
         tasks.push(task);

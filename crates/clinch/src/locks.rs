@@ -85,7 +85,6 @@ impl Locks {
     ///
     /// As [`connect`], and [`ErrorKind::Closed`] for a world of the process that this one was forked from.
     pub async fn connect(url: &str, env: Env) -> Result<Locks> {
-        env.process().check()?;
         let mut url = StoreUrl::parse(url)?;
         let ttl = url.take_duration("ttl")?;
         let require = url.take("require")?;
@@ -93,7 +92,7 @@ impl Locks {
             Some(percent) => env.with_drift(Drift::percent(percent)?),
             None => env,
         };
-        let backend = calm(open(&mut url, &env)).await?;
+        let backend = calm(env.process().only(open(&mut url, &env))).await??;
         url.finish()?;
         backend.capabilities().require(&require.unwrap_or_default())?;
         let locks = Locks::new(backend, env);
@@ -214,8 +213,7 @@ impl Locks {
     ///
     /// [`ErrorKind::Unavailable`] when the store did not answer.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
-        self.engine.check_process()?;
-        calm(self.engine.backend.list(prefix)).await
+        self.engine.here(self.engine.backend.list(prefix)).await
     }
 
     /// One lock as the store sees it; `None` when nobody holds it, waits for it, or keeps it closed.
@@ -224,8 +222,7 @@ impl Locks {
     ///
     /// As [`Locks::list`], and [`ErrorKind::Invalid`] for a name that is none.
     pub async fn state(&self, name: &str) -> Result<Option<LockState>> {
-        self.engine.check_process()?;
-        calm(self.engine.backend.state(&LockName::new(name)?)).await
+        self.engine.here(self.engine.backend.state(&LockName::new(name)?)).await
     }
 
     /// Takes a claim away from whoever made it: an operator's last resort. The next holder's token is larger, so a
@@ -235,8 +232,7 @@ impl Locks {
     ///
     /// [`ErrorKind::Unavailable`] when the store did not answer.
     pub async fn evict(&self, name: &str, claim: ClaimId) -> Result<Freed> {
-        self.engine.check_process()?;
-        calm(self.engine.backend.evict(&LockName::new(name)?, claim)).await
+        self.engine.here(self.engine.backend.evict(&LockName::new(name)?, claim)).await
     }
 
     /// Renews a [detached](crate::Guard::detach) lease, so that it lasts `ttl` from this moment.
@@ -249,7 +245,8 @@ impl Locks {
         let mut claim = self.detached(name, claim)?;
         claim.ttl = ttl;
         let name = claim.name.clone();
-        match calm(self.engine.backend.renew(&[Arc::new(claim)])).await.pop() {
+        let claims = [Arc::new(claim)];
+        match self.engine.here(async { Ok(self.engine.backend.renew(&claims).await.pop()) }).await? {
             Some(Renewal::Renewed(_)) => Ok(()),
             Some(Renewal::Lost(loss)) => Err(Error::lost(&name, loss)),
             Some(Renewal::Failed(error)) => Err(error),
@@ -259,17 +256,24 @@ impl Locks {
 
     /// Releases a [detached](crate::Guard::detach) lease.
     ///
+    /// Where leases live in the store, nobody can tell whether a process still holds this one: it is freed at once, as by its holder's own
+    /// word. End a job that runs under it first, or take the lock away by [`Locks::evict`], which gives the job time to stop.
+    ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unavailable`] when the store did not answer.
+    /// [`ErrorKind::Unavailable`] when the store did not answer; [`ErrorKind::Unsupported`] where the claim ends with the process that
+    /// holds it, unless [`Locks::renew_detached`] has given it an end.
     pub async fn release_detached(&self, name: &str, claim: ClaimId) -> Result<Released> {
         let claim = self.detached(name, claim)?;
         let releases = &self.engine.releases;
-        let freed = calm(releases.free(&claim, Duration::ZERO, releases.until(&claim, None))).await;
-        if freed.is_err() {
-            self.engine.backend.forget(&claim);
-        }
-        match freed? {
+        let free = async {
+            let freed = releases.free(&claim, Duration::ZERO, releases.until(&claim, None)).await;
+            if freed.is_err() {
+                self.engine.backend.forget(&claim);
+            }
+            freed
+        };
+        match self.engine.here(free).await? {
             Freed::Removed => Ok(Released::Released),
             Freed::Absent => {
                 Ok(Released::AlreadyLost(Loss::new(LossKind::Deleted, "the store has no such claim")))
@@ -286,7 +290,7 @@ impl Locks {
     ///
     /// [`ErrorKind::Unavailable`] when some were not; their leases run out by themselves.
     pub async fn close(&self, patience: Duration) -> Result<()> {
-        calm(self.engine.close(patience)).await
+        self.engine.here(self.engine.close(patience)).await
     }
 
     fn target(&self, name: &str) -> Result<Target> {
@@ -295,7 +299,6 @@ impl Locks {
     }
 
     fn detached(&self, name: &str, id: ClaimId) -> Result<Claim> {
-        self.engine.check_process()?;
         let LeaseOptions { ttl, owner, .. } = self.options.clone();
         Ok(Claim {
             id,

@@ -5,10 +5,16 @@
 //!
 //! A lock and its release ask six times, so the answer has to cost less than `getpid(2)`: it stands in a page that the kernel empties in
 //! every child (`MADV_WIPEONFORK`, Linux 4.14). Where there is no such page the system is asked.
+//!
+//! A fork cannot come in the middle of a poll that goes on in the child. So one look before each poll is enough for all that a future
+//! touches, and whatever a caller or the lane polls goes through one door, [`Process::only`].
 
 #![allow(unsafe_code)]
 
+use std::mem::ManuallyDrop;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::task::{Context, Poll};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -33,6 +39,66 @@ impl Process {
     /// Refuses everything in a forked child.
     pub(crate) fn check(self) -> Result<()> {
         if self.is_left() { Err(Error::new(ErrorKind::Closed, FORKED)) } else { Ok(()) }
+    }
+
+    /// A future that goes on in this process only: a forked child is refused.
+    pub(crate) fn only<F: Future>(self, future: F) -> Only<F> {
+        Only { process: self, future: ManuallyDrop::new(Box::pin(future)) }
+    }
+}
+
+/// See [`Process::only`]. In a forked child it is neither polled, since its files and connections are the parent's too, nor dropped,
+/// since what it would leave may be locked for ever. Its memory stays as well: lists of those who wait lead there.
+pub(crate) struct Only<F> {
+    process: Process,
+    future: ManuallyDrop<Pin<Box<F>>>,
+}
+
+impl<F: Future> Future for Only<F> {
+    type Output = Result<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.process.check() {
+            Ok(()) => self.future.as_mut().poll(context).map(Ok),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+}
+
+impl<F> Drop for Only<F> {
+    fn drop(&mut self) {
+        if !self.process.is_left() {
+            // SAFETY: dropped once, here, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.future) }
+        }
+    }
+}
+
+/// A static value that each process has for itself: a child finds none of its parent's, whose mutexes may be locked for ever.
+#[cfg(feature = "memory")]
+pub(crate) struct Own<T: 'static>(AtomicPtr<(Process, T)>);
+
+#[cfg(feature = "memory")]
+impl<T: Default + Send + Sync> Own<T> {
+    pub(crate) const fn new() -> Own<T> {
+        Own(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// What this process has; it stays for as long as that lives.
+    pub(crate) fn get(&'static self) -> &'static T {
+        let this = Process::this();
+        loop {
+            let known = self.0.load(Ordering::Acquire);
+            // SAFETY: either null or from `Box::leak`, of which nobody takes it back.
+            if let Some((process, value)) = unsafe { known.as_ref() }
+                && *process == this
+            {
+                return value;
+            }
+            // Two threads may have come at once; what the second made is left unused.
+            let made = std::ptr::from_mut(Box::leak(Box::new((this, T::default()))));
+            let _ = self.0.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire);
+        }
     }
 }
 
@@ -73,16 +139,24 @@ fn page() -> Option<&'static AtomicU64> {
 fn map() -> Option<*mut AtomicU64> {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
     let (length, access) = (rustix::param::page_size(), ProtFlags::READ | ProtFlags::WRITE);
-    // SAFETY: a new private mapping, at an address that the kernel picks; nothing else knows of it.
-    let page = unsafe { mmap_anonymous(std::ptr::null_mut(), length, access, MapFlags::PRIVATE) }.ok()?;
-    // SAFETY: exactly the mapping made above.
-    match unsafe { madvise(page, length, Advice::LinuxWipeOnFork) } {
-        Ok(()) => Some(page.cast()),
-        Err(_) => {
-            // SAFETY: the same mapping, of which nobody has a pointer.
-            let _ = unsafe { munmap(page, length) };
-            None
+    let emptied = |flags| {
+        // SAFETY: a new mapping, at an address that the kernel picks; nothing else knows of it.
+        let page = unsafe { mmap_anonymous(std::ptr::null_mut(), length, access, flags) }.ok()?;
+        // SAFETY: exactly the mapping made above.
+        match unsafe { madvise(page, length, Advice::LinuxWipeOnFork) } {
+            Ok(()) => Some(page),
+            Err(_) => {
+                // SAFETY: the same mapping, of which nobody has a pointer.
+                let _ = unsafe { munmap(page, length) };
+                None
+            }
         }
+    };
+    // Every kernel refuses it for shared memory. An emulator that does not (old qemu-user) says yes to all, and empties nothing. The
+    // page that proves it is left unused.
+    match emptied(MapFlags::SHARED) {
+        Some(_) => None,
+        None => emptied(MapFlags::PRIVATE).map(<*mut _>::cast),
     }
 }
 

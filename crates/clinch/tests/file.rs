@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use clinch::backend::Backend;
+use clinch::backend::{Backend, Freed};
 use clinch::{Env, ErrorKind, Guard, Locks, LossKind, Renew};
 
 #[path = "file/damaged.rs"]

@@ -9,15 +9,18 @@
     unsafe_code,
     reason = "test code; fork(2) is unsafe"
 )]
-#![cfg(all(target_os = "linux", feature = "file", feature = "memory"))]
+#![cfg(all(target_os = "linux", feature = "conformance", feature = "file", feature = "memory"))]
 
 use std::future::IntoFuture;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use clinch::{Env, ErrorKind, Guard, Lane, Locks, Loss, LossKind, Standing};
+use clinch::backends::memory::Memory;
+use clinch::conformance::faults::{Faulty, Step};
+use clinch::{Env, Error, ErrorKind, Guard, Lane, Locks, Loss, LossKind, Released, Standing};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().build().unwrap()
@@ -74,11 +77,12 @@ fn parent() {
     });
 }
 
+fn closed(error: Error) {
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error:?}");
+    assert!(error.to_string().contains("forked"), "{error}");
+}
+
 async fn child_refused(url: &str, locks: Locks, guard: Guard) {
-    let closed = |error: clinch::Error| {
-        assert_eq!(error.kind(), ErrorKind::Closed, "{error:?}");
-        assert!(error.to_string().contains("forked"), "{error}");
-    };
     closed(locks.mutex("other").unwrap().try_lock().await.unwrap_err());
     closed(locks.mutex("other").unwrap().lock().timeout(Duration::from_secs(1)).await.unwrap_err());
     closed(locks.list("").await.unwrap_err());
@@ -193,6 +197,126 @@ fn parent_in_its_runtime() {
     runtime.block_on(guard.verify()).unwrap();
 }
 
+/// Whether it is pending after a poll.
+fn pends<T>(future: &mut Pin<Box<impl Future<Output = T> + ?Sized>>) -> bool {
+    future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
+/// Waits for locks while it forks: of which one is free by then, and one held.
+#[test]
+fn waiting_parent() {
+    if std::env::var_os(FORK).is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", dir.path().display());
+    let connect = || runtime().block_on(clinch::connect(&url)).unwrap();
+    let (locks, other) = (connect(), connect());
+    let of = |locks: &Locks| ["free", "held"].map(|name| locks.mutex(name).unwrap());
+    let [free, held] = of(&other).map(|mutex| runtime().block_on(mutex.lock().into_future()).unwrap());
+    let ours = of(&locks);
+    let mut waiting = ours.each_ref().map(|mutex| mutex.lock().into_future());
+    assert!(waiting.iter_mut().all(pends));
+    drop(free);
+    for waiting in &mut waiting {
+        let child = fork();
+        if child == 0 {
+            end(|| closed(runtime().block_on(waiting).unwrap_err()));
+        }
+        join(child);
+    }
+    drop(held);
+    for waiting in waiting {
+        let guard = runtime().block_on(waiting).unwrap();
+        assert!(guard.is_held());
+        assert_eq!(runtime().block_on(guard.release()).unwrap(), Released::Released);
+    }
+    for mutex in of(&other) {
+        assert!(runtime().block_on(mutex.try_lock()).unwrap().is_some(), "a ghost");
+    }
+}
+
+type Asked<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>>;
+
+/// Forks while each question is under way.
+#[test]
+fn asking_parent() {
+    if std::env::var_os(FORK).is_none() {
+        return;
+    }
+    let env = Env::host(Lane::thread());
+    let faulty = Faulty::new(Arc::new(Memory::new(env.clone())), env.clock());
+    let locks = Locks::new(faulty.clone(), env);
+    let lock = |name: &str| runtime().block_on(locks.mutex(name).unwrap().lock().into_future()).unwrap();
+    let held = [lock("verified"), lock("extended")];
+    let (released, detached) = (lock("released"), lock("detached"));
+    let written = runtime().block_on(locks.rwlock("written").unwrap().write().into_future()).unwrap();
+    let (id, time) = (held[0].claim_id(), Duration::from_secs(20));
+    let (mutex, tried) = (locks.mutex("verified").unwrap(), locks.mutex("tried").unwrap());
+    let mut asked: Vec<Asked<'_>> = vec![Box::pin(async { mutex.lock().await.map(drop) })];
+    assert!(pends(&mut asked[0]));
+    for step in
+        [Step::Claim, Step::Downgrade, Step::Evict, Step::List, Step::Release, Step::Renew, Step::Verify]
+    {
+        faulty.hang(step);
+    }
+    asked.push(Box::pin(async { tried.try_lock().await.map(drop) }));
+    asked.push(Box::pin(async { tried.lock().run(async |_| ()).await }));
+    asked.push(Box::pin(async { held[0].verify().await }));
+    asked.push(Box::pin(async { held[1].extend(time).await }));
+    asked.push(Box::pin(async { released.release().await.map(drop) }));
+    asked.push(Box::pin(async { detached.detach().await.map(drop) }));
+    asked.push(Box::pin(async { written.downgrade().await.map(drop) }));
+    asked.push(Box::pin(async { locks.list("").await.map(drop) }));
+    asked.push(Box::pin(async { locks.state("verified").await.map(drop) }));
+    asked.push(Box::pin(async { locks.evict("verified", id).await.map(drop) }));
+    asked.push(Box::pin(async { locks.renew_detached("verified", id, time).await }));
+    asked.push(Box::pin(async { locks.release_detached("verified", id).await.map(drop) }));
+    asked.push(Box::pin(async { locks.close(time).await }));
+    for (index, asked) in asked.iter_mut().enumerate().skip(1) {
+        assert!(pends(asked), "{index}");
+    }
+    let child = fork();
+    if child == 0 {
+        end(|| asked.into_iter().for_each(|asked| closed(runtime().block_on(asked).unwrap_err())));
+    }
+    join(child);
+    assert!(asked.iter_mut().all(pends));
+}
+
+/// Forks again and again while another thread is at work in a store of this process.
+#[test]
+fn parent_with_a_named_store() {
+    if std::env::var_os(FORK).is_none() {
+        return;
+    }
+    let connect = || runtime().block_on(clinch::connect("memory://named")).unwrap();
+    let locks = connect();
+    let _held = runtime().block_on(locks.mutex("held").unwrap().lock().into_future()).unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let (free, ended) = (locks.mutex("free").unwrap(), over.clone());
+    let busy = std::thread::spawn(move || {
+        while !ended.load(Ordering::Relaxed) {
+            drop(runtime().block_on(free.try_lock()).unwrap());
+        }
+    });
+    for _ in 0..20 {
+        let child = fork();
+        if child == 0 {
+            end(|| {
+                let own = runtime().block_on(connect().mutex("held").unwrap().try_lock()).unwrap();
+                assert!(own.is_some(), "the store is its parent's");
+                let again = runtime().block_on(connect().mutex("held").unwrap().try_lock()).unwrap();
+                assert!(again.is_none(), "it is not one store");
+            });
+        }
+        join(child);
+    }
+    over.store(true, Ordering::Relaxed);
+    busy.join().unwrap();
+    assert!(runtime().block_on(connect().mutex("held").unwrap().try_lock()).unwrap().is_none());
+}
+
 fn run(test: &str) {
     run_in(std::process::Command::new(std::env::current_exe().unwrap()), test);
 }
@@ -207,12 +331,30 @@ fn a_forked_child_is_refused_and_frees_nothing() {
     run("parent");
 }
 
+/// Or says so and does not.
 #[test]
 fn a_forked_child_is_refused_where_the_kernel_empties_no_page_for_it() {
-    let mut strace = std::process::Command::new("strace");
-    strace.args(["-f", "-qq", "-o", "/dev/null", "-e", "inject=madvise:error=EINVAL"]);
-    strace.arg(std::env::current_exe().unwrap());
-    run_in(strace, "parent");
+    for answer in ["error=EINVAL", "retval=0"] {
+        let mut strace = std::process::Command::new("strace");
+        strace.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("inject=madvise:{answer}")]);
+        strace.arg(std::env::current_exe().unwrap());
+        run_in(strace, "parent");
+    }
+}
+
+#[test]
+fn a_wait_under_way_at_a_fork_is_its_parents() {
+    run("waiting_parent");
+}
+
+#[test]
+fn what_is_under_way_at_a_fork_is_its_parents() {
+    run("asking_parent");
+}
+
+#[test]
+fn a_forked_child_has_named_stores_of_its_own() {
+    run("parent_with_a_named_store");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! bookkeeping. All other backends are compared with this.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -21,6 +21,7 @@ use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::lane::Lane;
 use crate::name::LockName;
+use crate::process::Own;
 use crate::queue::{admits, agree_on_capacity};
 use crate::sync::{apart, lock};
 use crate::token::Token;
@@ -72,16 +73,17 @@ struct Entry {
     client: Arc<News>,
 }
 
-/// Opens the store of a URL: `memory://` is a store of its own; `memory://NAME` is this process's store of that name.
+/// Opens the store of a URL: `memory://` is a store of its own; `memory://NAME` is this process's store of that name, of which a
+/// forked child has one of its own.
 pub(crate) fn open_url(url: &StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
-    static STORES: LazyLock<Mutex<HashMap<String, Memory>>> = LazyLock::new(Default::default);
+    static STORES: Own<Mutex<HashMap<String, Memory>>> = Own::new();
     if !url.path.trim_matches('/').is_empty() {
         return Err(Error::invalid("memory:// takes a name at most, as in memory://tests"));
     }
     if url.authority.is_empty() {
         return Ok(Arc::new(Memory::new(env.clone())));
     }
-    let mut stores = lock(&STORES);
+    let mut stores = lock(STORES.get());
     // The table keeps a store that has a world of its own, so that no client's lane lives as long as the process.
     let store = stores.entry(url.authority.clone()).or_insert_with(|| Memory::new(Env::host(Lane::thread())));
     Ok(Arc::new(store.client(env.clone())))

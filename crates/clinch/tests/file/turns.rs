@@ -21,6 +21,45 @@ async fn a_lease_whose_time_has_passed_is_renewed_by_nobody() {
     assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
 }
 
+/// Nobody would tell the holder, who would go on beside the next.
+#[tokio::test]
+async fn what_a_process_holds_is_released_by_nobody_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, outside) = (connect(dir.path()).await, connect(dir.path()).await);
+    let guard = lock(&locks, "job").await;
+    let waiter = tokio::spawn({
+        let locks = locks.clone();
+        async move { lock(&locks, "job").await }
+    });
+    claims(&outside, "job", 2).await;
+    for claim in outside.state("job").await.unwrap().unwrap().claims {
+        let error = outside.release_detached("job", claim.id).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+    }
+    assert!(outside.mutex("job").unwrap().try_lock().await.unwrap().is_none());
+    assert_eq!(guard.release().await.unwrap(), clinch::Released::Released);
+    let guard = waiter.await.unwrap();
+    let id = guard.claim_id();
+    outside.renew_detached("job", id, PATIENCE).await.unwrap();
+    assert_eq!(outside.release_detached("job", id).await.unwrap(), clinch::Released::Released);
+    assert!(
+        outside.mutex("job").unwrap().try_lock().await.unwrap().is_some(),
+        "it was given an end, and that is now"
+    );
+}
+
+/// The second is told that there is nothing to evict, while the holder is still at it.
+#[tokio::test]
+async fn two_evictions_of_one_claim_say_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, other) = (connect(dir.path()).await, connect(dir.path()).await);
+    let guard = lock(&locks, "job").await;
+    let evict = || other.evict("job", guard.claim_id());
+    let (first, second) = tokio::join!(evict(), evict());
+    assert_eq!((first.unwrap(), second.unwrap()), (Freed::Removed, Freed::Removed));
+    drop(guard);
+}
+
 /// Whatever an evicted holder still does, it does alone, be it one of several.
 #[tokio::test]
 async fn an_evicted_holder_has_the_lock_until_it_lets_go() {

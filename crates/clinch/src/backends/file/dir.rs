@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 const BELLS: u64 = 256;
 
 /// File systems whose locks or change events do not reach other hosts, by the magic number of `statfs(2)`.
-const NETWORK_FILE_SYSTEMS: [(u32, &str); 18] = [
+const NETWORK_FILE_SYSTEMS: [(u32, &str); 19] = [
     (0x0000_6969, "NFS"),
     (0x0000_517b, "SMB"),
     (0xfe53_4d42, "SMB"),
@@ -31,6 +31,7 @@ const NETWORK_FILE_SYSTEMS: [(u32, &str); 18] = [
     (0x0116_1970, "GFS2"),
     (0x7461_636f, "OCFS2"),
     (0x5346_414f, "AFS"),
+    (0x6b41_4653, "AFS"),
     (0x4750_4653, "GPFS"),
     (0x1983_0326, "BeeGFS"),
     (0x2003_0528, "OrangeFS"),

@@ -188,6 +188,11 @@ impl Record {
         self.claim == id
     }
 
+    /// Whether it is of this claim, and nobody has ended that.
+    pub(super) fn is_of(&self, id: ClaimId) -> bool {
+        self.is(id) && !self.is_ending()
+    }
+
     pub(super) fn mode(&self) -> Mode {
         self.mode
     }
@@ -217,10 +222,14 @@ impl Record {
         self.until.is_some_and(|until| until <= now.as_nanos())
     }
 
-    /// The process that holds it, where that is another than the one that `asks` and gave it no end: it would keep to none.
+    /// The process that holds it for as long as it likes, since nobody gave it an end.
+    pub(super) fn kept_by(&self) -> Option<u32> {
+        self.until.is_none().then_some(self.owner.pid)
+    }
+
+    /// The same, where it is another than the one that `asks`: it would keep to no end.
     pub(super) fn is_kept_otherwise(&self, asks: &Claim) -> Option<u32> {
-        let is_other = self.until.is_none() && self.owner.pid != asks.owner.pid;
-        is_other.then_some(self.owner.pid)
+        self.kept_by().filter(|pid| *pid != asks.owner.pid)
     }
 
     /// Whether its holder knows that it is ending.

@@ -14,7 +14,7 @@ use super::dir::{Dir, Stamp, kind};
 use super::layout::{self, ALL, HEADER_LEN, Header, META, RECORD_LEN, RECORDS, RESERVE, Record};
 use super::ofd::{self, Range};
 use super::times::{PAUSE_BETWEEN_TRIES, TRIES, TRIES_THAT_YIELD, TRIES_TO_READ};
-use crate::claim::{ClaimId, Mode};
+use crate::claim::Mode;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
@@ -394,10 +394,18 @@ impl Held<'_> {
         if !ofd::try_lock(self.file, Range { first: ticket, last: ticket }).map_err(failed)? {
             return Err(Error::new(ErrorKind::Unavailable, "another program locks bytes of the lock file"));
         }
-        self.file.write(&line(&record(ticket))?, layout::record_at(ticket))?;
-        self.header.last = ticket;
-        self.write_header()?;
-        Ok((ticket, prepared))
+        let published = self.publish(&record(ticket));
+        if published.is_err() {
+            // Not left to the close, since a forked child may have a copy of the descriptor.
+            let _ = ofd::unlock(self.file, Range { first: ticket, last: ticket });
+        }
+        published.map(|()| (ticket, prepared))
+    }
+
+    fn publish(&mut self, record: &Record) -> Result<()> {
+        self.file.write(&line(record)?, layout::record_at(record.ticket))?;
+        self.header.last = record.ticket;
+        self.write_header()
     }
 
     /// Keeps the lock closed until this moment of the wall clock.
@@ -415,18 +423,20 @@ impl Held<'_> {
         self.write_header()
     }
 
-    /// Finds the claim of this id, unless somebody has ended it already, and changes its record.
+    /// Finds the record of a live claim.
+    pub(super) fn find(&self, is_it: impl Fn(&Record) -> bool) -> Result<Option<Record>> {
+        let live = self.file.live(META - 1)?.into_iter();
+        Ok(live.filter_map(|live| live.record).find(is_it))
+    }
+
+    /// Finds the record of a live claim and changes it.
     pub(super) fn change(
         &self,
         name: &LockName,
-        id: ClaimId,
+        is_it: impl Fn(&Record) -> bool,
         change: impl FnOnce(&mut Record),
     ) -> Result<Option<Record>> {
-        let is_it = |record: &Record| record.is(id) && !record.is_ending();
-        let live = self.file.live(META - 1)?.into_iter();
-        let Some(ticket) = live.filter_map(|live| live.record).find(is_it).map(|record| record.ticket) else {
-            return Ok(None);
-        };
+        let Some(Record { ticket, .. }) = self.find(&is_it)? else { return Ok(None) };
         let held = self.file.hold_record(ticket)?.ok_or_else(|| kept_busy(name))?;
         let Some(mut record) = held.read()?.filter(is_it) else { return Ok(None) };
         change(&mut record);

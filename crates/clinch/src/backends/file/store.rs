@@ -73,14 +73,26 @@ impl File {
     fn revoke(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
         let world = self.world(&claim.name);
         let Some(file) = self.open(&world.file, false)? else { return Ok(Freed::Absent) };
-        let now = self.env.now();
         let mut held = file.hold_or_fail(&world)?;
-        let Some(record) = held.change(&claim.name, claim.id, |record| record.end(now))? else {
+        let is_it = |record: &Record| record.is_of(claim.id);
+        let Some(record) = held.find(is_it)? else {
             return Ok(Freed::Absent);
         };
+        // Nobody would tell that process, which would go on beside the next.
+        if let Some(pid) = record.kept_by() {
+            let message = format!(
+                "lock \"{}\" is held for as long as process {pid} holds it, which would go on beside the next; `clinch break` takes it away",
+                claim.name
+            );
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
         if !linger.is_zero() {
             held.close_until(world.wall + linger)?;
         }
+        let now = self.env.now();
+        let Some(record) = held.change(&claim.name, is_it, |record| record.end(now))? else {
+            return Ok(Freed::Absent);
+        };
         self.ring_for(&world, &record);
         Ok(Freed::Removed)
     }
@@ -119,7 +131,8 @@ impl File {
         let Some(file) = self.open(&world.file, false)? else { return Ok(gone()) };
         let held = file.hold_or_fail(&world)?;
         let (mut old, mut kept_by) = (None, None);
-        let changed = held.change(&claim.name, claim.id, |record| {
+        let is_it = |record: &Record| record.is_of(claim.id);
+        let changed = held.change(&claim.name, is_it, |record| {
             old = record.until;
             let now = self.env.now();
             // A holder whose process has given its claim no end looks at none.
@@ -136,7 +149,7 @@ impl File {
         // The holder may have looked before the new time was written, but not before the old one had passed.
         let in_time = old.is_none_or(|old| self.env.now().as_nanos() < old);
         if changed.is_some() && !in_time {
-            held.change(&claim.name, claim.id, |record| record.until = old)?;
+            held.change(&claim.name, is_it, |record| record.until = old)?;
         }
         Ok(if changed.is_some() && in_time { Renewal::Renewed(Some(claim.ttl)) } else { gone() })
     }
@@ -150,7 +163,9 @@ impl File {
         }
         // A holder hears of it from its keeper, stops, and then releases; one that does not, loses its claim nevertheless.
         let at = |record: &Record| if record.is_waiting() { now } else { now + NOTICE };
-        held.change(world.name, claim, |record| record.end(at(record)))
+        // What another evictor has begun is waited for until its holder is told.
+        let is_it = |record: &Record| record.is(claim) && !record.was_told() && !record.has_ended(now);
+        held.change(world.name, is_it, |record| record.end(at(record)))
     }
 
     /// The state of one lock file; `None` when nobody is in it and it is open.
@@ -251,7 +266,10 @@ impl Backend for File {
     }
 
     fn forget(&self, claim: &Claim) {
-        lock(&self.slots).remove(&claim.id);
+        let slot = lock(&self.slots).remove(&claim.id);
+        if let Some(slot) = slot {
+            let _ = lock(&slot).leave();
+        }
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
