@@ -146,6 +146,7 @@ macro_rules! __for_each_property {
             executors {
                 lane_ends
                 no_runtime
+                runtime_drives_nothing
                 runtime_stands_still
                 waker_drops_its_task
                 waker_panics

@@ -12,13 +12,16 @@ use std::sync::{Arc, Mutex, Weak, mpsc};
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::Process;
 use crate::sync::lock;
+
+/// How many runtimes that nobody drives are remembered.
+const MOST_IDLE: usize = 16;
 
 /// Runs futures in the background.
 #[derive(Clone)]
@@ -29,6 +32,8 @@ struct Kind {
     here: Option<Here>,
     /// Else, and after that.
     thread: Mutex<Option<Thread>>,
+    /// Runtimes of callers that have ended, or that nobody drives.
+    idle: Mutex<Vec<Id>>,
 }
 
 struct Here {
@@ -77,7 +82,7 @@ impl Lane {
     }
 
     fn new(here: Option<Here>) -> Lane {
-        Lane(Arc::new(Kind { here, thread: Mutex::new(None) }), Process::this())
+        Lane(Arc::new(Kind { here, thread: Mutex::new(None), idle: Mutex::default() }), Process::this())
     }
 
     /// Runs a future in the background; it is dropped with the lane, and with a runtime that ends.
@@ -142,6 +147,32 @@ impl Lane {
             Some(here) => Ok(here.runtime.clone()),
             None => self.on_thread(),
         }
+    }
+
+    /// Whether a runtime is known to be of no use to its callers, for whom this lane's then works.
+    #[cfg(any(feature = "etcd", feature = "redis"))]
+    pub(crate) fn is_idle(&self, runtime: &Handle) -> bool {
+        lock(&self.0.idle).contains(&runtime.id())
+    }
+
+    /// Notes that a runtime drives nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Closed`] when it is this lane's own; else as [`Lane::spawn`].
+    #[cfg(any(feature = "etcd", feature = "redis"))]
+    pub(crate) fn leave(&self, runtime: &Handle) -> Result<()> {
+        if runtime.id() == self.handle()?.id() {
+            return Err(Error::new(ErrorKind::Closed, "the runtime of this client has ended"));
+        }
+        let idle = &mut lock(&self.0.idle);
+        if !idle.contains(&runtime.id()) {
+            if idle.len() == MOST_IDLE {
+                idle.remove(0);
+            }
+            idle.push(runtime.id());
+        }
+        Ok(())
     }
 
     /// The runtime that this lane was made in, if that has not ended.

@@ -1,32 +1,111 @@
-//! Which runtime may drive a connection.
+//! Which runtime drives what a caller asks for, and whether it does.
 
+use std::cell::Cell;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
+use std::time::Duration;
 
 use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::{oneshot, watch};
+use tokio::task;
 
-/// The runtime that polls this, which may drive a connection. Not one whose context was merely entered while another executor
-/// polls: nothing would ever be read there. One of several threads drives itself.
-pub(crate) fn driven() -> Option<Handle> {
-    let runtime = Handle::try_current().ok()?;
-    let alone = runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
-    (!alone || tokio::task::try_id().is_some() || is_polled_by_tokio()).then_some(runtime)
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Result};
+use crate::lane::Lane;
+
+/// A runtime that has not begun within this time what was spawned on it is taken for one that nobody drives.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+
+/// The runtime that drives what is asked for here: the caller's, or where none works, the lane's.
+pub(crate) fn driver(lane: &Lane) -> Result<Handle> {
+    match driven() {
+        Some(runtime) if !lane.is_idle(&runtime) => Ok(runtime),
+        _ => lane.handle(),
+    }
 }
 
-/// Whether this thread is inside a runtime's `block_on`. There tokio keeps the waker of whoever yields; elsewhere it wakes at once.
-fn is_polled_by_tokio() -> bool {
-    struct Woken(AtomicBool);
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.store(true, Ordering::Relaxed);
+/// Has the lane see to it that somebody drives a runtime, until it has reported what it works at. If nobody does, the lane's is taken
+/// from now on, and all who wait for the report are told. The lane's own is never doubted: there is no other.
+pub(crate) fn watch_over<T: Send + Sync + 'static>(
+    runtime: &Handle,
+    env: &Env,
+    report: &Arc<watch::Sender<Option<Result<T>>>>,
+) -> Result<()> {
+    if env.lane().handle()?.id() == runtime.id() {
+        return Ok(());
+    }
+    let (runtime, world, report) = (runtime.clone(), env.clone(), report.clone());
+    env.lane().spawn(async move {
+        let mut reports = report.subscribe();
+        let still = tokio::select! {
+            biased;
+            _ = reports.wait_for(Option::is_some) => false,
+            () = stands_still(&runtime, &world) => true,
+        };
+        if still && world.lane().leave(&runtime).is_ok() {
+            let error = Error::new(ErrorKind::Unavailable, "nobody drives the runtime of this call");
+            report.send_replace(Some(Err(error)));
+        }
+    })
+}
+
+/// Waits until a runtime is seen to stand still, or to have ended.
+async fn stands_still(runtime: &Handle, env: &Env) {
+    loop {
+        let (beat, beats) = oneshot::channel();
+        runtime.spawn(async move { beat.send(()) });
+        let mut look = env.sleep_until(env.now() + SIGN_OF_LIFE);
+        tokio::select! {
+            biased;
+            beat = beats => match beat {
+                Ok(()) => look.await,
+                Err(_) => return,
+            },
+            () = &mut look => return,
         }
     }
-    let woken = Arc::new(Woken(AtomicBool::new(false)));
+}
+
+/// The runtime that polls this, as far as can be told: not one whose context was merely entered while another executor polls, nor
+/// that of a thread for what blocks. One of several threads drives itself.
+fn driven() -> Option<Handle> {
+    let runtime = Handle::try_current().ok()?;
+    let alone = runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
+    (!alone || is_polled_by_tokio()).then_some(runtime)
+}
+
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+thread_local! {
+    static WOKEN: Arc<Woken> = Arc::new(Woken(AtomicBool::new(false)));
+    /// The last task that was seen to be polled by tokio, so that one that asks often costs its runtime one turn.
+    static POLLED: Cell<Option<task::Id>> = const { Cell::new(None) };
+}
+
+/// Whether a runtime polls this thread. There tokio keeps the waker of whoever yields; elsewhere it wakes at once. A task has an id
+/// also where it blocks a thread of its own.
+fn is_polled_by_tokio() -> bool {
+    let task = task::try_id();
+    if task.is_some() && POLLED.get() == task {
+        return true;
+    }
+    let Ok(woken) = WOKEN.try_with(Arc::clone) else { return false };
+    woken.0.store(false, Ordering::Relaxed);
     let waker = Waker::from(woken.clone());
-    let _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
-    !woken.0.load(Ordering::Relaxed)
+    let _ = pin!(task::yield_now()).poll(&mut Context::from_waker(&waker));
+    let polled = !woken.0.load(Ordering::Relaxed);
+    if polled {
+        POLLED.set(task);
+    }
+    polled
 }
 
 #[cfg(test)]
@@ -43,6 +122,8 @@ mod tests {
         let entered = alone.enter();
         assert!(driven().is_none());
         drop(entered);
+        let blocks = alone.spawn_blocking(driven);
+        assert!(alone.block_on(blocks).unwrap().is_none());
         let _entered = many.enter();
         assert!(driven().is_some());
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
 
-use crate::backends::driven::driven;
+use crate::backends::driven::{driver, watch_over};
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
@@ -27,8 +27,6 @@ pub(super) struct Pool<C>(Arc<Mutex<Cells<C>>>);
 
 struct Cells<C> {
     opening: Vec<(Id, Opening<C>)>,
-    /// Runtimes that have ended, or drive no connections, though a caller stands in their context.
-    idle: Vec<Id>,
     /// How often opening has failed lately, and until when nobody opens again.
     rests: (u32, Instant),
 }
@@ -46,20 +44,17 @@ const DOUBLINGS: u32 = 5;
 /// For how long after a pause the next one is longer: a connection that opens well and is of no use at once has failed, too.
 const LATELY: Duration = Duration::from_secs(1);
 
-/// How many runtimes that are of no use are remembered.
-const MOST_IDLE: usize = 16;
-
 impl<C> Default for Pool<C> {
     fn default() -> Pool<C> {
         let rests = (0, Instant::from_nanos(0));
-        Pool(Arc::new(Mutex::new(Cells { opening: Vec::new(), idle: Vec::new(), rests })))
+        Pool(Arc::new(Mutex::new(Cells { opening: Vec::new(), rests })))
     }
 }
 
 impl<C: Connection> Pool<C> {
     /// The connection of the current runtime, or outside of any that works, of the background lane's; opened by `open`
     /// when there is none. All who ask meanwhile wait for the same opening, and after one that failed the next begins
-    /// after a pause.
+    /// after a pause. A runtime that nobody drives opens nothing, and is left for the lane's.
     ///
     /// # Cancel safety
     ///
@@ -70,8 +65,8 @@ impl<C: Connection> Pool<C> {
     {
         let mut tried = false;
         loop {
-            let runtime = self.runtime(env.lane())?;
-            let (mut opening, ours) = self.opening(&runtime, env, &open);
+            let runtime = driver(env.lane())?;
+            let (mut opening, ours) = self.opening(&runtime, env, &open)?;
             // An opening that ended before we came tells nothing about now.
             let fresh = ours || tried;
             tried = true;
@@ -81,11 +76,12 @@ impl<C: Connection> Pool<C> {
                 _ => None,
             }) else {
                 self.forget(&runtime, &opening);
-                self.leave(&runtime, env.lane())?;
+                env.lane().leave(&runtime)?;
                 continue;
             };
             match ended {
                 Some(Ok(connection)) => return Ok(connection),
+                _ if env.lane().is_idle(&runtime) => self.forget(&runtime, &opening),
                 Some(Err(error)) => {
                     self.forget(&runtime, &opening);
                     return Err(error);
@@ -105,7 +101,7 @@ impl<C: Connection> Pool<C> {
     /// The open connection of the current runtime, if there is one.
     #[cfg(feature = "redis")]
     pub(super) fn peek(&self, lane: &Lane) -> Option<Arc<C>> {
-        let runtime = self.runtime(lane).ok()?.id();
+        let runtime = driver(lane).ok()?.id();
         let cells = lock(&self.0);
         let (_, opening) = cells.opening.iter().find(|(owner, _)| *owner == runtime)?;
         let connection = opening.borrow().as_ref()?.as_ref().ok()?.clone();
@@ -119,42 +115,27 @@ impl<C: Connection> Pool<C> {
         lock(&self.0).opening.iter().filter_map(|(_, opening)| connection(opening)).collect()
     }
 
-    /// The runtime that drives the caller's connection.
-    fn runtime(&self, lane: &Lane) -> Result<Handle> {
-        match driven() {
-            Some(runtime) if !lock(&self.0).idle.contains(&runtime.id()) => Ok(runtime),
-            _ => lane.handle(),
-        }
-    }
-
-    /// Notes that a runtime drives nothing.
-    fn leave(&self, runtime: &Handle, lane: &Lane) -> Result<()> {
-        if runtime.id() == lane.handle()?.id() {
-            return Err(Error::new(ErrorKind::Closed, "the runtime of this client has ended"));
-        }
-        let idle = &mut lock(&self.0).idle;
-        if idle.len() == MOST_IDLE {
-            idle.remove(0);
-        }
-        idle.push(runtime.id());
-        Ok(())
-    }
-
-    fn opening<F>(&self, runtime: &Handle, env: &Env, open: impl Fn() -> F) -> (Opening<C>, bool)
+    fn opening<F>(&self, runtime: &Handle, env: &Env, open: impl Fn() -> F) -> Result<(Opening<C>, bool)>
     where
         F: Future<Output = Result<C>> + Send + 'static,
     {
         let mut cells = lock(&self.0);
         if let Some((_, opening)) = cells.opening.iter().find(|(owner, _)| *owner == runtime.id()) {
-            return (opening.clone(), false);
+            return Ok((opening.clone(), false));
         }
         // Runtimes come and go in tests and in programs that block on futures; what they left is forgotten here.
         cells.opening.retain(|(_, opening)| opening.has_changed().is_ok());
         let (report, opening) = watch::channel(None);
+        let report = Arc::new(report);
+        watch_over(runtime, env, &report)?;
         let (future, pause, pool, env) =
             (open(), env.sleep_until(cells.rests.1), Arc::downgrade(&self.0), env.clone());
         runtime.spawn(async move {
             pause.await;
+            // Those who waited may have left a runtime that stood still.
+            if report.is_closed() {
+                return;
+            }
             let opened = future.await;
             if let Some(cells) = pool.upgrade().filter(|_| opened.is_err()) {
                 lock(&cells).rest(&env);
@@ -164,7 +145,7 @@ impl<C: Connection> Pool<C> {
             report.closed().await;
         });
         cells.opening.push((runtime.id(), opening.clone()));
-        (opening, true)
+        Ok((opening, true))
     }
 
     /// Notes that a connection was of no use though it could be opened, which rests as an opening that failed.

@@ -82,6 +82,76 @@ pub async fn runtime_stands_still(fixture: &dyn Fixture) {
     });
 }
 
+/// P7, P8: nobody hangs whose executor is none of the runtime that stands around it, or whose thread that runtime would need.
+pub async fn runtime_drives_nothing(fixture: &dyn Fixture) {
+    let mut scenes = Vec::new();
+    for (what, scene) in STILL {
+        let client = Client::new(fixture).await;
+        let (tell, told) = mpsc::channel();
+        // Not joined: one that hangs is told.
+        thread::spawn(move || {
+            scene(Box::pin(alone(client)));
+            let _ = tell.send(());
+        });
+        scenes.push((what, told));
+    }
+    for (what, told) in scenes {
+        told.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{what}: it hangs or fails"));
+    }
+}
+
+/// Has a future polled.
+type Scene = fn(Task);
+
+/// Where nothing that is spawned on the current runtime is ever run, or not until the future is done.
+const STILL: [(&str, Scene); 6] = [
+    ("on a thread for what blocks, of a runtime that nobody drives", |task| {
+        let still = runtime();
+        runtime().block_on(still.spawn_blocking(move || block_on(task))).unwrap();
+    }),
+    ("on such a thread, of a runtime that was driven", |task| {
+        let still = runtime();
+        still.block_on(async { tokio::spawn(async {}).await }).unwrap();
+        runtime().block_on(still.spawn_blocking(move || block_on(task))).unwrap();
+    }),
+    ("in a task, in the context of another runtime", |task| {
+        let (still, driven) = (runtime(), runtime());
+        let other = still.handle().clone();
+        let blocked = async move {
+            let _entered = other.enter();
+            block_on(task);
+        };
+        driven.block_on(driven.spawn(blocked)).unwrap();
+    }),
+    ("polled by one runtime, in the context of another", |task| {
+        let (still, driven) = (runtime(), runtime());
+        driven.block_on(async {
+            let _entered = still.enter();
+            task.await;
+        });
+    }),
+    ("in a local set that no runtime polls", |task| {
+        let still = runtime();
+        let _entered = still.enter();
+        block_on(tokio::task::LocalSet::new().run_until(async { tokio::task::spawn_local(task).await }))
+            .unwrap();
+    }),
+    ("blocking the one thread of its runtime", |task| {
+        runtime().block_on(async { tokio::spawn(async { block_on(task) }).await }).unwrap();
+    }),
+];
+
+/// Takes, fails to take and releases a lock.
+async fn alone(client: Client) {
+    let name = unique("still");
+    let mutex = client.locks.mutex(&name).unwrap();
+    let guard = mutex.lock().timeout(PATIENCE).await.unwrap();
+    assert!(mutex.try_lock().await.unwrap().is_none(), "two hold one lock");
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    drop(mutex.lock().timeout(PATIENCE).await.unwrap());
+    client.locks.close(PATIENCE).await.unwrap();
+}
+
 /// Two take turns at a lock, in a future that nobody but this thread's executor polls.
 async fn contend(one: &Client, other: &Client) {
     let name = unique("contended");

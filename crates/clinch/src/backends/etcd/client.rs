@@ -300,7 +300,7 @@ impl Client {
             return Ok(Some(token));
         }
         let client = self.clone();
-        self.logins.join(self.env.lane(), (), move || async move { client.log_in().await }).await
+        self.logins.join(&self.env, (), move || async move { client.log_in().await }).await
     }
 
     async fn log_in(self: &Arc<Client>) -> Result<Option<Token>> {

@@ -5,14 +5,14 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
 
-use crate::backends::driven::driven;
+use crate::backends::driven::{driver, watch_over};
+use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::Lane;
 use crate::sync::lock;
 
 /// What is being asked, by runtime and key.
@@ -33,15 +33,11 @@ impl<K: Clone + Eq + Hash, T: Clone + Send + Sync + 'static> Flights<K, T> {
     /// # Cancel safety
     ///
     /// The flight goes on for others.
-    pub(super) async fn join<F>(&self, lane: &Lane, key: K, fly: impl FnOnce() -> F) -> Result<T>
+    pub(super) async fn join<F>(&self, env: &Env, key: K, fly: impl FnOnce() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let runtime = match driven() {
-            Some(runtime) => runtime,
-            None => lane.handle()?,
-        };
-        let mut flight = self.flight(&runtime, key, fly);
+        let mut flight = self.flight(&driver(env.lane())?, env, key, fly);
         match flight.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(Ok(answer))) => Ok(answer.clone()),
             Ok(Some(Err(error))) => Err(error.again()),
@@ -52,15 +48,15 @@ impl<K: Clone + Eq + Hash, T: Clone + Send + Sync + 'static> Flights<K, T> {
     }
 
     /// Starts a flight on the lane that nobody waits for, unless it is under way.
-    pub(super) fn start<F>(&self, lane: &Lane, key: K, fly: impl FnOnce() -> F) -> Result<()>
+    pub(super) fn start<F>(&self, env: &Env, key: K, fly: impl FnOnce() -> F) -> Result<()>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        drop(self.flight(&lane.handle()?, key, fly));
+        drop(self.flight(&env.lane().handle()?, env, key, fly));
         Ok(())
     }
 
-    fn flight<F>(&self, runtime: &Handle, key: K, fly: impl FnOnce() -> F) -> Flight<T>
+    fn flight<F>(&self, runtime: &Handle, env: &Env, key: K, fly: impl FnOnce() -> F) -> Flight<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
@@ -69,7 +65,9 @@ impl<K: Clone + Eq + Hash, T: Clone + Send + Sync + 'static> Flights<K, T> {
         flights.retain(|_, flight| flight.borrow().is_none() && flight.has_changed().is_ok());
         let under_way = flights.entry((runtime.id(), key)).or_insert_with(|| {
             let (report, flight) = watch::channel(None);
-            let future = fly();
+            let (report, future) = (Arc::new(report), fly());
+            // Without a background thread there is no lock to fly for.
+            let _ = watch_over(runtime, env, &report);
             runtime.spawn(async move {
                 report.send_replace(Some(future.await));
             });

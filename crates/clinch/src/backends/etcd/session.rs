@@ -197,8 +197,8 @@ impl Sessions {
             return Ok(session);
         }
         let sessions = self.clone();
-        let lane = self.client.env.lane();
-        self.opening.join(lane, seconds, move || async move { sessions.open_shared(seconds).await }).await
+        let env = &self.client.env;
+        self.opening.join(env, seconds, move || async move { sessions.open_shared(seconds).await }).await
     }
 
     async fn open_shared(self: Arc<Sessions>, seconds: u64) -> Result<Arc<Session>> {
@@ -309,7 +309,7 @@ impl Sessions {
             }
             let (sessions, renewed) = (self.clone(), session.clone());
             let renew = move || async move { sessions.renew(&renewed).await };
-            session.renewals.join(self.client.env.lane(), (), renew).await?;
+            session.renewals.join(&self.client.env, (), renew).await?;
         }
     }
 

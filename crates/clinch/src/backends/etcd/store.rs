@@ -193,7 +193,7 @@ impl Store {
             Ok(())
         };
         // What fails is tried again with the next renewal.
-        let _ = self.looks.start(self.client.env.lane(), lease, look);
+        let _ = self.looks.start(&self.client.env, lease, look);
     }
 }
 

@@ -54,6 +54,8 @@ pub(super) struct Wire {
     closed: AtomicBool,
     /// Whether anything came since the connection was looked at.
     heard: AtomicBool,
+    /// Whether the driver had a turn since then.
+    driven: AtomicBool,
     gone: Notify,
     clock: Clock,
     ended: Arc<OnceLock<Instant>>,
@@ -100,11 +102,16 @@ impl Wire {
             }),
             closed: AtomicBool::new(false),
             heard: AtomicBool::new(false),
+            driven: AtomicBool::new(false),
             gone: Notify::new(),
             clock: env.clock(),
             ended: Arc::default(),
         });
-        tokio::spawn(watch(Arc::downgrade(&wire), env));
+        // Not on the runtime that drives it, which may stand still.
+        let watched = Arc::downgrade(&wire);
+        if let Err(error) = env.lane().clone().run(move || watch(watched.clone(), env.clone())) {
+            wire.end(&error.to_string());
+        }
         tokio::spawn(Driver {
             wire: wire.clone(),
             read,
@@ -268,6 +275,7 @@ impl Future for Driver {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let driver = self.get_mut();
+        driver.wire.driven.store(true, Ordering::Relaxed);
         let crowded = {
             let mut state = lock(&driver.wire.state);
             match &mut state.driver {
@@ -387,17 +395,31 @@ fn message(value: &Value) -> Option<&[Value]> {
     }
 }
 
-/// Ends a connection that does not answer.
+/// Ends a connection that does not answer; later, if nobody drives it and perhaps nobody read what it answered.
 async fn watch(wire: Weak<Wire>, env: Env) {
-    let mut waited = false;
+    let (mut waited, mut still) = (false, Duration::ZERO);
     loop {
         env.sleep_until(env.now() + LOOK_EVERY).await;
         let Some(wire) = wire.upgrade().filter(|wire| wire.is_open()) else { return };
-        let waits = !lock(&wire.state).waiting.is_empty();
+        let (waits, driver) = {
+            let state = lock(&wire.state);
+            (!state.waiting.is_empty(), state.driver.clone())
+        };
         let heard = wire.heard.swap(false, Ordering::Relaxed);
-        if waits && waited && !heard {
+        let driven = wire.driven.swap(false, Ordering::Relaxed);
+        if !waits || !waited || heard {
+            still = Duration::ZERO;
+        } else if driven {
             return wire.end("the server did not answer");
+        } else if still >= HELD_BACK {
+            return wire.end("nobody drives it");
+        } else {
+            still += LOOK_EVERY;
         }
         waited = waits;
+        // Until the next look it has a turn, if it is driven.
+        if let Some(driver) = driver.filter(|_| waits) {
+            driver.wake();
+        }
     }
 }
