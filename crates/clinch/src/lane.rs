@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, Weak, mpsc};
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::runtime::{Handle, Id};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
@@ -21,6 +21,7 @@ use crate::process::Process;
 use crate::sync::lock;
 
 /// How many runtimes that nobody drives are remembered.
+#[cfg(any(feature = "etcd", feature = "redis"))]
 const MOST_IDLE: usize = 16;
 
 /// Runs futures in the background.
@@ -33,7 +34,8 @@ struct Kind {
     /// Else, and after that.
     thread: Mutex<Option<Thread>>,
     /// Runtimes of callers that have ended, or that nobody drives.
-    idle: Mutex<Vec<Id>>,
+    #[cfg(any(feature = "etcd", feature = "redis"))]
+    idle: Mutex<Vec<tokio::runtime::Id>>,
 }
 
 struct Here {
@@ -82,7 +84,13 @@ impl Lane {
     }
 
     fn new(here: Option<Here>) -> Lane {
-        Lane(Arc::new(Kind { here, thread: Mutex::new(None), idle: Mutex::default() }), Process::this())
+        let kind = Kind {
+            here,
+            thread: Mutex::new(None),
+            #[cfg(any(feature = "etcd", feature = "redis"))]
+            idle: Mutex::default(),
+        };
+        Lane(Arc::new(kind), Process::this())
     }
 
     /// Runs a future in the background; it is dropped with the lane, and with a runtime that ends.

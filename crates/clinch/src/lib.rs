@@ -60,9 +60,11 @@
 //! background thread per [`connect`], so a blocked caller cannot lose a lock, and a guard may be dropped anywhere, also
 //! outside a runtime. See [`Lane`] and [`Env`] to change that.
 //!
-//! Steps on a server use a connection that the current tokio runtime drives, or else that thread. So do not stand in the context of
-//! a runtime that nobody runs, as by `Runtime::enter` of a current-thread runtime around another executor: what is asked of a server
-//! there is not answered until that runtime runs. Leases are renewed all the same.
+//! Steps on a server use a connection that the current tokio runtime drives, or else that thread. A runtime that does not begin within
+//! a second what is asked of it, since it was only entered around another executor, or its one thread is blocked, is left for that
+//! thread from then on; a connection that it drove before is given up after a few seconds more. Leases are renewed all the same.
+//!
+//! A waker that polls its task right where it is called has that task run on that thread: a task that blocks there stops renewals.
 
 // Without any store of this crate's, for users who bring their own, what only stores use is unused.
 #![cfg_attr(

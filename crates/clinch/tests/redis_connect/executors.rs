@@ -21,3 +21,26 @@ fn grants_are_confirmed_without_a_runtime() {
 fn everything_works_where_the_runtime_is_gone() {
     contend_where_the_runtime_is_gone(&Redis::start().url());
 }
+
+/// Its commands are written by their callers, and nobody reads the answers.
+#[test]
+fn a_connection_of_a_runtime_that_stands_still_is_left() {
+    let redis = Redis::start();
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (still, driven) = (runtime(), runtime());
+    let locks = still.block_on(async {
+        let locks = connect(&redis.url()).await;
+        release(lock(&locks, "before").await).await;
+        locks
+    });
+    let (tell, told) = std::sync::mpsc::channel();
+    // Not joined: one that hangs is told.
+    std::thread::spawn(move || {
+        driven.block_on(async {
+            let _entered = still.enter();
+            release(lock(&locks, "after").await).await;
+        });
+        let _ = tell.send(());
+    });
+    told.recv_timeout(PATIENCE).expect("it hangs");
+}

@@ -14,7 +14,9 @@ use super::link::Link;
 use super::resp::{Command, Value};
 use super::script;
 use super::watch::Watch;
+use crate::backends::driven::watch_over;
 use crate::backends::pool::Connection;
+use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 
@@ -63,6 +65,7 @@ pub(super) struct Inbox {
     tracking: bool,
     /// What drives it.
     runtime: Handle,
+    env: Env,
     channels: Mutex<HashMap<String, Listening>>,
 }
 
@@ -91,8 +94,9 @@ impl Inbox {
                 Err(_) => false,
             };
         let (id, link, runtime) = (NEXT.fetch_add(1, Ordering::Relaxed), Arc::new(link), Handle::current());
+        let env = dialer.env.clone();
         runtime.spawn(attend(id, Arc::downgrade(&link), dialer, listener));
-        Ok(Inbox { id, link, tracking, runtime, channels: Mutex::default() })
+        Ok(Inbox { id, link, tracking, runtime, env, channels: Mutex::default() })
     }
 
     /// Whether this inbox already listens to a channel.
@@ -105,7 +109,7 @@ impl Inbox {
     /// them: one that is not polled keeps nobody waiting.
     pub(super) async fn listen(&self, channel: &str, sharded: bool) -> Result<()> {
         let ended =
-            self.listening(channel, sharded).wait_for(Option::is_some).await.map(|ended| match &*ended {
+            self.listening(channel, sharded)?.wait_for(Option::is_some).await.map(|ended| match &*ended {
                 Some(Err(error)) => Err(error.again()),
                 _ => Ok(()),
             });
@@ -113,13 +117,15 @@ impl Inbox {
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Unavailable, "the runtime of the inbox has ended")))
     }
 
-    fn listening(&self, channel: &str, sharded: bool) -> Listening {
+    fn listening(&self, channel: &str, sharded: bool) -> Result<Listening> {
         let mut channels = lock(&self.channels);
         let failed = |listening: &Listening| matches!(*listening.borrow(), Some(Err(_)));
         if let Some(listening) = channels.get(channel).filter(|listening| !failed(listening)) {
-            return listening.clone();
+            return Ok(listening.clone());
         }
         let (tell, listening) = watch::channel(None);
+        let tell = Arc::new(tell);
+        watch_over(&self.runtime, &self.env, &tell)?;
         channels.insert(channel.to_owned(), listening.clone());
         let mut command = Command::new(if sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" });
         command.arg(channel);
@@ -128,7 +134,7 @@ impl Inbox {
             let answer = link.call(&command).await.map(drop);
             tell.send_replace(Some(answer.map_err(|failure| failure.into_error(link.server()))));
         });
-        listening
+        Ok(listening)
     }
 
     /// Has the server tell when a key changes.
