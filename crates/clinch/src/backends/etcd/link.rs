@@ -292,7 +292,9 @@ async fn connect(
     let probe = Probe { grpc: link.grpc(), traffic: traffic.clone() };
     let (probe, next) = (move || probe.clone().ask(), next.clone());
     let silent = move || next.leave(endpoint);
-    tokio::spawn(drive(driver, probe, silent, env.clone(), traffic, Gone(life)));
+    let driving = drive(driver, probe, silent, env.clone(), traffic, Gone(life));
+    // The connection is the parent's where a forked child goes on with its runtime.
+    tokio::spawn(env.process().only(driving));
     Ok(link)
 }
 

@@ -107,12 +107,14 @@ impl Wire {
             clock: env.clock(),
             ended: Arc::default(),
         });
+        // The connection is the parent's where a forked child goes on with its runtime.
+        let process = env.process();
         // Not on the runtime that drives it, which may stand still.
         let watched = Arc::downgrade(&wire);
         if let Err(error) = env.lane().clone().run(move || watch(watched.clone(), env.clone())) {
             wire.end(&error.to_string());
         }
-        tokio::spawn(Driver {
+        tokio::spawn(process.only(Driver {
             wire: wire.clone(),
             read,
             buffer: vec![0; BUFFER],
@@ -123,7 +125,7 @@ impl Wire {
             answers: Vec::new(),
             told: Vec::new(),
             pushes,
-        });
+        }));
         wire
     }
 
