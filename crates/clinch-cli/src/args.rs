@@ -78,6 +78,13 @@ impl Cli {
     }
 }
 
+/// Whether the words that could not be understood are for `acquire`, and for a shell.
+pub(crate) fn asks_to_acquire() -> bool {
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let has = |word: &str| words.iter().any(|other| other == word);
+    has("acquire") && !has("--json") && words.first().is_none_or(|verb| verb != "run")
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     Run(Box<Run>),

@@ -20,6 +20,9 @@ fn main() -> ExitCode {
         Err(error) => {
             // Help and version are answers, on stdout; the rest is a usage error. A closed stdout changes neither.
             let _ = error.print();
+            if error.use_stderr() && args::asks_to_acquire() {
+                verbs::acquire::fail_eval(exit::USAGE);
+            }
             return ExitCode::from(if error.use_stderr() { exit::USAGE } else { 0 });
         }
     };

@@ -15,19 +15,22 @@ use serde::Serialize;
 use crate::exit::{Failure, UNWRITTEN};
 
 /// How long a pipe that is full may take until something is read from it. Jobs are stopped in time by the thread that waits here.
-const READ_WITHIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+pub(crate) const PATIENTLY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// For who does not wait here.
+pub(crate) const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Says something on stderr. That it is closed, or that nobody reads it, is nobody's failure.
 pub(crate) fn say(message: impl Display) {
-    if has_room(rustix::stdio::stderr()) {
+    if has_room(rustix::stdio::stderr(), PATIENTLY) {
         let _ = io::stderr().write_all(format!("clinch: {message}\n").as_bytes());
     }
 }
 
-/// Whether a line can be written without waiting for long.
-pub(crate) fn has_room(to: BorrowedFd<'_>) -> bool {
+/// Whether a line can be written without waiting, within this time.
+pub(crate) fn has_room(to: BorrowedFd<'_>, within: Timespec) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
-    retry_on_intr(|| poll(&mut fds, Some(&READ_WITHIN))) != Ok(0)
+    retry_on_intr(|| poll(&mut fds, Some(&within))) != Ok(0)
 }
 
 /// Prints on stdout what was done, which somebody has to hear of.

@@ -1,6 +1,6 @@
 //! One file per verb.
 
-mod acquire;
+pub(crate) mod acquire;
 mod break_;
 mod completions;
 mod hold;

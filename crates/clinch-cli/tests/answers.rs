@@ -72,6 +72,47 @@ fn what_nobody_heard_of_is_released_on_files() {
     what_nobody_heard_of_is_released(&World::new());
 }
 
+/// Somebody reads the claim, and it is given back for a signal that came meanwhile.
+#[test]
+fn what_was_heard_of_is_kept() {
+    let redis = Redis::start();
+    let world = World::on(redis.url());
+    let (reader, writer) = full_pipe();
+    let mut asker = Running(world.clinch(["acquire", "x"]).stdout(writer).spawn().unwrap());
+    let moment = || {
+        let since = Instant::now();
+        eventually("a moment passes", || since.elapsed() > Duration::from_millis(150));
+    };
+    eventually("it is taken", || world.held("x"));
+    moment();
+    // What it does at the signal takes as long as somebody takes to read.
+    redis.pause();
+    asker.signal(Signal::TERM);
+    moment();
+    let mut reader = File::from(reader);
+    let unread = rustix::io::ioctl_fionread(&reader).unwrap();
+    reader.read_exact(&mut vec![0; unread as usize]).unwrap();
+    moment();
+    redis.resume();
+    let ended = asker.wait();
+    let mut answer = String::new();
+    reader.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer.contains("claim="), ended.success(), "{ended}: {answer}");
+    eventually("it is held by who heard of it", || world.held("x") == ended.success());
+}
+
+/// A lock of which nobody was told stays taken for its whole TTL.
+#[test]
+fn what_nobody_heard_of_is_released_when_the_asker_is_killed() {
+    let world = World::new();
+    let (_reader, writer) = full_pipe();
+    let mut asker = Running(world.clinch(["acquire", "--ttl", "24h", "x"]).stdout(writer).spawn().unwrap());
+    eventually("it is taken", || world.held("x"));
+    asker.signal(Signal::KILL);
+    asker.wait();
+    eventually("it is free", || !world.held("x"));
+}
+
 /// A pipe that nobody reads keeps what was acquired for ever.
 #[test]
 fn an_answer_that_nobody_takes_is_given_up() {

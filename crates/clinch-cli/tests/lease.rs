@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 use common::{Running, World, eventually, runs};
@@ -123,11 +125,20 @@ fn a_refused_or_interrupted_acquire_leaves_nothing() {
     assert!(world.output(["acquire", "--json", "-n", "x"]).stdout.is_empty());
     assert!(String::from_utf8_lossy(&refused.stderr).contains("is held by"));
     assert_eq!(world.code(["acquire", "-w", "50ms", "-E", "9", "x"]), 9);
-    assert_eq!(world.code(["acquire", "x", "--ttl", "0"]), 64);
+    let no_failure = world.output(["acquire", "-n", "-E", "0", "x"]);
+    assert!(no_failure.status.success() && no_failure.stdout == b"(exit 75)\n", "{no_failure:?}");
+    for wrong in [&["acquire", "x", "--ttl", "0"][..], &["acquire", "x", "-w", ""], &["acquire"]] {
+        let output = world.output(wrong.iter().copied());
+        assert!(output.status.code() == Some(64) && output.stdout == b"(exit 64)\n", "{wrong:?}: {output:?}");
+    }
+    assert!(world.output(["acquire", "--json", "-w", ""]).stdout.is_empty());
     let mut waiting = world.start(["acquire", "x"]);
     eventually("it waits", || world.claims("x", "waiting").len() == 1);
     waiting.signal(Signal::INT);
-    waiting.wait();
+    assert_eq!(waiting.wait().signal(), Some(2));
+    let mut words = String::new();
+    waiting.0.stdout.take().unwrap().read_to_string(&mut words).unwrap();
+    assert_eq!(words, "(exit 130)\n", "an eval of it fails, too");
     eventually("its holder withdraws", || world.claims("x", "waiting").is_empty());
 }
 

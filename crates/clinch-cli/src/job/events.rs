@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::sys;
 use crate::exit::Failure;
-use crate::output::{has_room, rfc3339, say};
+use crate::output::{PATIENTLY, has_room, rfc3339, say};
 
 /// Where events go, if anybody asked for them.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl Events {
         let line = Line { time: rfc3339(SystemTime::now()), event, name: &self.name, more: more() };
         // One write for each line, so that processes that append to one file do not mix theirs.
         let text = serde_json::to_string(&line).map(|line| line + "\n").map_err(io::Error::from);
-        let written = text.and_then(|line| match has_room(to.as_fd()) {
+        let written = text.and_then(|line| match has_room(to.as_fd(), PATIENTLY) {
             true => to.write_all(line.as_bytes()),
             false => Err(io::Error::other("nobody reads them")),
         });

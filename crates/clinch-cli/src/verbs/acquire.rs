@@ -1,67 +1,113 @@
 //! `clinch acquire`: a lease that a shell script holds across commands.
 //!
 //! Where leases live in the store, this takes one and leaves it there. Where a lease ends with its process, it starts a
-//! holder (`hold.rs`) that is bound to the calling shell, and waits for its report.
+//! holder (`hold.rs`) that is bound to the calling shell, waits for its report, and tells it when that was passed on.
 
-use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::future::Future;
+use std::io::{self, Write};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use clinch::{Env, Lane, Locks, Released, Renew};
 use rustix::process::{Pid, Signal, getppid};
+use tokio::net::unix::pipe::Receiver;
 
-use super::hold::Report;
+use super::hold::{KEEP, Report, read_line};
 use crate::args::{Acquire, Share, Store};
 use crate::connect::{CLOSE_FOR, Limits, close, connect_within};
 use crate::exit::{CONFLICT, Failure, INTERNAL, Outcome, SIGNAL_BASE, UNWRITTEN};
 use crate::job::kin::Stat;
 use crate::job::signals::Signals;
 use crate::job::sys;
-use crate::output::{LeaseJson, answer, has_room, json, shell_word, show};
+use crate::output::{AT_ONCE, LeaseJson, PATIENTLY, answer, has_room, json, shell_word, show};
 use crate::request::{Request, with_lease};
 
 /// How long the answer may take to be read, and which part of the lease at most: who reads it later has little of that.
 const READ_WITHIN: Duration = Duration::from_secs(5);
 const READ_WITHIN_PART: u32 = 4;
 
+/// How soon is looked again whether there is room for it.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
 pub(crate) async fn run(store: &Store, args: &Acquire) -> Outcome {
-    let outcome = acquire(store, args).await;
-    if let Err(failure) = &outcome
-        && !args.json
-        && failure.code != UNWRITTEN
-        && has_room(rustix::stdio::stdout())
-    {
-        // For `eval "$(clinch acquire ...)"`, which would otherwise go on.
-        let _ = show(&format!("(exit {})\n", failure.code));
+    let mut signals = Signals::ending().map_err(|error| Failure::system("cannot catch signals", error))?;
+    let failed = match acquire(store, args, &mut signals).await {
+        Ok(()) => return Ok(0),
+        Err(failed) => failed,
+    };
+    let code = match &failed {
+        Failed::Because(failure) => failure.code,
+        Failed::Signalled(signal) => code_of(*signal),
+    };
+    if !args.json && code != UNWRITTEN {
+        fail_eval(code);
     }
-    outcome
+    match failed {
+        Failed::Because(failure) => Err(failure),
+        Failed::Signalled(signal) => {
+            sys::die_by(signal);
+            // The kernel does not let process 1.
+            Ok(code)
+        }
+    }
 }
 
-async fn acquire(store: &Store, args: &Acquire) -> Outcome {
+/// Why nothing is held.
+enum Failed {
+    Because(Failure),
+    Signalled(Signal),
+}
+
+impl<E: Into<Failure>> From<E> for Failed {
+    fn from(failure: E) -> Failed {
+        Failed::Because(failure.into())
+    }
+}
+
+fn code_of(signal: Signal) -> u8 {
+    SIGNAL_BASE.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0))
+}
+
+/// For `eval "$(clinch acquire ...)"`, which would otherwise go on.
+pub(crate) fn fail_eval(code: u8) {
+    // Whoever calls a lock that is taken no failure has not got it all the same.
+    let code = if code == 0 { CONFLICT } else { code };
+    if sys::has_stdout() && has_room(rustix::stdio::stdout(), PATIENTLY) {
+        let _ = show(&format!("(exit {code})\n"));
+    }
+}
+
+async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result<(), Failed> {
     if !sys::has_stdout() {
-        return Err(Failure::new(UNWRITTEN, "stdout is closed: nobody would learn which claim has the lock"));
+        let text = "stdout is closed: nobody would learn which claim has the lock";
+        return Err(Failure::new(UNWRITTEN, text).into());
     }
     let env = Env::host(Lane::here()?);
     let limits = Limits::of(&args.patience, &env);
-    let locks = with_lease(connect_within(store, &env, &limits).await?, &args.lease, "")?;
+    let connected = unless_ended(signals, connect_within(store, &env, &limits)).await?;
+    let locks = with_lease(connected?, &args.lease, "")?;
     let can = locks.capabilities();
+    let mut holder = None;
     let lease = if can.detached && can.processes {
-        take(&locks, args, &limits).await
+        take(&locks, args, &limits, signals).await
     } else if can.crash_release && can.processes {
         // Wrong arguments are told here, where they can be explained.
         Request::new(&locks, &args.name, &args.share)?;
-        start_holder(store, args)
+        let mut started = Holder::start(store, args)?;
+        let report = unless_ended(signals, started.report()).await;
+        holder = Some(started);
+        report.and_then(|report| Ok(report?))
     } else {
         let text =
             "on this store a lock ends with the process that took it; use `clinch run`, or another store";
-        Err(Failure::usage(text))
+        Err(Failure::usage(text).into())
     };
-    let report = lease.map_err(|failure| match failure.code {
-        CONFLICT => Failure { code: args.conflict_exit_code, ..failure },
-        _ => failure,
+    let (claim, token) = lease.map_err(|failed| match failed {
+        Failed::Because(failure) if failure.code == CONFLICT => {
+            Failure { code: args.conflict_exit_code, ..failure }.into()
+        }
+        failed => failed,
     })?;
-    let Report::Granted { claim, token } = report else { return Ok(INTERNAL) };
     let (name, ttl) = (args.name.clone(), locks.lease_ttl());
     let text = if args.json {
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
@@ -69,34 +115,42 @@ async fn acquire(store: &Store, args: &Acquire) -> Outcome {
     } else {
         format!("name={} claim={claim} token={token}\n", shell_word(&name))
     };
-    let why = match hand_over(text, READ_WITHIN.min(ttl / READ_WITHIN_PART)).await {
-        Ok(()) => return Ok(0),
-        Err(why) => why,
+    let failed = match hand_over(&text, READ_WITHIN.min(ttl / READ_WITHIN_PART), signals).await {
+        Ok(()) => {
+            if let Some(holder) = holder {
+                holder.keep();
+            }
+            return Ok(());
+        }
+        Err(failed) => failed,
     };
     let freed = give_back(&locks, args, &claim).await;
-    Err(match why {
-        Unread::Failed(why) => Failure::new(UNWRITTEN, format!("{}; {freed}", why.message)),
-        Unread::Signalled(signal) => ended_by(signal),
+    Err(match failed {
+        Failed::Because(why) => Failure::new(UNWRITTEN, format!("{}; {freed}", why.message)).into(),
+        signalled => signalled,
     })
 }
 
-/// Why nobody knows of a lease.
-enum Unread {
-    Failed(Failure),
-    Signalled(Signal),
-}
-
-/// Writes the answer. Where nobody reads, this thread may not wait: only it can give the lock back.
-async fn hand_over(text: String, within: Duration) -> Result<(), Unread> {
-    let failed =
-        |error: &dyn std::fmt::Display| Unread::Failed(Failure::system("cannot write the answer", error));
-    let mut signals = Signals::ending().map_err(|error| failed(&error))?;
-    let written = tokio::task::spawn_blocking(move || answer(&text));
+/// Does something unless a signal asks to end first.
+async fn unless_ended<T>(signals: &mut Signals, step: impl Future<Output = T>) -> Result<T, Failed> {
     tokio::select! {
         biased;
-        written = written => written.map_err(|error| failed(&error))?.map_err(Unread::Failed),
-        signal = signals.next() => Err(Unread::Signalled(signal)),
-        () = tokio::time::sleep(within) => Err(failed(&"nobody reads it")),
+        done = step => Ok(done),
+        signal = signals.next() => Err(Failed::Signalled(signal)),
+    }
+}
+
+/// Writes the answer once somebody has room for it. Whether it was written is then known, whatever signal comes meanwhile: what has been
+/// read may not be given back.
+async fn hand_over(text: &str, within: Duration, signals: &mut Signals) -> Result<(), Failed> {
+    let room = async {
+        while !has_room(rustix::stdio::stdout(), AT_ONCE) {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    match unless_ended(signals, tokio::time::timeout(within, room)).await? {
+        Ok(()) => Ok(answer(text)?),
+        Err(_) => Err(Failure::system("cannot write the answer", "nobody reads it").into()),
     }
 }
 
@@ -113,63 +167,73 @@ async fn give_back(locks: &Locks, args: &Acquire, claim: &str) -> String {
     }
 }
 
-/// Ends by a signal, where the kernel lets us.
-fn ended_by(signal: Signal) -> Failure {
-    sys::die_by(signal);
-    Failure::new(SIGNAL_BASE.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0)), "")
-}
-
 /// Takes a lease and leaves it in the store.
-async fn take(locks: &Locks, args: &Acquire, limits: &Limits) -> Result<Report, Failure> {
+async fn take(
+    locks: &Locks,
+    args: &Acquire,
+    limits: &Limits,
+    signals: &mut Signals,
+) -> Result<(String, u64), Failed> {
     let locks = locks.clone().renew(Renew::Never);
     let request = Request::new(&locks, &args.name, &args.share)?;
-    let mut signals = Signals::ending().map_err(|error| Failure::system("cannot catch signals", error))?;
     let left = limits.keep(async { request.acquire(limits).await?.detach().await });
-    let taken = tokio::select! {
-        biased;
-        lease = left => Ok(lease),
-        signal = signals.next() => Err(signal),
-    };
-    let failed = match taken {
-        Ok(Ok(lease)) => {
-            return Ok(Report::Granted { claim: lease.claim.to_string(), token: lease.token.get() });
-        }
-        Ok(Err(error)) => Ok(error),
-        Err(signal) => Err(signal),
+    let failed = match unless_ended(signals, left).await {
+        Ok(Ok(lease)) => return Ok((lease.claim.to_string(), lease.token.get())),
+        Ok(Err(error)) => error.into(),
+        Err(signalled) => signalled,
     };
     // A place in the queue, a claim in doubt, or a lease that could not be left is withdrawn first: nobody else would do it.
     let _ = close(&locks).await;
-    Err(match failed {
-        Ok(error) => error.into(),
-        Err(signal) => ended_by(signal),
-    })
+    Err(failed)
 }
 
-/// Starts a process that holds the lock and waits until it does, or cannot. If we are killed meanwhile, it gives up.
-fn start_holder(store: &Store, args: &Acquire) -> Result<Report, Failure> {
-    let failed = |error| Failure::system("cannot start the holder of the lock", error);
-    let for_pid = args.for_pid.or_else(caller).ok_or_else(|| {
-        Failure::usage(
-            "the calling process cannot be told; name one with --for-pid, whose end frees the lock",
-        )
-    })?;
-    let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    // By the environment, since everybody may read the arguments.
-    command.env("CLINCH_URL", &store.url);
-    command.args(["hold", "--for-pid", &for_pid.to_string(), "--asker", &std::process::id().to_string()]);
-    pass_on(&mut command, args);
-    command.arg("--").arg(&args.name);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    sys::inherit_nothing(&mut command);
-    let mut holder = command.spawn().map_err(failed)?;
-    let mut line = String::new();
-    if let Some(report) = holder.stdout.take() {
-        BufReader::new(report).read_line(&mut line).map_err(failed)?;
+/// The process that holds the lock where none can be left in the store. It lets go unless it hears that the answer was written.
+struct Holder {
+    process: Child,
+    report: Receiver,
+}
+
+impl Holder {
+    fn start(store: &Store, args: &Acquire) -> Result<Holder, Failure> {
+        let failed = |error| Failure::system("cannot start the holder of the lock", error);
+        let for_pid = args.for_pid.or_else(caller).ok_or_else(|| {
+            Failure::usage(
+                "the calling process cannot be told; name one with --for-pid, whose end frees the lock",
+            )
+        })?;
+        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+        // By the environment, since everybody may read the arguments.
+        command.env("CLINCH_URL", &store.url);
+        command.args(["hold", "--for-pid", &for_pid.to_string(), "--asker", &std::process::id().to_string()]);
+        pass_on(&mut command, args);
+        command.arg("--").arg(&args.name);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        sys::inherit_nothing(&mut command);
+        let mut process = command.spawn().map_err(failed)?;
+        let report = process.stdout.take().ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
+        let report = Receiver::from_owned_fd(report.into()).map_err(failed)?;
+        Ok(Holder { process, report })
     }
-    match serde_json::from_str(&line) {
-        Ok(Report::Failed { code, message }) => Err(Failure::new(code, message)),
-        Ok(granted) => Ok(granted),
-        Err(_) => Err(Failure::new(INTERNAL, "the holder of the lock ended without a word")),
+
+    /// Waits until it has the lock, or cannot have it.
+    async fn report(&mut self) -> Result<(String, u64), Failure> {
+        let mut text = Vec::new();
+        read_line(&self.report, &mut text)
+            .await
+            .map_err(|error| Failure::system("cannot hear the holder of the lock", error))?;
+        match serde_json::from_slice(&text) {
+            Ok(Report::Granted { claim, token }) => Ok((claim, token)),
+            Ok(Report::Failed { code, message }) => Err(Failure::new(code, message)),
+            Err(_) => Err(Failure::new(INTERNAL, "the holder of the lock ended without a word")),
+        }
+    }
+
+    /// Lets it hold the lock when we have ended.
+    fn keep(mut self) {
+        if let Some(mut stdin) = self.process.stdin.take() {
+            // If it has ended, its lock is lost, which is seen when it is renewed or released.
+            let _ = stdin.write_all(KEEP);
+        }
     }
 }
 
@@ -199,7 +263,7 @@ fn pass_on(command: &mut Command, args: &Acquire) {
 /// The shell that called us: our parent, or, when that is but a subshell of it, as in `$(... | ...)`, or a command that has nothing to
 /// do but to run us, as in `$(timeout 5 clinch ...)`, its parent.
 fn caller() -> Option<i32> {
-    let words = |pid| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words = |pid| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let ours = [&b"\0"[..], &words(i32::try_from(std::process::id()).ok()?)].concat();
     let mut caller = getppid()?.as_raw_nonzero().get();
     let of = |pid| Stat::of(Pid::from_raw(pid)?);

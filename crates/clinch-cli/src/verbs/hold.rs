@@ -3,12 +3,14 @@
 //! It lives until the process that it is bound to has ended, the TTL has run out without `clinch renew`, or the lock was
 //! taken away or released. What the store says of the claim decides, so that renewals of other processes count.
 
-use std::io::Write;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use clinch::{ClaimId, Env, Guard, Lane, Locks};
 use rustix::process::{Pid, getppid, setsid};
 use serde::{Deserialize, Serialize};
+use tokio::net::unix::pipe::Receiver;
 
 use crate::args::{Hold, Store};
 use crate::connect::{Limits, close, connect_within};
@@ -21,6 +23,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// When to look again where it says nothing of the claim.
 const LOOK_SOON: Duration = Duration::from_millis(100);
+
+/// What the command that started the holder says when the report was passed on.
+pub(crate) const KEEP: &[u8] = b"keep\n";
 
 /// What the holder tells the command that started it: one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
@@ -88,7 +93,7 @@ impl Holder {
     async fn hold(self) -> Outcome {
         let (name, claim) = (self.guard.name().as_str(), self.guard.claim_id());
         let granted = Report::Granted { claim: claim.to_string(), token: self.guard.token().get() };
-        if report(&granted).is_ok() {
+        if report(&granted).is_ok() && is_kept().await {
             tokio::select! {
                 _ = self.guard.lost() => {}
                 () = self.bound_to.ended() => {}
@@ -120,17 +125,39 @@ impl Holder {
     }
 }
 
+/// Waits until who asked has passed the report on. `false`: it did not, and nobody knows of the lock.
+async fn is_kept() -> bool {
+    let mut word = Vec::new();
+    let asker = io::stdin().as_fd().try_clone_to_owned().and_then(Receiver::from_owned_fd);
+    matches!(asker, Ok(asker) if read_line(&asker, &mut word).await.is_ok() && word == KEEP)
+}
+
+/// Reads a line, or what there is of it when nobody will write more.
+pub(crate) async fn read_line(from: &Receiver, line: &mut Vec<u8>) -> io::Result<()> {
+    let mut buffer = [0; 512];
+    while !line.ends_with(b"\n") {
+        from.readable().await?;
+        match from.try_read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) => line.extend(buffer.iter().take(read)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 fn end_of(pid: i32) -> Result<ProcessEnd, Failure> {
     let end = Pid::from_raw(pid).map(ProcessEnd::of);
     end.and_then(Result::ok).ok_or_else(|| Failure::new(USAGE, format!("there is no process {pid}")))
 }
 
 /// Writes the report and lets go of the pipe, so that who reads to its end is not kept waiting.
-fn report(report: &Report) -> std::io::Result<()> {
+fn report(report: &Report) -> io::Result<()> {
     let mut line = serde_json::to_vec(report)?;
     line.push(b'\n');
-    std::io::stdout().write_all(&line)?;
-    std::io::stdout().flush()?;
+    io::stdout().write_all(&line)?;
+    io::stdout().flush()?;
     let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
     Ok(rustix::stdio::dup2_stdout(null)?)
 }
