@@ -5,9 +5,10 @@
 mod common;
 
 use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
-use clinch_testkit::{Etcd, Redis, vouch};
+use clinch_testkit::{Etcd, Proxy, Redis, vouch};
 use common::{Running, World, eventually};
 use rustix::process::Signal;
 
@@ -101,4 +102,24 @@ fn a_release_that_is_not_answered_heeds_a_signal() {
     eventually("the job is done", || world.read("events").contains("exited"));
     run.signal(Signal::TERM);
     assert_eq!(run.code(), 3, "what the job ended with");
+}
+
+/// A waiter asks who is before it, which is not answered, and hears neither signals nor its grant.
+#[test]
+fn a_question_that_is_not_answered_makes_no_waiter_deaf() {
+    let redis = Redis::start();
+    let (world, proxy) = (World::on(redis.url()), Proxy::start(redis.addr()));
+    let _holder = world.start(["run", "x", "sleep", "60"]);
+    eventually("the lock is held", || world.held("x"));
+    // So that there is time to keep the answer back.
+    proxy.delay(Duration::from_millis(100));
+    let mut command = world.clinch(["run", "--events", "events", "x", "true"]);
+    command.env("CLINCH_URL", format!("redis://{}", proxy.addr()));
+    let mut waiter = Running(command.spawn().unwrap());
+    eventually("it waits", || world.claims("x", "waiting").len() == 1);
+    proxy.hold_replies(true);
+    let told = world.read("events").contains("waiting");
+    waiter.signal(Signal::TERM);
+    assert_eq!(waiter.wait().signal(), Some(15));
+    assert_eq!(world.read("events").contains("waiting"), told, "it ended when it was answered");
 }

@@ -17,7 +17,7 @@ use super::sys;
 use super::terminal::Terminal;
 use crate::args::Run;
 use crate::connect::holds_secret;
-use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND};
+use crate::exit::{Failure, LOST, NOT_EXECUTABLE, NOT_FOUND};
 
 /// The command that was asked for, with nothing said to it yet.
 pub(crate) fn command(run: &Run) -> Result<Command, Failure> {
@@ -70,11 +70,26 @@ pub(crate) fn start(
             .map_err(|error| Failure::system("cannot pass the lock on", error))?,
         None => sys::die_with_parent(&mut command),
     }
+    if let Some(left) = guard.remaining() {
+        sys::start_within(&mut command, left);
+    }
+    // Whatever came between the grant and now.
+    if !guard.is_held() {
+        return Err(too_late(guard));
+    }
     let spawned = command.spawn();
     drop(inherited);
-    let child = spawned.map_err(|error| not_started(command.get_program(), &error))?;
+    let child = spawned.map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut if guard.remaining().is_some() => too_late(guard),
+        _ => not_started(command.get_program(), &error),
+    })?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     pid.map(Child::new).ok_or_else(|| Failure::system("cannot start the command", "it has no process id"))
+}
+
+/// The job is not started: another may have the lock.
+fn too_late(guard: &Guard) -> Failure {
+    Failure::new(LOST, format!("lock \"{}\" was lost before the job began", guard.name()))
 }
 
 /// Why a command did not start, with a shell's exit code for it.
@@ -93,4 +108,34 @@ pub(crate) fn default_label(run: &Run) -> String {
         _ => "sh".to_owned(),
     };
     program.chars().filter(|c| !c.is_control()).take(Owner::MAX_LABEL / 4).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use clinch::{Env, Lane, Locks};
+
+    use super::*;
+
+    #[test]
+    fn no_job_starts_without_its_lock() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let env = Env::host(Lane::here().unwrap());
+            let locks = Locks::connect("memory://", env).await.unwrap();
+            let guard =
+                locks.max_hold(Duration::from_millis(1)).unwrap().mutex("x").unwrap().lock().await.unwrap();
+            guard.lost().await;
+            let started = start(Command::new("true"), &guard, None);
+            assert_eq!(started.unwrap_err().code, LOST);
+        });
+    }
+
+    #[test]
+    fn a_start_that_took_too_long_is_none() {
+        let mut command = Command::new("true");
+        sys::start_within(&mut command, Duration::ZERO);
+        assert_eq!(command.spawn().unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
 }

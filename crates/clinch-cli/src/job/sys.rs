@@ -9,8 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -63,6 +65,15 @@ pub(crate) fn die_with_parent(command: &mut Command) {
     };
     // SAFETY: prctl and getppid are async-signal-safe, nothing allocates: an `ErrorKind` makes an error without a box.
     unsafe { command.pre_exec(tie) };
+}
+
+/// Has the child become the command only within this time: we may be stopped until it is over.
+pub(crate) fn start_within(command: &mut Command, time: Duration) {
+    let now = || Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or(Duration::MAX);
+    let end = now().saturating_add(time);
+    let check = move || if now() < end { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)) };
+    // SAFETY: reads a clock, which is async-signal-safe, and nothing allocates: an error of the system has no box.
+    unsafe { command.pre_exec(check) };
 }
 
 /// Lets a signal through that our caller had blocked. A child of ours has none blocked in any case.

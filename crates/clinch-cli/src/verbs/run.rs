@@ -25,6 +25,9 @@ use crate::request::{Request, with_lease};
 /// How long a wait lasts before it is called one: an ordinary acquire is over by then.
 const CALLED_WAITING: Duration = Duration::from_millis(20);
 
+/// When to look again where the store says nothing of the job around this one.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// The name of the lock that remembers when a `--once-per` job began.
 const ONCE_PER: &str = "/once-per";
 
@@ -80,10 +83,14 @@ impl<'a> Session<'a> {
 
     async fn run(mut self) -> Outcome {
         let held = std::env::var(nesting::HELD).unwrap_or_default();
-        if let Some(outer) = nesting::find(&held, &self.store.identity(), &self.run.name)
-            && let Some(ended) = self.reenter(outer).await?
-        {
-            return Ok(ended);
+        if let Some(outer) = nesting::find(&held, &self.store.identity(), &self.run.name) {
+            // Twice: what is not listed may be just being rewritten.
+            for pause in [Duration::ZERO, LOOK_AGAIN] {
+                tokio::time::sleep(pause).await;
+                if let Some(ended) = self.reenter(outer).await? {
+                    return Ok(ended);
+                }
+            }
         }
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
         let mut signals = Signals::ending().map_err(cannot_listen)?;
@@ -107,18 +114,18 @@ impl<'a> Session<'a> {
     async fn acquire(&mut self, signals: &mut Signals) -> Result<Waited, Failure> {
         let request = Request::new(&self.locks, &self.run.name, &self.run.share)?;
         let mut granted = pin!(request.acquire(&self.limits));
-        let tells = !self.run.patience.no_wait && (self.events.wanted() || self.run.verbose);
-        let mut waiting = pin!(tokio::time::sleep(CALLED_WAITING));
-        let mut told = !tells;
+        let mut tells = !self.run.patience.no_wait && (self.events.wanted() || self.run.verbose);
+        // Beside the wait, since the store may not answer this.
+        let mut told = pin!(async {
+            tokio::time::sleep(CALLED_WAITING).await;
+            report_waiting(&self.locks, self.run, &mut self.events).await;
+        });
         loop {
             tokio::select! {
                 biased;
                 result = &mut granted => return Ok(Waited::Granted(result?)),
                 signal = signals.next() => return Ok(Waited::Signalled(signal)),
-                () = &mut waiting, if !told => {
-                    told = true;
-                    report_waiting(&self.locks, self.run, &mut self.events).await;
-                }
+                () = &mut told, if tells => tells = false,
             }
         }
     }
