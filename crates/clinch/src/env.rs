@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::clock::{Clock, Instant};
 use crate::drift::Drift;
 use crate::lane::Lane;
-use crate::net::{Connector, Tcp};
+use crate::net::{Connector, Owned, Tcp};
 use crate::process::Process;
 use crate::random::Random;
 use crate::timer::{Sleep, Timers};
@@ -34,6 +34,7 @@ impl Env {
     /// A world made of these parts.
     pub fn new(clock: Clock, random: Random, lane: Lane, connector: Arc<dyn Connector>) -> Env {
         let timers = Timers::new(clock, lane.clone());
+        let connector = Arc::new(Owned(connector, lane.process()));
         Env { clock, random: Arc::new(random), lane, connector, timers, drift: Drift::DEFAULT }
     }
 

@@ -5,15 +5,17 @@ use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::task::Poll;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::clock::Clock;
 use crate::lane::Lane;
+use crate::process::Process;
 use crate::timer::Timers;
 
 /// A connection: bytes in both directions.
@@ -41,6 +43,76 @@ pub trait Connector: Debug + Send + Sync + 'static {
             io::ErrorKind::Unsupported,
             format!("this network has no Unix sockets, so no {path}"),
         ))
+    }
+}
+
+/// A network whose connections are those of one process. A forked child shares each of them with its parent, and what its runtime knows of
+/// it: so it neither uses nor closes any.
+#[derive(Debug)]
+pub(crate) struct Owned(pub(crate) Arc<dyn Connector>, pub(crate) Process);
+
+#[async_trait]
+impl Connector for Owned {
+    async fn connect(&self, host: &str, port: u16) -> io::Result<Box<dyn Stream>> {
+        Ok(Box::new(Own(Some(self.0.connect(host, port).await?), self.1)))
+    }
+
+    async fn connect_unix(&self, path: &str) -> io::Result<Box<dyn Stream>> {
+        Ok(Box::new(Own(Some(self.0.connect_unix(path).await?), self.1)))
+    }
+}
+
+/// `None` only when it is dropped.
+struct Own(Option<Box<dyn Stream>>, Process);
+
+impl Own {
+    fn stream(&mut self) -> io::Result<Pin<&mut Box<dyn Stream>>> {
+        let stream = self.0.as_mut().filter(|_| !self.1.is_left());
+        stream.map(Pin::new).ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if self.1.is_left() {
+            std::mem::forget(self.0.take());
+        }
+    }
+}
+
+impl AsyncRead for Own {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        room: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.stream()?.poll_read(cx, room)
+    }
+}
+
+impl AsyncWrite for Own {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.stream()?.poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.stream()?.poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.as_ref().is_some_and(|stream| stream.is_write_vectored())
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream()?.poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream()?.poll_shutdown(cx)
     }
 }
 

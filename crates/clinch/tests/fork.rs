@@ -1,5 +1,5 @@
-//! What a forked child may do with what it has of its parent: nothing, and nothing of it hangs. Only `file://` and `memory://`
-//! are shown; the engine says it for all.
+//! What a forked child may do with what it has of its parent: nothing, and nothing of it hangs. What is refused is shown on `file://`
+//! and `memory://` alone, since the engine says it for all; that connections stay, on servers.
 
 #![allow(
     clippy::expect_used,
@@ -175,26 +175,61 @@ async fn child_of_busy(env: Env, guard: Guard, shared: Arc<Guard>, waiting: impl
     assert_eq!(waited.unwrap_err().kind(), ErrorKind::TimedOut, "a client of its own works");
 }
 
-/// Forks with a client on a runtime of its own, and the child drops its copy of that.
-#[test]
-fn parent_in_its_runtime() {
-    if std::env::var_os(FORK).is_none() {
-        return;
-    }
+/// Forks with a client and a waiter on a runtime of its own, and the child drops its copy of that: it costs its parent none of so
+/// many connections, of which `accepted` counts all that ever were.
+fn child_drops_the_runtime(url: &str, connections: usize, accepted: impl Fn() -> usize) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (locks, guard) = runtime.block_on(async {
-        let locks = Locks::connect("memory://", Env::host(Lane::here().unwrap())).await.unwrap();
+    let (locks, guard, waiter) = runtime.block_on(async {
+        let locks = Locks::connect(url, Env::host(Lane::here().unwrap())).await.unwrap();
         let guard = locks.mutex("job").unwrap().lock().await.unwrap();
-        // The timers are under way.
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        (locks, guard)
+        let mutex = locks.mutex("job").unwrap();
+        let waiter = tokio::spawn(async move { mutex.lock().await.unwrap() });
+        let waits = async || locks.state("job").await.unwrap().is_some_and(|state| state.claims.len() == 2);
+        while !waits().await || accepted() < connections {
+            // The timers are under way.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        (locks, guard, waiter)
     });
     let child = fork();
     if child == 0 {
-        end(|| drop((runtime, guard, locks)));
+        end(|| drop((runtime, waiter, guard, locks)));
     }
     join(child);
-    runtime.block_on(guard.verify()).unwrap();
+    let goes_on = async {
+        guard.verify().await.unwrap();
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+        assert_eq!(waiter.await.unwrap().release().await.unwrap(), Released::Released);
+    };
+    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), goes_on).await.unwrap() });
+    assert_eq!(accepted(), connections, "the child ended its parent's connections");
+}
+
+#[test]
+fn parent_in_its_runtime() {
+    if std::env::var_os(FORK).is_some() {
+        child_drops_the_runtime("memory://", 0, || 0);
+    }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn parent_on_redis() {
+    if std::env::var_os(FORK).is_some() {
+        let server = clinch_testkit::Redis::start();
+        let proxy = clinch_testkit::Proxy::start(server.addr());
+        child_drops_the_runtime(&format!("redis://{}", proxy.addr()), 2, || proxy.accepted());
+    }
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn parent_on_etcd() {
+    if std::env::var_os(FORK).is_some() {
+        let server = clinch_testkit::Etcd::start();
+        let proxy = clinch_testkit::Proxy::start(server.addr());
+        child_drops_the_runtime(&format!("etcd://{}", proxy.addr()), 1, || proxy.accepted());
+    }
 }
 
 /// Whether it is pending after a poll.
@@ -365,4 +400,16 @@ fn a_child_that_was_forked_at_any_moment_hangs_nowhere() {
 #[test]
 fn a_child_may_drop_the_runtime_that_its_parent_runs_on() {
     run("parent_in_its_runtime");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_child_that_drops_the_runtime_ends_no_connection_to_redis() {
+    run("parent_on_redis");
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn a_child_that_drops_the_runtime_ends_no_connection_to_etcd() {
+    run("parent_on_etcd");
 }

@@ -70,6 +70,9 @@
 //! opened, to each server: a KeyDB active replica, and a `maxmemory-policy` that evicts. Where scripts are missing or forbidden, a server with `SET ... IFEQ` and a conditional
 //! delete (Valkey 9.0, Redis 8.4) is used in the lean mode; [`Capabilities`](crate::Capabilities) tell.
 //!
+//! A full server (`maxmemory`) takes no new lock; what is held is renewed and released. In the lean mode without scripts it refuses renewals,
+//! too, since they are a `SET`: held locks are lost after their TTL.
+//!
 //! # Rights
 //!
 //! The least that a user needs, for the default prefix; for another one, say `jobs:`, with `~jobs:* ~clinch:~{???}:*:jobs:*

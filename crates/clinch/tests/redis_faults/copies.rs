@@ -96,3 +96,27 @@ async fn callers_who_wait_for_copies_make_no_storm() {
     let opened = connections() - before;
     assert!(opened < 20, "{opened} connections");
 }
+
+/// What grants nothing has nothing to confirm: that a lock is taken, and who has it, is known also where no copy can be had.
+#[tokio::test]
+async fn a_refusal_and_a_look_wait_for_no_copies() {
+    let master = Redis::start();
+    let holder = lock(&connect(&master.url()).await, "job").await;
+    for url in ["wait_replicas=1", "wait_replicas=1&lean=on"].map(|wait| format!("{}?{wait}", master.url())) {
+        let locks = connect(&url).await;
+        let refused = locks.mutex("job").unwrap().try_lock().await;
+        assert!(refused.as_ref().is_ok_and(Option::is_none), "{url}: {refused:?}");
+        let seen = locks.state("job").await.unwrap().unwrap();
+        assert_eq!(seen.claims[0].id, holder.claim_id(), "{url}");
+        assert_eq!(locks.list("").await.unwrap().len(), 1, "{url}");
+        assert!(!master.client().commandstats().contains_key("wait"), "{url}: it asked for copies");
+        let asks = clinch::backends::redis::open(&url, Env::host(Lane::thread())).await.unwrap();
+        let step = Claim { enqueue: false, ..claim("free", Mode::Exclusive, 1) };
+        let granted = asks.claim(&step).await;
+        assert_eq!(granted.unwrap_err().kind(), ErrorKind::Unknown, "{url}");
+        assert!(master.client().commandstats().contains_key("wait"), "{url}: a grant has copies");
+        master.call(&["CONFIG", "RESETSTAT"]);
+        assert_eq!(asks.release(&step, Duration::ZERO).await.unwrap(), Freed::Removed, "{url}");
+    }
+    release(holder).await;
+}

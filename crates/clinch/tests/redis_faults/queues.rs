@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::common::release;
-use clinch::backend::{Backend, Progress};
+use clinch::backend::{Backend, Progress, Renewal};
 use clinch::{Claim, ClaimId, Mode, Owner};
 
 const WAITERS: usize = 6;
@@ -147,6 +147,63 @@ async fn a_release_over_many_dead_is_done_in_parts() {
 
 fn holder_of(redis: &Redis) -> (String, i64) {
     holder(redis, "job").expect("nobody got the lock")
+}
+
+/// Who stands in the queue twice, as where the records of a queue were lost for a while, is granted once, and its second place
+/// takes nothing away: neither what it holds nor its grave.
+#[tokio::test]
+async fn a_second_place_in_the_queue_is_nothing() {
+    let redis = Redis::start();
+    let (backend, other) = (backend(&redis).await, backend(&redis).await);
+    let twice = async |name: &str, mode: Mode| {
+        let (holder, waiter) = (claim(name, Mode::Exclusive, 1), claim(name, mode, 2));
+        assert!(matches!(backend.claim(&holder).await.unwrap(), Progress::Granted(_)));
+        assert!(matches!(backend.claim(&waiter).await.unwrap(), Progress::Queued(_)));
+        redis.call(&["RPUSH", &keys(&redis, name, "list").remove(0), &waiter.id.to_string()]);
+        (holder, waiter)
+    };
+    for (name, mode) in
+        [("all", Mode::Exclusive), ("read", Mode::Shared), ("permit", "1 of 3".parse().unwrap())]
+    {
+        let (holder, waiter) = twice(name, mode).await;
+        backend.release(&holder, Duration::ZERO).await.unwrap();
+        let held = backend.verify(&waiter).await.unwrap();
+        assert!(matches!(held, Renewal::Renewed(Some(_))), "{name}: {held:?}");
+        assert_eq!(backend.release(&waiter, Duration::ZERO).await.unwrap(), Freed::Removed);
+        assert_eq!(left(&redis, name), [""; 0], "{name}");
+    }
+    let (holder, waiter) = twice("buried", Mode::Exclusive).await;
+    // By somebody who does not know its steps.
+    let elsewhere = Claim { enqueue: false, isolated: true, ..claim("buried", Mode::Exclusive, 2) };
+    assert_eq!(other.release(&elsewhere, Duration::ZERO).await.unwrap(), Freed::Removed);
+    backend.release(&holder, Duration::ZERO).await.unwrap();
+    let late = backend.claim(&Claim { enqueue: false, ..waiter }).await.unwrap();
+    assert!(matches!(late, Progress::Busy(_)), "a step that came late holds the lock: {late:?}");
+}
+
+/// Whoever finds its record lost with all others asks anew, and stands in the queue once.
+#[tokio::test]
+async fn a_waiter_whose_record_was_lost_stands_in_the_queue_once() {
+    let redis = Redis::start();
+    let backend = backend(&redis).await;
+    for (name, mode) in [("all", Mode::Exclusive), ("read", Mode::Shared)] {
+        let holder = claim(name, Mode::Exclusive, 1);
+        assert!(matches!(backend.claim(&holder).await.unwrap(), Progress::Granted(_)));
+        let waiters: Vec<_> = (2..5).map(|bits| claim(name, mode, bits)).collect();
+        for again in [false, true] {
+            if again {
+                redis.call(&["DEL", &keys(&redis, name, "hash").remove(0)]);
+            }
+            for waiter in &waiters {
+                assert!(matches!(backend.claim(waiter).await.unwrap(), Progress::Queued(_)));
+            }
+            let list = keys(&redis, name, "list").remove(0);
+            let listed: Vec<_> =
+                redis.call(&["LRANGE", &list, "0", "-1"]).array().into_iter().map(Reply::text).collect();
+            let all: Vec<_> = waiters.iter().map(|waiter| waiter.id.to_string()).collect();
+            assert_eq!(listed, all, "{name}, {again}");
+        }
+    }
 }
 
 /// That all say one capacity is not found out by reading every claim.

@@ -81,13 +81,13 @@ fn is_no_scripting(error: &Error) -> bool {
 async fn compare_without_scripts(store: &Store, slot: u16, key: &str) -> Result<Option<Compare>> {
     let mut set = Command::new("SET");
     set.arg(key).arg("").arg("IFEQ").arg("-").arg("PX").arg(1);
-    if !is_there(store.route.call_unconfirmed(slot, &set).await)? {
+    if !is_there(store.route.probe(slot, &set).await)? {
         return Ok(None);
     }
-    if is_there(store.route.call_unconfirmed(slot, Command::new("DELIFEQ").arg(key).arg("-")).await)? {
+    if is_there(store.route.probe(slot, Command::new("DELIFEQ").arg(key).arg("-")).await)? {
         return Ok(Some(Compare::Valkey));
     }
-    let delex = store.route.call_unconfirmed(slot, Command::new("DELEX").arg(key).arg("IFEQ").arg("-")).await;
+    let delex = store.route.probe(slot, Command::new("DELEX").arg(key).arg("IFEQ").arg("-")).await;
     Ok(is_there(delex)?.then_some(Compare::Redis))
 }
 

@@ -10,6 +10,7 @@ use super::inbox::Listener;
 use super::watch::Held;
 use crate::claim::{Claim, ClaimId};
 use crate::clock::{Clock, Instant};
+use crate::process::Process;
 use crate::sync::lock;
 use crate::token::Token;
 
@@ -19,6 +20,7 @@ pub(super) struct Claims {
     pending: Mutex<HashMap<ClaimId, Pending>>,
     pub(super) held: Held,
     clock: Clock,
+    process: Process,
 }
 
 #[derive(Default)]
@@ -66,7 +68,7 @@ pub(super) enum Note {
 
 impl Claims {
     pub(super) fn new(clock: Clock) -> Claims {
-        Claims { pending: Mutex::default(), held: Held::default(), clock }
+        Claims { pending: Mutex::default(), held: Held::default(), clock, process: Process::this() }
     }
 
     /// Notes that a step of this claim goes out that may queue it; says which inbox listens for it. `listening` knows
@@ -205,7 +207,10 @@ impl Listener for Claims {
     }
 
     fn closed(&self, inbox: u64) {
-        self.held.closed(inbox);
+        // A forked child drops its copy of an inbox; what it has of this may be locked for ever.
+        if !self.process.is_left() {
+            self.held.closed(inbox);
+        }
     }
 
     /// What is in doubt waits for no message.

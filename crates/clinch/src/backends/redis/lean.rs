@@ -82,14 +82,15 @@ impl Lean {
         Ok((u64::try_from(left).ok().map(Duration::from_millis), value))
     }
 
-    /// Changes a key without scripts, by a command that compares the value, if the key is this claim's. Without a command,
-    /// there is nothing to change. False: it is not the claim's, or not in what `is_of` says.
+    /// Changes a key without scripts, by a command that compares the value, if the key is this claim's; `durably`, with the copies
+    /// that the URL asks for. False: it is not the claim's, or not in what `is_of` says.
     async fn change(
         &self,
         name: &LockName,
         id: ClaimId,
+        durably: bool,
         is_of: impl Fn(&str, ClaimId) -> bool,
-        command: impl Fn(&str, &str, Option<Duration>) -> Option<Command>,
+        command: impl Fn(&str, &str, Option<Duration>) -> Command,
     ) -> Result<bool> {
         let (slot, key) = self.key(name);
         for _ in 0..CHANGES {
@@ -97,8 +98,12 @@ impl Lean {
             if !is_of(&value, id) {
                 return Ok(false);
             }
-            let Some(command) = command(&key, &value, left) else { return Ok(true) };
-            if !matches!(self.store.route.call(slot, &command).await?, Value::Nil | Value::Int(0)) {
+            let command = command(&key, &value, left);
+            let answer = match durably {
+                true => self.store.route.call_durably(slot, &command).await?,
+                false => self.store.route.call(slot, &command).await?,
+            };
+            if !matches!(answer, Value::Nil | Value::Int(0)) {
                 return Ok(true);
             }
         }
@@ -109,13 +114,15 @@ impl Lean {
     async fn extend(&self, claim: &Claim) -> Result<bool> {
         if self.compare != Compare::Script {
             return self
-                .change(&claim.name, claim.id, is_of, |key, value, left| extend(key, value, left, claim.ttl))
+                .change(&claim.name, claim.id, true, is_of, |key, value, left| {
+                    extend(key, value, left, claim.ttl)
+                })
                 .await;
         }
         let (slot, key) = self.key(&claim.name);
         let mut command = script::RENEW_HELD.on([key.as_str()]);
         command.arg(claim.id).arg(millis(claim.ttl));
-        let answer = self.store.route.run_durably(slot, &script::RENEW_HELD, &command).await?;
+        let answer = self.store.route.run_durably(slot, &script::RENEW_HELD, &command, |_| true).await?;
         Ok(matches!(reply::list(&answer)?, [Value::Int(1)]))
     }
 
@@ -126,11 +133,11 @@ impl Lean {
             command.arg(id);
             reply::number(&self.store.route.run(slot, &script::RELEASE_LEAN, &command).await?)? == 1
         } else {
-            let delete = |key: &str, value: &str, _| Some(delete(self.compare, key, value));
-            let removed = self.change(name, id, is_of, delete).await?;
+            let delete = |key: &str, value: &str, _| delete(self.compare, key, value);
+            let removed = self.change(name, id, false, is_of, delete).await?;
             if !removed {
                 // What was evicted is kept closed until now, and the claim was gone before.
-                self.change(name, id, was_of, delete).await?;
+                self.change(name, id, false, was_of, delete).await?;
             }
             removed
         };
@@ -143,16 +150,14 @@ impl Lean {
     }
 }
 
-/// The command that makes a lease as long as asked for, unless it already is. The number of renewals goes up, so that a
-/// request that this one has overtaken compares with an old value, and does not make the lease shorter.
-fn extend(key: &str, value: &str, left: Option<Duration>, ttl: Duration) -> Option<Command> {
-    if left.is_some_and(|left| left >= ttl) {
-        return None;
-    }
+/// The command that makes a lease as long as asked for, or as it is if that is more: what is written can have copies. The number of
+/// renewals goes up, so that a request that this one has overtaken compares with an old value, and does not make the lease shorter.
+fn extend(key: &str, value: &str, left: Option<Duration>, ttl: Duration) -> Command {
+    let ttl = left.map_or(ttl, |left| left.max(ttl));
     let (id, rest) = value.split_once(' ').unwrap_or_default();
     let (renewals, rest) = rest.split_once(' ').unwrap_or_default();
     let next = format!("{id} {} {rest}", renewals.parse::<u32>().unwrap_or(0).wrapping_add(1));
-    Some(Command::new("SET").arg(key).arg(next).arg("IFEQ").arg(value).arg("PX").arg(millis(ttl)).clone())
+    Command::new("SET").arg(key).arg(next).arg("IFEQ").arg(value).arg("PX").arg(millis(ttl)).clone()
 }
 
 /// The command that deletes a key if it still has this value.
@@ -210,7 +215,7 @@ impl Backend for Lean {
         set.arg(&key).arg(self.value(claim)?).arg("NX").arg("PX").arg(millis(claim.ttl));
         let grant = Token::new(0).map(|token| Grant { token, ttl: Some(claim.ttl), from: None });
         let grant = grant.ok_or_else(|| Error::invalid("0 is no token"))?;
-        if self.store.route.call(slot, &set).await? != Value::Nil {
+        if self.store.route.call_durably(slot, &set).await? != Value::Nil {
             return Ok(Progress::Granted(grant));
         }
         let (left, value) = self.read(slot, &key).await?;
@@ -300,8 +305,7 @@ impl Backend for Lean {
         if self.compare == Compare::Script {
             return self.store.evict(name, claim).await;
         }
-        let close = |key: &str, value: &str, left| Some(close(key, value, left));
-        let evicted = self.change(name, claim, is_of, close).await?;
+        let evicted = self.change(name, claim, false, is_of, close).await?;
         Ok(if evicted { Freed::Removed } else { Freed::Absent })
     }
 }
@@ -332,15 +336,17 @@ mod tests {
 
     #[test]
     fn a_renewal_changes_the_value_and_not_what_it_says() {
-        let words = words(&extend("k", VALUE, Some(TTL / 2), TTL).unwrap());
-        let [_, _, next, _, compared, _, left] = &words[..] else { panic!("{words:?}") };
-        assert_eq!((compared.as_str(), left.as_str()), (VALUE, "30000"));
-        assert_ne!(next, VALUE, "a renewal that was overtaken would not be known");
+        let [next, ..] =
+            [(Some(TTL / 2), "30000"), (Some(2 * TTL), "60000"), (None, "30000")].map(|(has, gets)| {
+                let words = words(&extend("k", VALUE, has, TTL));
+                let [_, _, next, _, compared, _, left] = &words[..] else { panic!("{words:?}") };
+                assert_eq!((compared.as_str(), left.as_str()), (VALUE, gets));
+                assert_ne!(next, VALUE, "a renewal that was overtaken would not be known");
+                next.clone()
+            });
         let told = |value: &str| format!("{:?}", holder(value, None).unwrap());
-        assert_eq!(told(next), told(VALUE));
-        assert!(told(next).contains("token: None") && told(next).contains("a b"));
-        assert!(extend("k", VALUE, Some(TTL), TTL).is_none(), "a lease that is long enough");
-        assert!(extend("k", VALUE, None, TTL).is_some(), "a lease without an end");
+        assert_eq!(told(&next), told(VALUE));
+        assert!(told(&next).contains("token: None") && told(&next).contains("a b"));
     }
 
     /// P4: a proxy's own words, while the request is still on its way.

@@ -96,10 +96,12 @@ impl Connection for Link {
 
 #[cfg(test)]
 mod tests {
-    use std::task::{Context, Waker};
+    use std::io;
+    use std::pin::Pin;
+    use std::task::{Context, Poll, Waker};
     use std::time::{Duration, SystemTime};
 
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+    use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 
     use super::super::wire::{CROWD, HELD_BACK, LOOK_EVERY};
     use super::*;
@@ -115,10 +117,14 @@ mod tests {
 
     fn connected_with_room_for(bytes: usize) -> (Link, DuplexStream) {
         let (ours, theirs) = tokio::io::duplex(bytes);
+        (link(ours), theirs)
+    }
+
+    fn link(stream: impl Stream) -> Link {
         let clock = Clock::simulated(SystemTime::UNIX_EPOCH);
         let tcp = Tcp::new(clock, Lane::here().unwrap());
         let env = Env::new(clock, Random::seeded(1), Lane::here().unwrap(), Arc::new(tcp));
-        (Link::new(Box::new(ours), None, &Address::Unix("test".into()), env), theirs)
+        Link::new(Box::new(stream), None, &Address::Unix("test".into()), env)
     }
 
     #[tokio::test(start_paused = true)]
@@ -154,6 +160,74 @@ mod tests {
                 assert!(matches!(call.await, Err(Failure::Cut { sent: true, .. })));
             }
         }
+    }
+
+    /// A server that is slower than its callers for a while has commands lie here all the time, each of them not for long.
+    #[tokio::test(start_paused = true)]
+    async fn a_backlog_that_moves_ends_no_connection() {
+        const CALLERS: u32 = 20;
+        let (link, mut server) = connected_with_room_for(64);
+        let (link, end) = (Arc::new(link), tokio::time::Instant::now() + 4 * HELD_BACK);
+        tokio::spawn(async move {
+            let mut command = [0; "*1\r\n$4\r\nPING\r\n".len()];
+            while server.read_exact(&mut command).await.is_ok() {
+                tokio::time::sleep(HELD_BACK / 2 / CALLERS).await;
+                let _ = server.write_all(b"+PONG\r\n").await;
+            }
+        });
+        let mut callers = tokio::task::JoinSet::new();
+        for _ in 0..CALLERS {
+            let link = link.clone();
+            callers.spawn(async move {
+                while tokio::time::Instant::now() < end {
+                    link.call(&Command::new("PING")).await.unwrap();
+                }
+            });
+        }
+        callers.join_all().await;
+    }
+
+    /// Takes whatever is written and lets nothing of it go, as TLS may.
+    struct Hoard(DuplexStream);
+
+    impl AsyncRead for Hoard {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            room: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.0).poll_read(cx, room)
+        }
+    }
+
+    impl AsyncWrite for Hoard {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            panic!("the farewell takes along what lies there")
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_lies_in_the_stream_is_not_sent() {
+        let (ours, mut server) = tokio::io::duplex(1 << 16);
+        let link = link(Hoard(ours));
+        server.write_all(b"$100\r\n").await.unwrap();
+        let asked = tokio::time::Instant::now();
+        while link.is_open() {
+            assert!(asked.elapsed() < HELD_BACK + 2 * LOOK_EVERY, "old bytes may yet be sent");
+            link.post(&Command::new("PING"));
+            // It is heard, and the driver looks.
+            let _ = server.write_all(b".").await;
+            tokio::time::sleep(LOOK_EVERY / 2).await;
+        }
+        assert!(asked.elapsed() > HELD_BACK, "{}", link.wire.why());
     }
 
     #[tokio::test(start_paused = true)]

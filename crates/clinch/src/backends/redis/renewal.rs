@@ -100,7 +100,7 @@ impl Store {
             command.arg(id).arg(ttl);
         }
         match write {
-            true => self.route.run_durably(keys.slot, &script::RENEW, &command).await,
+            true => self.route.run_durably(keys.slot, &script::RENEW, &command, |_| true).await,
             false => self.route.run(keys.slot, &script::RENEW, &command).await,
         }
     }
@@ -112,7 +112,7 @@ impl Store {
         for claim in claims {
             command.arg(claim.id).arg(millis(claim.ttl));
         }
-        let answer = match self.route.run_durably(slot, &script::RENEW_HELD, &command).await {
+        let answer = match self.route.run_durably(slot, &script::RENEW_HELD, &command, |_| true).await {
             // While a slot moves, its servers refuse all that takes several keys.
             Err(error)
                 if error.kind() == ErrorKind::Unavailable && self.route.is_cluster() && claims.len() > 1 =>

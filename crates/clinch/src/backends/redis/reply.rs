@@ -91,9 +91,14 @@ pub(super) fn released(answer: &Value) -> Result<(bool, Option<i64>)> {
     }
 }
 
+/// Whether a claim's step was answered with the lock.
+pub(super) fn is_granted(answer: &Value) -> bool {
+    matches!(answer, Value::Text(_))
+}
+
 /// Reads the answer of `acquire.lua`.
 pub(super) fn claimed(answer: &Value, place_ttl: Duration) -> Result<Claimed> {
-    if let Value::Text(_) = answer {
+    if is_granted(answer) {
         return Ok(Claimed::Granted(token(answer)?));
     }
     match list(answer)? {

@@ -13,7 +13,7 @@ use super::link::Link;
 use super::resp::{Command, Value};
 use super::script::Script;
 use super::sentinel::Sentinel;
-use super::settings::{Address, Durability, Topology};
+use super::settings::{Address, Topology};
 use crate::backends::pool::{Connection, Pool};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::{AtWork, lock};
@@ -32,6 +32,9 @@ enum Kind {
     One(Arc<Node>),
     Cluster(Cluster),
 }
+
+/// Whether an answer says that something was done that is to have copies.
+type Did = fn(&Value) -> bool;
 
 /// An answer; with a failure, the server that it is of.
 type Answered = Result<Value, (Failure, String)>;
@@ -146,22 +149,34 @@ impl Route {
     ///
     /// The command may be applied or not.
     pub(super) async fn run(&self, slot: u16, script: &Script, command: &Command) -> Result<Value> {
-        of_step(self.send(slot, command, Some(script), Durability::default()).await?)
+        of_step(self.send(slot, command, Some(script), None).await?)
     }
 
-    /// As [`Route::run`], and confirms that what was written has the copies that the URL asks for.
-    pub(super) async fn run_durably(&self, slot: u16, script: &Script, command: &Command) -> Result<Value> {
-        of_step(self.send(slot, command, Some(script), self.dialer.settings.durability).await?)
+    /// As [`Route::run`], and confirms that what was written has the copies that the URL asks for, if the answer says that
+    /// something was.
+    pub(super) async fn run_durably(
+        &self,
+        slot: u16,
+        script: &Script,
+        command: &Command,
+        did: Did,
+    ) -> Result<Value> {
+        of_step(self.send(slot, command, Some(script), Some(did)).await?)
     }
 
-    /// As [`Route::run_durably`], of a plain command that is a step.
+    /// As [`Route::run`], of a plain command that is a step.
     pub(super) async fn call(&self, slot: u16, command: &Command) -> Result<Value> {
-        of_step(self.send(slot, command, None, self.dialer.settings.durability).await?)
+        of_step(self.send(slot, command, None, None).await?)
     }
 
-    /// Sends a plain command that is no step and needs no copies.
-    pub(super) async fn call_unconfirmed(&self, slot: u16, command: &Command) -> Result<Value> {
-        let sent = self.send(slot, command, None, Durability::default()).await?;
+    /// As [`Route::run_durably`], of a plain command that is a step and answers nil where it did nothing.
+    pub(super) async fn call_durably(&self, slot: u16, command: &Command) -> Result<Value> {
+        of_step(self.send(slot, command, None, Some(|answer| *answer != Value::Nil)).await?)
+    }
+
+    /// Sends a plain command that is no step.
+    pub(super) async fn probe(&self, slot: u16, command: &Command) -> Result<Value> {
+        let sent = self.send(slot, command, None, None).await?;
         sent.map_err(|(failure, server)| failure.into_error(&server))
     }
 
@@ -172,14 +187,15 @@ impl Route {
         slot: u16,
         command: &Command,
         script: Option<&Script>,
-        copies: Durability,
+        durably: Option<Did>,
     ) -> Result<Answered> {
+        let durably = durably.filter(|_| self.dialer.settings.durability.asks_for_more());
         let mut node = self.node(slot).await?;
         let mut asking = false;
         for hop in 0.. {
-            let sent = match copies.asks_for_more() {
-                true => Box::pin(self.send_confirmed(&node, command, script, asking)).await,
-                false => match self.link(&node).await {
+            let sent = match durably {
+                Some(did) => Box::pin(self.send_confirmed(&node, command, script, asking, did)).await,
+                None => match self.link(&node).await {
                     Ok(link) => Ok(self.ask_on(&link, &node.links, command, script, asking).await),
                     Err(error) => Err(error),
                 },
@@ -216,12 +232,13 @@ impl Route {
         command: &Command,
         script: Option<&Script>,
         asking: bool,
+        did: Did,
     ) -> Result<Answered> {
         let open = || Copies::open(self.dialer.clone(), node.endpoint.clone());
         let copies = node.copies.get(&self.dialer.env, open).await?;
         node.expect_latest(&copies.link)?;
         let answer = self.ask_on(&copies.link, &node.copies, command, script, asking).await;
-        if answer.is_ok() {
+        if answer.as_ref().is_ok_and(did) {
             copies.confirm().await?;
             node.expect_latest(&copies.link).map_err(|error| {
                 let server = copies.link.server();

@@ -137,7 +137,7 @@ impl Store {
         command.arg(claim.id).arg(millis(claim.ttl)).arg(&*self.owner.of(&claim.owner)?);
         let sent = self.env().now();
         let doubt = Doubt { claims: &self.claims, id: claim.id };
-        let answer = self.route.run_durably(keys.slot, &script::ACQUIRE, &command).await;
+        let answer = self.route.run_durably(keys.slot, &script::ACQUIRE, &command, reply::is_granted).await;
         if !matches!(&answer, Err(error) if error.kind() == ErrorKind::Unknown) {
             std::mem::forget(doubt);
         }
@@ -164,7 +164,12 @@ impl Store {
                     && self.route.is_cluster()
                     && step[..2] == ["0"; 2] =>
             {
-                return Box::pin(self.free_alone(&keys, id)).await.ok_or(error);
+                return match Box::pin(self.free_alone(&keys, id)).await {
+                    Ok(true) => Ok(Freed::Removed),
+                    // Perhaps it did.
+                    Err(alone) if alone.kind() == ErrorKind::Unknown => Err(alone),
+                    _ => Err(error),
+                };
             }
             answer => answer.map_err(|error| failure::of_release(error, in_doubt))?,
         };
@@ -176,12 +181,11 @@ impl Store {
     }
 
     /// Frees an exclusive lock without a look at its queue, whose waiters look by themselves: while a slot moves, its servers
-    /// refuse all that takes several keys. `None`: that did not do it.
-    async fn free_alone(&self, keys: &Keys, id: ClaimId) -> Option<Freed> {
+    /// refuse all that takes several keys. False: that did not do it.
+    async fn free_alone(&self, keys: &Keys, id: ClaimId) -> Result<bool> {
         let mut command = script::RELEASE_LEAN.on([keys.lock.as_str()]);
         command.arg(id);
-        let answer = self.route.run(keys.slot, &script::RELEASE_LEAN, &command).await.ok()?;
-        (reply::number(&answer).ok()? == 1).then_some(Freed::Removed)
+        Ok(reply::number(&self.route.run(keys.slot, &script::RELEASE_LEAN, &command).await?)? == 1)
     }
 
     /// Goes on with a queue that was too long for one script. If this is given up, its waiters look by themselves.
@@ -307,7 +311,7 @@ impl Backend for Store {
         let keys = self.keys(&claim.name);
         let mut command = self.command(&script::DOWNGRADE, &keys, NO_STEP);
         command.arg(claim.id).arg(millis(claim.ttl));
-        let answer = self.route.run_durably(keys.slot, &script::DOWNGRADE, &command).await?;
+        let answer = self.route.run_durably(keys.slot, &script::DOWNGRADE, &command, |_| true).await?;
         match reply::number(&answer)? {
             1 => Ok(()),
             _ => Err(Error::lost(&claim.name, deleted())),
@@ -464,6 +468,39 @@ pub(super) mod tests {
             assert!(error.to_string().contains(text), "{error}");
             assert_eq!(store.claims.is_in_doubt(claim.id), in_doubt);
         }
+    }
+
+    /// P7: while a slot of a Cluster moves, its lock is freed by its own key alone, which may have been done though nobody heard.
+    #[tokio::test]
+    async fn a_lone_release_that_was_not_answered_may_have_been_done() {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = server.local_addr().unwrap().port();
+        let slots = format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n");
+        tokio::spawn(async move {
+            loop {
+                let (mut client, _) = server.accept().await.unwrap();
+                let (mut reader, mut bytes, slots) = (Reader::default(), vec![0; 1 << 16], slots.clone());
+                tokio::spawn(async move {
+                    while let Ok(count @ 1..) = client.read(&mut bytes).await {
+                        let mut rest = &bytes[..count];
+                        while let Ok(Some(Value::List(words))) = reader.read(&mut rest) {
+                            let answer = match words[0].text() {
+                                Some("CLUSTER") => &slots,
+                                Some("EVALSHA") if words[2].text() == Some("1") => return,
+                                Some("EVALSHA") => {
+                                    "-TRYAGAIN Multiple keys request during rehashing of slot\r\n"
+                                }
+                                _ => "+OK\r\n",
+                            };
+                            client.write_all(answer.as_bytes()).await.unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        let store = store(&format!("redis+cluster://127.0.0.1:{port}"));
+        let error = store.release(&claim(1), Duration::ZERO).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     }
 
     /// Whoever releases what was detached elsewhere buries it, but does not wait for what stays as it is.

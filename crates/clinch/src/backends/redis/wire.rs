@@ -21,6 +21,7 @@ use super::resp::{Command, Nonsense, Reader, Value};
 use crate::clock::{Clock, Instant};
 use crate::env::Env;
 use crate::net::Stream;
+use crate::process::Process;
 use crate::sync::lock;
 
 /// How often a connection is looked at. One from which not a byte came between two looks, though it was asked, is ended: so
@@ -59,6 +60,7 @@ pub(super) struct Wire {
     gone: Notify,
     clock: Clock,
     ended: Arc<OnceLock<Instant>>,
+    process: Process,
 }
 
 #[derive(Default)]
@@ -106,6 +108,7 @@ impl Wire {
             gone: Notify::new(),
             clock: env.clock(),
             ended: Arc::default(),
+            process: env.process(),
         });
         // The connection is the parent's where a forked child goes on with its runtime.
         let process = env.process();
@@ -173,6 +176,11 @@ impl Wire {
 
     /// Ends the connection, for the first reason that is given.
     pub(super) fn end(&self, why: &str) {
+        if self.process.is_left() {
+            // A forked child has no more of it than this word: the rest is its parent's, or may be locked for ever.
+            self.closed.store(true, Ordering::Release);
+            return;
+        }
         let (waiting, driver) = {
             let mut state = lock(&self.state);
             state.why.get_or_insert_with(|| why.to_owned());
@@ -234,17 +242,19 @@ impl Writer {
                     count => self.written += count,
                 }
             }
-            self.bytes.clear();
-            self.written = 0;
+            if !self.bytes.is_empty() {
+                // Under TLS it may lie there still.
+                ready!(Pin::new(&mut *half).poll_flush(cx))?;
+                self.bytes.clear();
+                self.written = 0;
+            }
             {
                 let mut state = lock(state);
                 std::mem::swap(&mut self.bytes, &mut state.out);
                 state.gathered = 0;
-                self.since = self.since.or(state.since.take());
+                self.since = state.since.take();
             }
             if self.bytes.is_empty() {
-                ready!(Pin::new(&mut *half).poll_flush(cx))?;
-                self.since = None;
                 return Poll::Ready(Ok(()));
             }
         }

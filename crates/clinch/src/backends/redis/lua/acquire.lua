@@ -76,7 +76,11 @@ if record or enqueue == '1' then
     inbox = listens ~= '-' and listens or inbox
     record = 'w ' .. mode .. ' ' .. int(math.max(ends - ttl, now)) .. ' ' .. ARGV[3] .. ' ' .. since .. ' ' .. inbox
   else
-    call('RPUSH', QUEUE, id)
+    if call('RPUSH', QUEUE, id) > 1 and call('EXISTS', CLAIMS) == 0 then
+      -- As on the short way.
+      call('DEL', QUEUE)
+      call('RPUSH', QUEUE, id)
+    end
     record = 'w ' .. mode .. ' ' .. int(now) .. ' ' .. ARGV[3] .. ' ' .. us .. ' ' .. listens
   end
   record_of(id, mode, record .. ' ' .. owner)

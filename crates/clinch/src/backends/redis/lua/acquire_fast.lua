@@ -2,7 +2,8 @@
 local exclusive = string.sub(ARGV[1], 1, 2) == 'x '
 -- Uncontended: no claims key means that nobody queues and nobody holds a part, and SET NX finds the lock free for foreign
 -- clients too.
-if exclusive and call('EXISTS', KEYS[2]) == 0 then
+local bare = exclusive and call('EXISTS', KEYS[2]) == 0
+if bare then
   local token = next_token()
   if call('SET', KEYS[1], ARGV[2] .. ' ' .. token .. ' ' .. us .. ' ' .. ARGV[4], 'NX', 'PX', ARGV[3]) then
     return token
@@ -15,6 +16,11 @@ if inbox and string.sub(value, 33, 33) == '*' and string.sub(value, 1, 32) ~= AR
   local record = 'w x ' .. string.sub(us, 1, 13) .. ' ' .. ARGV[3] .. ' ' .. us .. ' ' .. inbox .. ' ' .. ARGV[4]
   if call('HSETNX', KEYS[2], ARGV[2], record) == 1 then
     local length = call('RPUSH', KEYS[3], ARGV[2])
+    if bare and length > 1 then
+      -- The records were lost of all who stood there: each of them asks anew, and stands there once.
+      call('DEL', KEYS[3])
+      length = call('RPUSH', KEYS[3], ARGV[2])
+    end
     local ms = tonumber(ARGV[3])
     if call('PTTL', KEYS[3]) < ms then
       local time = string.format('%d', ms + SPARE_MS)

@@ -248,7 +248,11 @@ local function settle(asker, free, ids, at)
     local records = call('HMGET', CLAIMS, id, next_id or id)
     local mode, ends, ttl, _, inbox, owner = waiter(records[1])
     if not mode or ends <= now then
-      leave(id)
+      -- Who stands here twice may hold by now what stands under its id, or be buried there.
+      call('LREM', QUEUE, '1', id)
+      if string.sub(records[1] or '', 1, 2) == 'w ' then
+        call('HDEL', CLAIMS, id)
+      end
       passed, removed = passed + 1, removed + 1
     elseif not (free or admits(mode)) then
       return own
