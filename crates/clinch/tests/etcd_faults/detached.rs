@@ -51,3 +51,31 @@ async fn what_ends_gives_back_the_lease_that_it_had_for_itself() {
     release(isolated).await;
     assert_eq!(etcd.leases().len(), 1);
 }
+
+/// A living holder keeps what another client renews, on a lease that lasts no shorter than that other was promised, and gives back
+/// the one that it had.
+#[tokio::test]
+async fn a_holder_with_a_lease_of_its_own_outlives_its_renewal_by_another() {
+    const TTL: Duration = Duration::from_secs(600);
+    let etcd = Etcd::start();
+    let near = connect(&etcd.url()).await.ttl(TTL).unwrap().isolated();
+    let far = connect(&etcd.url()).await;
+    let (guard, other) = (lock(&near, "job").await, lock(&near, "other").await);
+    let key = guard.store_key().unwrap();
+    let first = carrier(&etcd, &key).0;
+    far.renew_detached("job", guard.claim_id(), LONG_TTL).await.unwrap();
+    // What became of the first is told before what comes after it.
+    etcd.ctl(&["del", &other.store_key().unwrap()]);
+    within("the other is told", other.lost()).await;
+    assert!(guard.is_held(), "{:?}", guard.standing());
+    eventually("its holder has it where it keeps it", async || {
+        guard.extend(TTL).await.unwrap();
+        etcd.ctl(&["lease", "list"]).lines().all(|lease| lease.trim() != first).then_some(())
+    })
+    .await;
+    assert!(
+        guard.is_held() && carrier(&etcd, &key).1 >= LONG_TTL.as_secs(),
+        "not what the other was promised"
+    );
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+}

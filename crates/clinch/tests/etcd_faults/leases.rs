@@ -1,7 +1,9 @@
 //! Leases that end, keys that are deleted, histories that are compacted.
 
-use clinch::backend::Renewal;
+use clinch::Claim;
+use clinch::backend::{Progress, Renewal};
 
+use super::sieve::{Fate, Sieve};
 use super::*;
 
 #[tokio::test]
@@ -229,4 +231,41 @@ async fn a_release_fails_no_renewal_beside_it() {
     let renewals = renewals.await;
     assert!(matches!(renewals[1], Renewal::Lost(_)), "{renewals:?}");
     assert!(matches!(renewals[2], Renewal::Renewed(_)), "{renewals:?}");
+}
+
+/// A step has gone unheard, and one after it makes the key on the lease of its TTL. What it is granted counts by that lease,
+/// and not by that of the places, which the first step might have used.
+#[tokio::test]
+async fn a_grant_is_dated_by_the_lease_that_its_key_hangs_on() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (env, far) = (silent::split_env_by(sieve.addr()), open(&etcd.url()).await);
+    let backend = clinch::backends::etcd::open(&etcd.url(), env).await.unwrap();
+    // Somebody of this client waits elsewhere, so that there is a lease of places, which is kept.
+    ghosts::granted(&*far, &ghosts::claim(50, "other", LONG_TTL)).await;
+    let place = Arc::new(Claim { place: true, ..(*ghosts::claim(2, "other", LONG_TTL)).clone() });
+    assert!(matches!(backend.claim(&place).await.unwrap(), Progress::Queued(_)));
+    let elsewhere =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let claim = ghosts::claim(1, "job", LONG_TTL);
+    sieve.catch(Fate::Late, |request| turns::contains(request, b"/clinch/job/"));
+    let step = || {
+        let (backend, claim) = (backend.clone(), claim.clone());
+        elsewhere.spawn(async move { backend.claim(&claim).await })
+    };
+    let mut unheard = step();
+    let unheard = loop {
+        tokio::select! {
+            unheard = &mut unheard => break unheard.unwrap(),
+            () = tokio::time::sleep(Duration::from_millis(200)) => {
+                backend.renew(std::slice::from_ref(&place)).await;
+            }
+        }
+    };
+    assert!(unheard.is_err(), "{unheard:?}");
+    let Progress::Granted(grant) = step().await.unwrap().unwrap() else { panic!("nobody is in its way") };
+    let key = backend.key(claim.id).unwrap();
+    assert_eq!(carrier(&etcd, &key).1, LONG_TTL.as_secs());
+    assert_eq!(grant.ttl, Some(LONG_TTL), "dated by another lease than its key hangs on");
+    elsewhere.shutdown_background();
 }

@@ -219,3 +219,63 @@ async fn a_turn_that_was_taken_unheard_on_another_lease_is_found() {
     }
     expect_unused(&etcd, &near, "job").await;
 }
+
+/// The same, where the lease that its grant was to rest on has ended before, and its place lives: what it is granted is
+/// renewed.
+#[tokio::test]
+async fn a_turn_that_was_taken_unheard_after_its_lease_had_ended_is_kept() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let env = silent::split_env_by(sieve.addr());
+    let (near, far) =
+        (clinch::backends::etcd::open(&etcd.url(), env).await.unwrap(), open(&etcd.url()).await);
+    let (holder, waiter) = (ghosts::claim(50, "job", LONG_TTL), ghosts::claim(1, "job", LONG_TTL));
+    ghosts::granted(&*far, &holder).await;
+    assert!(matches!(near.claim(&waiter).await.unwrap(), Progress::Queued(_)));
+    let first = lease_of(&*near, &waiter);
+    etcd.ctl(&["lease", "revoke", &first]);
+    // It finds that out, and opens another.
+    ghosts::granted(&*near, &ghosts::claim(2, "kept", LONG_TTL)).await;
+    far.release(&holder, Duration::ZERO).await.unwrap();
+    let (elsewhere, place) = (elsewhere(), Arc::new(Claim { place: true, ..(*waiter).clone() }));
+    let step = || {
+        let (backend, claim) = (near.clone(), waiter.clone());
+        elsewhere.spawn(async move { backend.claim(&claim).await })
+    };
+    sieve.catch(Fate::Last, |request| moves(request, "job"));
+    let unheard = step();
+    sieve.caught().await;
+    // Once, so that it does not read where the key is.
+    renewed(&*near, &place).await;
+    let unheard = unheard.await.unwrap();
+    assert!(unheard.is_err(), "{unheard:?}");
+    sieve.let_go().await;
+    let granted = step().await.unwrap().unwrap();
+    assert!(matches!(granted, Progress::Granted(_)), "{granted:?}");
+    renewed(&*near, &waiter).await;
+    assert_ne!(carrier(&etcd, &near.key(waiter.id).unwrap()).0, first);
+    elsewhere.shutdown_background();
+}
+
+/// A move to a lease that is not as its holder wants it any more is on its way: the key goes where that cannot take it from,
+/// and not to the lease that it hangs on.
+#[tokio::test]
+async fn a_claim_is_not_moved_to_the_lease_that_it_hangs_on() {
+    let (etcd, sieve, backend, _) = holding(SHORT).await;
+    let claim = ghosts::claim(2, "other", SHORT);
+    ghosts::granted(&*backend, &claim).await;
+    let (elsewhere, first) = (elsewhere(), lease_of(&*backend, &claim));
+    sieve.catch(Fate::Late, |request| moves(request, "other"));
+    let (far, apart) =
+        (backend.clone(), Arc::new(Claim { isolated: true, ttl: SHORT / 2, ..(*claim).clone() }));
+    let late = elsewhere.spawn(async move { renew(&*far, &apart).await });
+    sieve.caught().await;
+    renewed(&*backend, &claim).await;
+    let moved = carrier(&etcd, &backend.key(claim.id).unwrap());
+    assert!(moved.0 != first && moved.1 == SHORT.as_secs(), "{moved:?}");
+    sieve.let_go().await;
+    let late = late.await.unwrap();
+    assert!(!matches!(late, Renewal::Lost(_)), "{late:?}");
+    renewed(&*backend, &claim).await;
+    elsewhere.shutdown_background();
+}

@@ -352,3 +352,29 @@ async fn a_renewal_is_answered_before_other_things_are_looked_after() {
     }
     sieve.let_go().await;
 }
+
+/// A first step that nobody polls keeps no lock either where its lease is kept by steps alone, and nobody renews anything.
+#[tokio::test]
+async fn a_first_step_that_nobody_polls_lets_the_lock_go_on_though_steps_keep_its_lease() {
+    const TTL: Duration = Duration::from_secs(6);
+    let etcd = Etcd::start();
+    let backend = open(&etcd.url()).await;
+    let busy = async |id| {
+        let claim = ghosts::claim(id, "busy", TTL);
+        ghosts::granted(&*backend, &claim).await;
+        backend.release(&claim, Duration::ZERO).await.unwrap();
+    };
+    busy(10).await;
+    let tried = ghosts::claim(1, "job", TTL);
+    let mut unpolled = backend.claim(&tried);
+    poll_once(&mut unpolled).await;
+    eventually("its key is made", async || (!keys(&etcd, "job").is_empty()).then_some(())).await;
+    let mut id = 100;
+    eventually("it goes on", async || {
+        busy(id).await;
+        id += 1;
+        keys(&etcd, "job").is_empty().then_some(())
+    })
+    .await;
+    drop(unpolled);
+}

@@ -168,12 +168,18 @@ impl Claims {
         known.map(|known| known.seen_on(stand.lease, revision)).unwrap_or_default()
     }
 
-    /// Notes that a claim's key is about to be moved to this lease if it stands like that; false: it does not any more.
+    /// Notes that a claim's key is about to be moved to this lease if it stands like that; false: it does not any more, it
+    /// stands on that lease, or its holder was promised meanwhile what that does not keep.
     pub(super) fn moving(&self, id: ClaimId, stand: Stand, to: &Arc<Session>) -> bool {
         let mut table = lock(&self.table);
-        let known = table.entries.get_mut(&id).map(|entry| &mut entry.known);
-        let known = known.filter(|known| known.stand() == Some(stand) && known.lost.is_none());
-        known.map(|known| known.moves.begin(stand.lease, to)).is_some()
+        let Some(Entry { known, taken, .. }) = table.entries.get_mut(&id) else { return false };
+        let is_as_seen = known.stand() == Some(stand) && known.lost.is_none();
+        let is_late = *taken && to.confirmed() < known.carrier().confirmed();
+        let may_move = is_as_seen && stand.lease != to.lease && !is_late;
+        if may_move {
+            known.moves.begin(stand.lease, to);
+        }
+        may_move
     }
 
     /// Notes that a move of a claim's key has come to nothing, and gives its lease back if it was made for this claim alone.

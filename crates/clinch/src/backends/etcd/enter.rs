@@ -54,10 +54,16 @@ impl Store {
             Some(known) => known,
             None => self.begin(claim).await?,
         };
-        match known.created {
-            Some(created) => self.look(claim, &known, created, sent).await,
-            None if claim.enqueue => self.enqueue(claim, &known, sent).await,
-            None => self.try_now(claim, &known, sent).await,
+        if let Some(created) = known.created {
+            return self.look(claim, &known, created, sent).await;
+        }
+        // An earlier step may have kept it long ago.
+        if self.sessions.keep(&known.session, known.session.ttl / 3).await?.is_none() {
+            return Ok(Entered::Again);
+        }
+        match claim.enqueue {
+            true => self.enqueue(claim, &known, sent).await,
+            false => self.try_now(claim, &known, sent).await,
         }
     }
 
@@ -113,7 +119,7 @@ impl Store {
         if answer.succeeded {
             self.made(claim, created)?;
             self.seen(claim.id, Stand { created, lease: session.lease }, created);
-            return self.granted(claim, known, created, sent).await;
+            return self.granted(claim, session, created, sent).await;
         }
         let Some(inner) = answer.inner() else {
             if self.stands_as_expected(claim, known, &answer)? {
@@ -150,8 +156,10 @@ impl Store {
                 return Ok(Entered::Again);
             };
             if answer.succeeded {
-                self.made(claim, answer.revision())?;
-                return self.granted(claim, known, answer.revision(), sent).await;
+                let (created, session) = (answer.revision(), &known.session);
+                self.made(claim, created)?;
+                self.seen(claim.id, Stand { created, lease: session.lease }, created);
+                return self.granted(claim, session, created, sent).await;
             }
             if !self.stands_as_expected(claim, known, &answer)? {
                 return Ok(Entered::Again);
@@ -225,21 +233,25 @@ impl Store {
         let Some(own) = own.as_ref().filter(|own| !own.is_evicted(claim.id)) else {
             if let Some(evicted) = &own {
                 // Evicted as a holder, for its turn had come unheard; it held nothing, and would queue behind that.
-                self.delete_as_seen(evicted).await?;
+                self.client.delete_as_seen(evicted).await?;
             }
             self.claims.deleted(claim.id, created);
             self.settle(claim.id);
             return Ok(Entered::Again);
         };
-        // Perhaps it was moved by a step whose answer did not come.
-        self.seen(claim.id, Stand { created, lease: own.lease }, revision);
+        // Perhaps it was moved by a step whose answer did not come: what was known before tells nothing of its lease.
+        let stand = Stand { created, lease: own.lease };
+        self.seen(claim.id, stand, revision);
+        let Some(known) = self.claims.get(claim.id).filter(|known| known.stand() == Some(stand)) else {
+            return Ok(Entered::Again);
+        };
         let ahead: Vec<Place> = kvs.into_iter().map(Place::read).collect();
         if let Err(error) = agree(&ahead, claim.mode) {
             self.free(claim, Duration::ZERO).await?;
             return Err(error);
         }
         if admits(ahead.iter().map(Place::mode), claim.mode) {
-            return self.take_or_keep(claim, known, Stand { created, lease: own.lease }, sent).await;
+            return self.take_or_keep(claim, &known, stand, sent).await;
         }
         let carrier = known.carrier();
         let place_ttl = Some(claim.ttl.min(carrier.left(sent, self.client.env.drift())));
@@ -261,7 +273,7 @@ impl Store {
         Ok(Entered::Done(Progress::Queued(busy)))
     }
 
-    /// Grants a claim that has nobody in its way.
+    /// Grants a claim that has nobody in its way, and whose key is known to stand like that.
     async fn take_or_keep(
         &self,
         claim: &Claim,
@@ -270,32 +282,39 @@ impl Store {
         sent: Instant,
     ) -> Result<Entered> {
         if stand.lease == known.session.lease {
-            let known = Known { place: None, ..known.clone() };
-            return self.granted(claim, &known, stand.created, sent).await;
+            return self.granted(claim, &known.session, stand.created, sent).await;
         }
         match self.take_turn(claim, known, stand, None, sent).await? {
             Turn::Taken(entered) => Ok(entered),
             Turn::NotYet(_) => Ok(Entered::Again),
             // Whoever renews its lease may have it for as long as the place lives, which is then renewed as often.
-            Turn::Full(_) if !claim.isolated => self.granted(claim, known, stand.created, sent).await,
+            Turn::Full(_) if !claim.isolated && known.moves.astray().is_none() => {
+                self.granted(claim, known.carrier(), stand.created, sent).await
+            }
             Turn::Full(error) => Err(error),
         }
     }
 
-    /// Grants a claim that has nobody in its way, and whose key hangs on the lease that its grant rests on; unless most of
-    /// its time has passed since that was renewed: then that is done first, and its place read once more.
+    /// Grants a claim that has nobody in its way, and whose key hangs on this lease; unless most of its time has passed since
+    /// that was renewed: then that is done first, and its place read once more.
     pub(super) async fn granted(
         &self,
         claim: &Claim,
-        known: &Known,
+        carrier: &Arc<Session>,
         created: i64,
         sent: Instant,
     ) -> Result<Entered> {
-        let carrier = known.carrier();
-        let ttl = claim.ttl.min(carrier.ttl);
-        let from = carrier.dates(ttl, sent, self.client.env.drift());
+        // A move that is unheard of may still come.
+        let known = self.claims.get(claim.id);
+        let targets = known.iter().flat_map(|known| known.moves.targets());
+        let carriers: Vec<_> = targets.chain([carrier]).collect();
+        let ttl = carriers.iter().map(|carrier| carrier.ttl).fold(claim.ttl, Duration::min);
+        let dates = carriers.iter().map(|carrier| carrier.dates(ttl, sent, self.client.env.drift()));
+        let from = dates.fold(sent, Instant::min);
         if from < sent && self.now() > from + ttl / 2 {
-            self.sessions.keep(carrier, carrier.ttl / 4).await?;
+            for carrier in carriers {
+                self.sessions.keep(carrier, carrier.ttl / 4).await?;
+            }
             return Ok(Entered::Again);
         }
         self.claims.set_view(claim.id, None);

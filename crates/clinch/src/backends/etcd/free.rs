@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::claims::{Claims, Known};
+use super::client::Client;
 use super::keys;
 use super::link::ANSWER_FOR;
 use super::moves::touch;
@@ -69,7 +70,7 @@ impl Store {
             let places = self.places(&claim.name).await?;
             return match places.iter().find(|place| place.is(claim.id) || place.is_evicted(claim.id)) {
                 Some(place) if place.is_evicted(claim.id) => {
-                    self.delete_as_seen(place).await?;
+                    self.client.delete_as_seen(place).await?;
                     Ok(Freed::Absent)
                 }
                 Some(Place { key, created, lease, .. }) => {
@@ -185,7 +186,7 @@ impl Store {
                 None => {
                     let place = answer.ranges().next().and_then(|range| range.kvs.first()).map(Place::read);
                     if let Some(place) = place.filter(|place| place.is_evicted(claim.id)) {
-                        self.delete_as_seen(&place).await?;
+                        self.client.delete_as_seen(&place).await?;
                     }
                     return Ok(Freed::Absent);
                 }
@@ -206,18 +207,9 @@ impl Store {
     pub(super) async fn open_again(&self, view: &View) -> Result<()> {
         let up = view.closed_until.is_some_and(|open| open <= self.now());
         if let Some(place) = view.ahead.last().filter(|_| up) {
-            self.delete_as_seen(place).await?;
+            self.client.delete_as_seen(place).await?;
         }
         Ok(())
-    }
-
-    /// Deletes a key if it is still the one that was seen.
-    pub(super) async fn delete_as_seen(&self, place: &Place) -> Result<Freed> {
-        let compare =
-            vec![Compare::created(&place.key, place.created), Compare::lease(&place.key, place.lease)];
-        let txn = TxnRequest { compare, success: vec![wire::delete(&place.key)], failure: Vec::new() };
-        let deleted = self.client.txn(txn).await?.is_some_and(|answer| answer.succeeded);
-        Ok(if deleted { Freed::Removed } else { Freed::Absent })
     }
 
     /// An operator's release; opens a lock that lingers closed as well.
@@ -226,7 +218,7 @@ impl Store {
             let places = self.places(name).await?;
             for closed in &places {
                 if matches!(closed.standing, Standing::Closed { evicted: None, .. }) {
-                    self.delete_as_seen(closed).await?;
+                    self.client.delete_as_seen(closed).await?;
                 }
             }
             let open = |place: &Place| !matches!(place.standing, Standing::Closed { .. });
@@ -272,7 +264,7 @@ impl Store {
         if let Some((ahead, [place, ..])) = at.and_then(|at| places.split_at_checked(at))
             && in_the_way(ahead, place).is_some()
         {
-            self.delete_as_seen(place).await?;
+            self.client.delete_as_seen(place).await?;
         }
         Ok(())
     }
@@ -283,7 +275,7 @@ impl Store {
         // It may renew its lease before this is written, so what is left of that now says nothing.
         let time = self.granted_for(place.lease).await?.map_or(NOTICE, |ttl| ttl.min(NOTICE));
         let Some(value) = record::evicted(place, time, self.client.env.clock().wall())? else {
-            return self.delete_as_seen(place).await;
+            return self.client.delete_as_seen(place).await;
         };
         let asked = self.now();
         let lease = self.lease_for(time + WRITTEN_WITHIN).await?;
@@ -334,6 +326,17 @@ impl Store {
             }
         }
         Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease"))
+    }
+}
+
+impl Client {
+    /// Deletes a key if it is still the one that was seen.
+    pub(super) async fn delete_as_seen(self: &Arc<Client>, place: &Place) -> Result<Freed> {
+        let compare =
+            vec![Compare::created(&place.key, place.created), Compare::lease(&place.key, place.lease)];
+        let txn = TxnRequest { compare, success: vec![wire::delete(&place.key)], failure: Vec::new() };
+        let deleted = self.txn(txn).await?.is_some_and(|answer| answer.succeeded);
+        Ok(if deleted { Freed::Removed } else { Freed::Absent })
     }
 }
 

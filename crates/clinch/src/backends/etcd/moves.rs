@@ -142,10 +142,15 @@ impl Store {
             let carrier = known.carrier();
             let is_enough = carrier.suffices(claim);
             if known.moves.are_settled() && is_enough {
-                if self.keep_lately(carrier).await?.is_some() {
-                    return Ok(Renewal::Renewed(Some(self.left_of(claim, &known, now))));
+                let is_kept = self.keep_lately(carrier).await?.is_some();
+                // It may have been moved meanwhile, to a lease that was kept before.
+                let is_there = |there: &Known| there.moves.are_settled() && there.stand() == known.stand();
+                match self.claims.get(claim.id).filter(is_there) {
+                    Some(known) if is_kept => {
+                        return Ok(Renewal::Renewed(Some(self.left_of(claim, &known, now))));
+                    }
+                    _ => continue,
                 }
-                continue;
             }
             let Some(stand) = known.stand() else {
                 return Err(Error::new(ErrorKind::Unknown, "the claim was just made anew"));
@@ -160,10 +165,18 @@ impl Store {
                     None
                 }
                 None => {
-                    // One that came from elsewhere must not come back to a lease that it has left.
-                    let is_own = claim.isolated || carrier.isolated || known.moves.astray().is_some();
-                    if spare.is_none() {
-                        *spare = Some(self.sessions.open(claim.ttl, is_own).await?);
+                    let astray = known.moves.astray();
+                    // No key is moved to the lease that it hangs on, or back to one that it has left.
+                    let is_own = claim.isolated || carrier.isolated || is_enough || astray.is_some();
+                    // Whoever moved it was promised that.
+                    let promised = match astray {
+                        Some(lease) => self.granted_for(lease).await?,
+                        None => None,
+                    };
+                    let ttl = promised.map_or(claim.ttl, |promised| promised.max(claim.ttl));
+                    if spare.as_ref().is_none_or(|spare| spare.ttl < ttl || is_own && !spare.isolated) {
+                        let unfit = spare.replace(self.sessions.open(ttl, is_own).await?);
+                        self.sessions.give_back(unfit);
                     }
                     spare.clone()
                 }
@@ -240,9 +253,9 @@ impl Store {
             let Some(place) = self.find(&claim.name, claim.id).await? else {
                 return Ok(Renewal::Lost(deleted()));
             };
-            let is_own = self.sessions.is_isolated(place.lease).await?;
+            let former = self.sessions.isolated(place.lease).await?;
             let mut ttl = claim.ttl;
-            if is_own {
+            if former.is_some() {
                 let request = LeaseRequest { id: place.lease };
                 let answer: LeaseKeepAliveResponse =
                     self.client.keep_alive(&request, backend::attempt(claim.ttl)).await?;
@@ -256,7 +269,8 @@ impl Store {
                 // Its holder may count on that.
                 ttl = ttl.max(granted);
             }
-            let session = self.sessions.open(ttl, true).await?;
+            // Its holder may live, and watch the one that it had for itself: whoever ends the claim gives that back.
+            let session = self.sessions.open_after(ttl, former.unwrap_or_default()).await?;
             let stand = Stand { created: place.created, lease: place.lease };
             let txn = TxnRequest {
                 compare: Stand::compare(Some(stand), &place.key),
@@ -276,9 +290,6 @@ impl Store {
                 }
             };
             if moved {
-                if is_own {
-                    self.sessions.give_back_theirs(place.lease).await;
-                }
                 return Ok(Renewal::Renewed(Some(claim.ttl)));
             }
             self.sessions.revoke(&session).await;

@@ -23,6 +23,7 @@ use super::flight::Flights;
 use super::free::Stand;
 use super::keys;
 use super::record::Place;
+use super::turn::pass_on;
 use super::watch::{Subscription, Watcher};
 use super::wire::{
     self, KeyValue, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, LeaseRevokeResponse, PutRequest,
@@ -161,6 +162,8 @@ pub(super) struct Sessions {
     shared: Mutex<HashMap<u64, Arc<Session>>>,
     /// Those that are being made.
     opening: Flights<u64, Arc<Session>>,
+    /// Looks at silent claims that are under way, by lease.
+    looks: Flights<i64, ()>,
     host: String,
 }
 
@@ -171,13 +174,16 @@ struct Record {
     pid: u32,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     isolated: bool,
+    /// The leases that the claim had for itself before, and that others may watch.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    former: Vec<i64>,
 }
 
 impl Sessions {
     pub(super) fn new(client: Arc<Client>, watcher: Arc<Watcher>, claims: Arc<Claims>) -> Arc<Sessions> {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let (shared, opening) = (Mutex::default(), Flights::default());
-        let sessions = Arc::new(Sessions { client, watcher, claims, shared, opening, host });
+        let (shared, opening, looks) = (Mutex::default(), Flights::default(), Flights::default());
+        let sessions = Arc::new(Sessions { client, watcher, claims, shared, opening, looks, host });
         let all = Arc::downgrade(&sessions);
         sessions.client.history.when_turned_back(move || {
             if let Some(sessions) = all.upgrade() {
@@ -191,7 +197,7 @@ impl Sessions {
     pub(super) async fn open(self: &Arc<Sessions>, ttl: Duration, isolated: bool) -> Result<Arc<Session>> {
         let seconds = seconds(ttl);
         if isolated {
-            return self.make(seconds, true).await;
+            return self.make(seconds, true, Vec::new()).await;
         }
         if let Some(session) = self.fresh(ttl, 3) {
             return Ok(session);
@@ -201,6 +207,15 @@ impl Sessions {
         self.opening.join(env, seconds, move || async move { sessions.open_shared(seconds).await }).await
     }
 
+    /// A session for a claim that another client made, and that had these leases for itself before.
+    pub(super) async fn open_after(
+        self: &Arc<Sessions>,
+        ttl: Duration,
+        former: Vec<i64>,
+    ) -> Result<Arc<Session>> {
+        self.make(seconds(ttl), true, former).await
+    }
+
     async fn open_shared(self: Arc<Sessions>, seconds: u64) -> Result<Arc<Session>> {
         let known = lock(&self.shared).get(&seconds).cloned();
         if let Some(session) = known
@@ -208,7 +223,7 @@ impl Sessions {
         {
             return Ok(session);
         }
-        let session = self.make(seconds, false).await?;
+        let session = self.make(seconds, false, Vec::new()).await?;
         let (over, kept) = {
             let mut shared = lock(&self.shared);
             let over: Vec<_> = shared.extract_if(|_, old| old.is_over()).collect();
@@ -231,11 +246,16 @@ impl Sessions {
         (!session.is_over() && now <= session.confirmed() + session.ttl / part).then_some(session)
     }
 
-    async fn make(self: &Arc<Sessions>, seconds: u64, isolated: bool) -> Result<Arc<Session>> {
+    async fn make(
+        self: &Arc<Sessions>,
+        seconds: u64,
+        isolated: bool,
+        former: Vec<i64>,
+    ) -> Result<Arc<Session>> {
         let sent = self.client.env.now();
         let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX) };
         let granted: LeaseGrantResponse = self.client.call(wire::LEASE_GRANT, &request).await?;
-        let record = Record { host: self.host.clone(), pid: std::process::id(), isolated };
+        let record = Record { host: self.host.clone(), pid: std::process::id(), isolated, former };
         let value = serde_json::to_vec(&record)
             .map_err(|error| Error::invalid("the host's name cannot be written").with_source(error))?;
         let session = Arc::new(Session {
@@ -334,7 +354,19 @@ impl Sessions {
         if !self.leaving(session).is_empty() {
             tokio::spawn(self.clone().sweep(session.clone()));
         }
+        self.look_after_silent(session.lease);
         Ok(true)
+    }
+
+    /// Lets turns go on that nobody takes, and that this lease would keep, in the background.
+    fn look_after_silent(&self, lease: i64) {
+        let (client, claims) = (self.client.clone(), self.claims.clone());
+        let look = move || async move {
+            pass_on(&client, &claims, lease).await;
+            Ok(())
+        };
+        // What fails is tried again with the next keepalive.
+        let _ = self.looks.start(&self.client.env, lease, look);
     }
 
     /// Claims whose release failed, and which this lease would keep alive.
@@ -450,20 +482,20 @@ impl Sessions {
         unused.for_each(|session| self.revoke_later(session));
     }
 
-    /// Gives back a lease that another client made for one claim alone, which does not hang on it any more; no other.
+    /// Gives back the leases that other clients made for one claim alone, which is gone, of which this was the last; no other.
     pub(super) async fn give_back_theirs(&self, lease: i64) {
-        if self.is_isolated(lease).await.is_ok_and(|isolated| isolated) {
-            self.revoke_lease(lease).await;
-        }
+        let leases = self.isolated(lease).await.ok().flatten().unwrap_or_default();
+        futures_util::future::join_all(leases.into_iter().map(|lease| self.revoke_lease(lease))).await;
     }
 
-    /// Whether some client made a lease for one claim alone.
-    pub(super) async fn is_isolated(&self, lease: i64) -> Result<bool> {
+    /// If some client made a lease for one claim alone, all that this has had for itself up to now.
+    pub(super) async fn isolated(&self, lease: i64) -> Result<Option<Vec<i64>>> {
         let key = keys::session(&self.client.settings.prefix, lease);
         let found = self.client.read(vec![wire::get(&key)]).await?;
         let own = found.ranges.first().and_then(|range| range.kvs.first());
         let record = own.and_then(|kv| serde_json::from_slice::<Record>(&kv.value).ok());
-        Ok(record.is_some_and(|record| record.isolated))
+        let record = record.filter(|record| record.isolated);
+        Ok(record.map(|record| record.former.into_iter().chain([lease]).collect()))
     }
 
     async fn revoke_lease(&self, lease: i64) {

@@ -11,7 +11,6 @@ use futures_util::future::join_all;
 use super::claims::{Claims, session_ended};
 use super::client::Client;
 use super::enter::Entered;
-use super::flight::Flights;
 use super::free::Stand;
 use super::keys;
 use super::record::Place;
@@ -49,8 +48,6 @@ pub(super) struct Store {
     pub(super) watcher: Arc<Watcher>,
     pub(super) claims: Arc<Claims>,
     pub(super) sessions: Arc<Sessions>,
-    /// Looks at silent claims that are under way, by lease.
-    looks: Arc<Flights<i64, ()>>,
 }
 
 impl Store {
@@ -58,7 +55,7 @@ impl Store {
         let watcher = Watcher::new(client.clone());
         let claims = Arc::<Claims>::default();
         let sessions = Sessions::new(client.clone(), watcher.clone(), claims.clone());
-        Store { client, watcher, claims, sessions, looks: Arc::default() }
+        Store { client, watcher, claims, sessions }
     }
 
     pub(super) fn prefix(&self) -> &str {
@@ -137,7 +134,6 @@ impl Store {
         };
         if is_kept {
             self.keep_those_to_be(claims);
-            self.look_after_silent(session.clone());
         }
         let answers = claims.iter().map(async |(at, claim)| {
             (*at, self.renew_on(claim, is_kept.then_some(session.lease), now).await)
@@ -183,17 +179,6 @@ impl Store {
                 let _ = all.keep(&session, session.ttl / 3).await;
             });
         }
-    }
-
-    /// Lets turns go on that nobody takes, in the background.
-    fn look_after_silent(&self, session: Arc<Session>) {
-        let (store, lease) = (self.clone(), session.lease);
-        let look = move || async move {
-            store.pass_on(&session).await;
-            Ok(())
-        };
-        // What fails is tried again with the next renewal.
-        let _ = self.looks.start(&self.client.env, lease, look);
     }
 }
 
@@ -259,7 +244,7 @@ impl Backend for Store {
                 None => detached.push((at, claim)),
             }
         }
-        // Side by side: what concerns one lease delays, and fails, no other.
+        // Side by side, for the engine waits for all of them as long as for one.
         let sessions = sessions.into_values();
         let sessions =
             sessions.map(|(session, group)| async move { self.renew_session(session, &group).await });

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::claims::Known;
-use super::client::Found;
+use super::claims::{Claims, Known};
+use super::client::{Client, Found};
 use super::enter::Entered;
 use super::free::Stand;
 use super::moves::hang;
@@ -74,8 +74,7 @@ impl Store {
         match answer {
             Ok(Some(answer)) if answer.succeeded => {
                 self.seen(claim.id, Stand { lease: session.lease, ..stand }, answer.revision());
-                let known = Known { session, place: None, ..known.clone() };
-                self.granted(claim, &known, stand.created, sent).await.map(Turn::Taken)
+                self.granted(claim, &session, stand.created, sent).await.map(Turn::Taken)
             }
             Ok(Some(answer)) => {
                 fail();
@@ -105,38 +104,38 @@ impl Store {
         }
         self.sessions.open(claim.ttl, claim.isolated).await
     }
+}
 
-    /// Lets locks go on to the next whose turn has come for a claim on this lease, but whose waiter has not taken it for
-    /// [`TAKE_WITHIN`]: one whose future is kept but not polled never does, and others may keep the lease.
-    pub(super) async fn pass_on(&self, session: &Session) {
-        let unheard = self.claims.unheard(session.lease, self.now() - TAKE_WITHIN, AT_ONCE);
-        // What fails is tried again with the next renewal.
-        let passed = unheard.into_iter().map(|id| async move { drop(self.pass_on_one(id).await) });
-        futures_util::future::join_all(passed).await;
-    }
+/// Lets locks go on to the next whose turn has come for a claim on this lease, but whose waiter has not taken it for
+/// [`TAKE_WITHIN`]: one whose future is kept but not polled never does, and others may keep the lease.
+pub(super) async fn pass_on(client: &Arc<Client>, claims: &Arc<Claims>, lease: i64) {
+    let unheard = claims.unheard(lease, client.env.now() - TAKE_WITHIN, AT_ONCE);
+    // What fails is tried again with the next keepalive.
+    let passed = unheard.into_iter().map(|id| async move { drop(pass_on_one(client, claims, id).await) });
+    futures_util::future::join_all(passed).await;
+}
 
-    async fn pass_on_one(&self, id: ClaimId) -> Result<()> {
-        let Some(known) = self.claims.get(id) else { return Ok(()) };
-        let found = self.client.read(vec![wire::get(&known.key)]).await?;
-        let own = found.ranges.first().and_then(|range| range.kvs.first()).map(Place::read);
-        // One that is not there may still come; its waiter then does not take it.
-        let Some(own) = own.filter(|own| own.is(id)) else { return Ok(()) };
-        let queue = known.key.iter().rposition(|byte| *byte == b'/').and_then(|end| known.key.get(..=end));
-        let ahead =
-            RangeRequest { max_create_revision: own.created - 1, ..wire::scan(queue.unwrap_or(&known.key)) };
-        // An exclusive claim waits for anybody.
-        let ahead = RangeRequest { limit: i64::from(own.mode() == Mode::Exclusive), ..ahead };
-        let found = self.client.read(vec![ahead]).await?;
-        let ahead = found.ranges.iter().flat_map(|range| &range.kvs).map(|kv| Place::read(kv).mode());
-        if !admits(ahead, own.mode()) {
-            return Ok(());
-        }
-        let Some(deleting) = self.claims.pass_on(id, &known.key) else { return Ok(()) };
-        let deleted = self.delete_as_seen(&own).await;
-        deleting.came_to(&deleted);
-        if deleted? == Freed::Removed {
-            self.claims.deleted(id, own.created);
-        }
-        Ok(())
+async fn pass_on_one(client: &Arc<Client>, claims: &Arc<Claims>, id: ClaimId) -> Result<()> {
+    let Some(known) = claims.get(id) else { return Ok(()) };
+    let found = client.read(vec![wire::get(&known.key)]).await?;
+    let own = found.ranges.first().and_then(|range| range.kvs.first()).map(Place::read);
+    // One that is not there may still come; its waiter then does not take it.
+    let Some(own) = own.filter(|own| own.is(id)) else { return Ok(()) };
+    let queue = known.key.iter().rposition(|byte| *byte == b'/').and_then(|end| known.key.get(..=end));
+    let ahead =
+        RangeRequest { max_create_revision: own.created - 1, ..wire::scan(queue.unwrap_or(&known.key)) };
+    // An exclusive claim waits for anybody.
+    let ahead = RangeRequest { limit: i64::from(own.mode() == Mode::Exclusive), ..ahead };
+    let found = client.read(vec![ahead]).await?;
+    let ahead = found.ranges.iter().flat_map(|range| &range.kvs).map(|kv| Place::read(kv).mode());
+    if !admits(ahead, own.mode()) {
+        return Ok(());
     }
+    let Some(deleting) = claims.pass_on(id, &known.key) else { return Ok(()) };
+    let deleted = client.delete_as_seen(&own).await;
+    deleting.came_to(&deleted);
+    if deleted? == Freed::Removed {
+        claims.deleted(id, own.created);
+    }
+    Ok(())
 }
