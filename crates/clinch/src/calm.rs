@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 
-use crate::sync::unlocked;
+use crate::sync::{Holding, apart, unlocked};
 
 /// A future for callers to poll.
 pub(crate) fn calm<F: Future>(future: F) -> Calm<F> {
@@ -31,6 +31,8 @@ impl<F: Future> Future for Calm<F> {
         // SAFETY: the functions of `BORROWED` take what points to a `Waker` that lives for as long as theirs does. This one ends
         // with this call, and is only lent out until then; what is cloned of it is no such waker.
         let waker = unsafe { Waker::new(caller.cast(), &BORROWED) };
+        // What is polled may have something locked where it drops the waker that it had.
+        let _holding = Holding::begin();
         future.poll(&mut Context::from_waker(&waker))
     }
 }
@@ -67,8 +69,12 @@ impl Drop for Kept {
 }
 
 fn wake(caller: &Waker) {
-    let caller = caller.clone();
-    unlocked(move || caller.wake());
+    // Its clone is not ours either.
+    let mut cloned = None;
+    apart(|| cloned = Some(caller.clone()));
+    if let Some(caller) = cloned {
+        unlocked(move || caller.wake());
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+#[cfg(any(feature = "file", feature = "redis"))]
+use std::sync::TryLockError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 thread_local! {
@@ -21,6 +23,17 @@ thread_local! {
 /// Locks, also after another thread panicked while it held the mutex.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Locked<'_, T> {
     Locked { value: mutex.lock().unwrap_or_else(PoisonError::into_inner), _holding: Holding::begin() }
+}
+
+/// As [`lock`]; `None`: somebody has it locked.
+#[cfg(any(feature = "file", feature = "redis"))]
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<Locked<'_, T>> {
+    let value = match mutex.try_lock() {
+        Ok(value) => value,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return None,
+    };
+    Some(Locked { value, _holding: Holding::begin() })
 }
 
 /// What is locked for as long as this lives.

@@ -15,7 +15,7 @@ use crate::backend::TAKE_WITHIN;
 use crate::claim::ClaimId;
 use crate::clock::Instant;
 use crate::error::Result;
-use crate::sync::lock;
+use crate::sync::{lock, try_lock};
 
 /// Claims of one client.
 type Slots = HashMap<ClaimId, Arc<Mutex<Slot>>>;
@@ -38,10 +38,10 @@ impl File {
             let slots = lock(&self.slots);
             for slot in slots.values() {
                 // One that is locked at this moment is taking a step.
-                let looked = match slot.try_lock() {
-                    Ok(slot) if slot.granted || slot.left => continue,
-                    Ok(slot) => slot.looked,
-                    Err(_) => now,
+                let looked = match try_lock(slot) {
+                    Some(slot) if slot.granted || slot.left => continue,
+                    Some(slot) => slot.looked,
+                    None => now,
                 };
                 let mut look = looked + SILENT;
                 if look <= now {

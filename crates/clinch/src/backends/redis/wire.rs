@@ -22,7 +22,7 @@ use crate::clock::{Clock, Instant};
 use crate::env::Env;
 use crate::net::Stream;
 use crate::process::Process;
-use crate::sync::lock;
+use crate::sync::{lock, try_lock};
 
 /// How often a connection is looked at. One from which not a byte came between two looks, though it was asked, is ended: so
 /// a server that hangs fails its commands after one to two of these, and a long answer may take its time. No timer per
@@ -162,7 +162,7 @@ impl Wire {
         let driver = state.driver.clone().filter(|_| first || enough);
         drop(state);
         if let Some(driver) = driver {
-            let writer = (quiet || enough).then(|| self.writer.try_lock().ok()).flatten();
+            let writer = (quiet || enough).then(|| try_lock(&self.writer)).flatten();
             let written =
                 writer.map(|mut writer| writer.write(&self.state, &mut Context::from_waker(&driver)));
             match written {
