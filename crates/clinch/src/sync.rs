@@ -113,6 +113,7 @@ impl AtWork {
     }
 
     /// The task is about to end: whatever comes from now on is for another.
+    #[cfg(any(test, feature = "file", feature = "redis", feature = "etcd"))]
     pub(crate) fn end(&mut self) {
         self.0 = Weak::new();
     }

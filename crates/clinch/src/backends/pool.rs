@@ -13,6 +13,7 @@ use crate::backends::driven::{driver, watch_over};
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
+#[cfg(feature = "redis")]
 use crate::lane::Lane;
 use crate::sync::lock;
 
