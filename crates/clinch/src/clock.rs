@@ -5,16 +5,9 @@
 
 use std::fmt;
 use std::ops::{Add, Sub};
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
-/// By how much this process's CLOCK_BOOTTIME is ahead of the host's, in nanoseconds: in a time namespace (CLONE_NEWTIME) it has an offset,
-/// and moments that processes of several of them share through files must mean the same. Read by each client as it starts, since a
-/// forked child may be in another.
-static AHEAD: AtomicI64 = AtomicI64::new(0);
-
-/// A moment of this host since it booted, time in suspend included. Comparable between processes of one host, also of different time
-/// namespaces.
+/// A moment of this host since it booted, time in suspend included. Comparable between processes of one host.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
@@ -79,9 +72,7 @@ enum Source {
 
 impl Clock {
     /// The host's clocks.
-    pub fn host() -> Clock {
-        let offsets = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
-        AHEAD.store(boot_offset(&offsets).unwrap_or(0), Ordering::Relaxed);
+    pub const fn host() -> Clock {
         Clock(Source::Host)
     }
 
@@ -107,15 +98,6 @@ impl Clock {
         }
     }
 
-    /// This moment as the clock itself tells it, which in a time namespace counts from another boot.
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    pub(crate) fn own_nanos(&self, at: Instant) -> u64 {
-        match self.0 {
-            Source::Host => at.0.saturating_add_signed(AHEAD.load(Ordering::Relaxed)),
-            Source::Simulated { .. } => at.0,
-        }
-    }
-
     /// For a simulated clock, the moment on tokio's clock at which it reads `at`.
     pub(crate) fn simulated_instant(&self, at: Instant) -> Option<tokio::time::Instant> {
         match self.0 {
@@ -129,16 +111,7 @@ impl Clock {
 fn boot_time() -> Instant {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    let nanos =
-        seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0));
-    Instant(nanos.saturating_sub_signed(AHEAD.load(Ordering::Relaxed)))
-}
-
-/// The offset of CLOCK_BOOTTIME, in nanoseconds, in what the kernel tells of a time namespace.
-fn boot_offset(offsets: &str) -> Option<i64> {
-    let mut fields = offsets.lines().find_map(|line| line.strip_prefix("boottime"))?.split_ascii_whitespace();
-    let mut field = || fields.next()?.parse::<i64>().ok();
-    field()?.checked_mul(1_000_000_000)?.checked_add(field()?)
+    Instant(seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0)))
 }
 
 /// Elsewhere, the monotonic clock, which on macOS and the BSDs may stop in suspend.
@@ -160,52 +133,6 @@ mod tests {
         assert_eq!(start - Duration::from_secs(1), Instant::from_nanos(0));
         assert_eq!(start + Duration::MAX, Instant::from_nanos(u64::MAX));
         assert_eq!(start - Instant::from_nanos(9), Duration::ZERO);
-    }
-
-    #[test]
-    fn the_offset_of_a_time_namespace_is_read() {
-        let offsets =
-            |seconds: i64| format!("monotonic          -5         7\nboottime  {seconds:>10}       250\n");
-        assert_eq!(boot_offset(&offsets(100_000)), Some(100_000_000_000_250));
-        assert_eq!(boot_offset(&offsets(-3)), Some(-2_999_999_750));
-        for odd in ["", "monotonic 1 2", "boottime", "boottime x 0", "boottime 1", &offsets(i64::MAX)] {
-            assert_eq!(boot_offset(odd), None, "{odd}");
-        }
-    }
-
-    /// Set for [`tells_the_time`] in another time namespace.
-    const TELL: &str = "CLINCH_TEST_TELL_THE_TIME";
-
-    #[test]
-    fn tells_the_time() {
-        if let Some(path) = std::env::var_os(TELL) {
-            std::fs::write(path, Clock::host().now().as_nanos().to_string()).unwrap();
-        }
-    }
-
-    /// What one writes as an end would seem to be long past or far away to the other.
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn processes_of_two_time_namespaces_tell_the_same_time() {
-        let told = std::env::temp_dir().join(format!("clinch-time-{}", std::process::id()));
-        for ahead in ["100000", "-1"] {
-            let unshare = |program: &std::path::Path| {
-                let mut command = std::process::Command::new("unshare");
-                command.args(["--user", "--time", "--fork", "--boottime", ahead]).arg(program);
-                command.args(["--exact", "clock::tests::tells_the_time"]).env(TELL, &told);
-                command.output().is_ok_and(|output| output.status.success())
-            };
-            if !unshare(std::path::Path::new("true")) {
-                eprintln!("not seen: no time namespace may be made here");
-                return;
-            }
-            let clock = Clock::host();
-            let before = clock.now();
-            assert!(unshare(&std::env::current_exe().unwrap()));
-            let there = Instant(std::fs::read_to_string(&told).unwrap().parse().unwrap());
-            std::fs::remove_file(&told).unwrap();
-            assert!(before <= there && there <= clock.now(), "{before:?} {there:?}");
-        }
     }
 
     #[test]

@@ -211,7 +211,7 @@ async fn ring_boot(clock: Clock, timer: &Readable, at: Instant) {
     use std::os::fd::AsFd;
 
     use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
-    let nanos = clock.own_nanos(at);
+    let nanos = at.as_nanos();
     let value = Timespec {
         tv_sec: i64::try_from(nanos / 1_000_000_000).unwrap_or(i64::MAX),
         tv_nsec: (nanos % 1_000_000_000) as _,

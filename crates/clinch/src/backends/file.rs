@@ -20,6 +20,9 @@
 //! A child that was forked without `exec` has copies of its parent's descriptors: if the parent dies while it lives, what the
 //! parent held or waited for stays taken, in the parent's name, until the child ends too. A program that is executed has none.
 //!
+//! Ends of leases and of evictions are moments of `CLOCK_BOOTTIME`. Processes in time namespaces whose clocks differ must not share a
+//! directory: an end that one writes may be past, or far away, for another.
+//!
 //! The directory must stay where it is. A lock is held wherever its file is, but newcomers go by the path: when the file, the
 //! directory or one above it is moved or removed, or the process changes its root, they take the lock in a new file. Its
 //! holder is told within 4 s, a client that makes new claims in the old one gets an error a second later, and nothing can
