@@ -86,7 +86,9 @@ fn an_uncontended_pair_costs_seven_system_calls() {
     let expected =
         [("openat", 1), ("fcntl", fcntl), ("pread64", 1), ("pwrite64", 1), ("close", 1), ("getpid", 0)];
     assert_eq!(per_pair, expected);
-    let total: u32 = many.keys().map(|call| of(call)).sum();
+    // By read and write the threads wake each other: how often, the load of the machine says.
+    let of_files = many.keys().filter(|call| !["read", "write"].contains(&call.as_str()));
+    let total: u32 = of_files.map(|call| of(call)).sum();
     assert!(total < (4 + fcntl) * 500 + 250, "{many:?}: no call but these, save one fsync in 1024 claims");
 }
 
