@@ -27,7 +27,8 @@ pub(crate) fn driver(lane: &Lane) -> Result<Handle> {
 }
 
 /// Has the lane see to it that somebody drives a runtime, until it has reported what it works at. If nobody does, the lane's is taken
-/// from now on, and all who wait for the report are told. The lane's own is never doubted: there is no other.
+/// from now on, and all who wait for the report are told. The lane's own is never doubted: there is no other. The report is the
+/// runtime's alone: what drops it unmade, as a runtime that ends, tells those who wait.
 pub(crate) fn watch_over<T: Send + Sync + 'static>(
     runtime: &Handle,
     env: &Env,
@@ -36,15 +37,18 @@ pub(crate) fn watch_over<T: Send + Sync + 'static>(
     if env.lane().handle()?.id() == runtime.id() {
         return Ok(());
     }
-    let (runtime, world, report) = (runtime.clone(), env.clone(), report.clone());
+    let (runtime, world) = (runtime.clone(), env.clone());
+    let (report, mut reports) = (Arc::downgrade(report), report.subscribe());
     env.lane().spawn(async move {
-        let mut reports = report.subscribe();
-        let still = tokio::select! {
+        let made = tokio::select! {
             biased;
-            _ = reports.wait_for(Option::is_some) => false,
-            () = stands_still(&runtime, &world) => true,
+            made = reports.wait_for(Option::is_some) => made.is_ok(),
+            () = stands_still(&runtime, &world) => false,
         };
-        if still && world.lane().leave(&runtime).is_ok() {
+        if !made
+            && world.lane().leave(&runtime).is_ok()
+            && let Some(report) = report.upgrade()
+        {
             let error = Error::new(ErrorKind::Unavailable, "nobody drives the runtime of this call");
             report.send_replace(Some(Err(error)));
         }
@@ -56,7 +60,7 @@ async fn stands_still(runtime: &Handle, env: &Env) {
     loop {
         let (beat, beats) = oneshot::channel();
         runtime.spawn(async move { beat.send(()) });
-        let mut look = env.sleep_until(env.now() + SIGN_OF_LIFE);
+        let mut look = pin!(sign_of_life(env));
         tokio::select! {
             biased;
             beat = beats => match beat {
@@ -65,6 +69,13 @@ async fn stands_still(runtime: &Handle, env: &Env) {
             },
             () = &mut look => return,
         }
+    }
+}
+
+/// In two halves: where the whole process was stopped in one, and the lane goes on first, the other is left for the runtime.
+async fn sign_of_life(env: &Env) {
+    for _ in 0..2 {
+        env.sleep_until(env.now() + SIGN_OF_LIFE / 2).await;
     }
 }
 
@@ -110,7 +121,15 @@ fn is_polled_by_tokio() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+    use std::pin::Pin;
+    use std::task::Poll;
+    use std::time::SystemTime;
+
     use super::*;
+    use crate::clock::Clock;
+    use crate::net::Tcp;
+    use crate::random::Random;
 
     #[test]
     fn a_runtime_that_is_only_entered_drives_nothing() {
@@ -126,5 +145,45 @@ mod tests {
         assert!(alone.block_on(blocks).unwrap().is_none());
         let _entered = many.enter();
         assert!(driven().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_report_that_nobody_can_make_any_more_is_not_waited_for() {
+        let env = Env::host(Lane::thread());
+        let (report, mut reports) = watch::channel::<Option<Result<()>>>(None);
+        let report = Arc::new(report);
+        watch_over(&Handle::current(), &env, &report).unwrap();
+        drop(report);
+        let heard = tokio::time::timeout(SIGN_OF_LIFE * 20, reports.wait_for(Option::is_some)).await;
+        assert!(heard.expect("it hangs").is_err());
+    }
+
+    /// Whether it is over by now.
+    async fn is_over(future: &mut (impl Future<Output = ()> + Unpin)) -> bool {
+        poll_fn(|context| Poll::Ready(Pin::new(&mut *future).poll(context).is_ready())).await
+    }
+
+    /// The process was stopped, and the lane goes on first.
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_was_stopped_with_the_lane_does_not_stand_still() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let clock = Clock::simulated(SystemTime::UNIX_EPOCH);
+        let lane = Lane::here().unwrap();
+        let tcp = Tcp::new(clock, lane.clone());
+        let env = Env::new(clock, Random::seeded(1), lane, Arc::new(tcp));
+        let handle = runtime.handle().clone();
+        let mut still = Box::pin(stands_still(&handle, &env));
+        assert!(!is_over(&mut still).await);
+        tokio::time::advance(SIGN_OF_LIFE * 100).await;
+        assert!(!is_over(&mut still).await, "it had no turn yet");
+        let turn = move || {
+            runtime.block_on(task::yield_now());
+            runtime
+        };
+        let runtime = std::thread::spawn(turn).join().unwrap();
+        tokio::time::advance(SIGN_OF_LIFE * 100).await;
+        assert!(!is_over(&mut still).await, "it answered");
+        still.await;
+        runtime.shutdown_background();
     }
 }

@@ -15,6 +15,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 #[cfg(feature = "redis")]
 use crate::lane::Lane;
+use crate::lane::caught;
 use crate::sync::lock;
 
 /// Something that can end.
@@ -137,7 +138,10 @@ impl<C: Connection> Pool<C> {
             if report.is_closed() {
                 return;
             }
-            let opened = future.await;
+            let opened = caught(future).await;
+            let opened = opened.unwrap_or_else(|| {
+                Err(Error::new(ErrorKind::Unavailable, "opening the connection panicked"))
+            });
             if let Some(cells) = pool.upgrade().filter(|_| opened.is_err()) {
                 lock(&cells).rest(&env);
             }
@@ -254,5 +258,19 @@ mod tests {
         assert!((10..100).contains(&dials), "{dials} in 10 s");
         let late = env.now().since(end);
         assert!(late < Duration::from_secs(1), "a store that is up again is found {late:?} late");
+    }
+
+    #[tokio::test]
+    async fn an_opening_that_panics_keeps_nobody_waiting() {
+        async fn panics() -> Result<Open> {
+            panic!("once")
+        }
+        let (env, pool, patience) =
+            (Env::host(Lane::thread()), Pool::<Open>::default(), Duration::from_secs(20));
+        let broken = tokio::time::timeout(patience, pool.get(&env, panics)).await.expect("it hangs");
+        assert_eq!(broken.map(drop).unwrap_err().kind(), ErrorKind::Unavailable);
+        let next = tokio::time::timeout(patience, pool.get(&env, || async { Ok(Open) })).await;
+        next.expect("it hangs").map(drop).unwrap();
+        assert!(!env.lane().is_idle(&Handle::current()), "a runtime that works is not left");
     }
 }

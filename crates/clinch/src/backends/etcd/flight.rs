@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use crate::backends::driven::{driver, watch_over};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lane::caught;
 use crate::sync::lock;
 
 /// What is being asked, by runtime and key.
@@ -28,21 +29,29 @@ impl<K, T> Default for Flights<K, T> {
 }
 
 impl<K: Clone + Eq + Hash, T: Clone + Send + Sync + 'static> Flights<K, T> {
-    /// The answer of the flight that is under way, or of a new one.
+    /// The answer of the flight that is under way, or of a new one; of one on the lane, where its runtime ends or stands still.
     ///
     /// # Cancel safety
     ///
     /// The flight goes on for others.
-    pub(super) async fn join<F>(&self, env: &Env, key: K, fly: impl FnOnce() -> F) -> Result<T>
+    pub(super) async fn join<F>(&self, env: &Env, key: K, fly: impl FnOnce() -> F + Clone) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let mut flight = self.flight(&driver(env.lane())?, env, key, fly);
-        match flight.wait_for(Option::is_some).await.as_deref() {
-            Ok(Some(Ok(answer))) => Ok(answer.clone()),
-            Ok(Some(Err(error))) => Err(error.again()),
-            Ok(None) | Err(_) => {
-                Err(Error::new(ErrorKind::Unknown, "the runtime that asked the server ended"))
+        loop {
+            let runtime = driver(env.lane())?;
+            let mut flight = self.flight(&runtime, env, key.clone(), fly.clone());
+            let error = match flight.wait_for(Option::is_some).await.as_deref() {
+                Ok(Some(Ok(answer))) => return Ok(answer.clone()),
+                Ok(Some(Err(error))) => error.again(),
+                Ok(None) | Err(_) => {
+                    // The lane's own is not left: what it was asked for is in doubt.
+                    let _ = env.lane().leave(&runtime);
+                    Error::new(ErrorKind::Unknown, "the runtime that asked the server ended")
+                }
+            };
+            if !env.lane().is_idle(&runtime) {
+                return Err(error);
             }
         }
     }
@@ -69,10 +78,62 @@ impl<K: Clone + Eq + Hash, T: Clone + Send + Sync + 'static> Flights<K, T> {
             // Without a background thread there is no lock to fly for.
             let _ = watch_over(runtime, env, &report);
             runtime.spawn(async move {
-                report.send_replace(Some(future.await));
+                let panicked = || Err(Error::new(ErrorKind::Unknown, "what asked the server panicked"));
+                report.send_replace(Some(caught(future).await.unwrap_or_else(panicked)));
             });
             flight
         });
         under_way.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, poll_fn};
+    use std::pin::pin;
+    use std::task::Poll;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::lane::Lane;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    async fn panics() -> Result<u32> {
+        panic!("once")
+    }
+
+    #[tokio::test]
+    async fn a_flight_that_panics_keeps_nobody_waiting() {
+        let (env, flights) = (Env::host(Lane::thread()), Flights::<(), u32>::default());
+        let broken = tokio::time::timeout(PATIENCE, flights.join(&env, (), panics)).await.expect("it hangs");
+        assert_eq!(broken.unwrap_err().kind(), ErrorKind::Unknown);
+        let next = tokio::time::timeout(PATIENCE, flights.join(&env, (), || async { Ok(1) })).await;
+        assert_eq!(next.expect("it hangs").unwrap(), 1);
+        assert!(!env.lane().is_idle(&Handle::current()), "a runtime that works is not left");
+    }
+
+    #[test]
+    fn a_flight_goes_on_where_its_runtime_does_not() {
+        for ended in [false, true] {
+            let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let (still, driven) = (runtime(), runtime());
+            let (env, flights) = (Env::host(Lane::thread()), Flights::<(), u32>::default());
+            let first = still.handle().id();
+            let mut joined = pin!(flights.join(&env, (), move || async move {
+                if Handle::current().id() == first {
+                    pending::<()>().await;
+                }
+                Ok(1)
+            }));
+            still.block_on(poll_fn(|context| {
+                assert!(joined.as_mut().poll(context).is_pending());
+                Poll::Ready(())
+            }));
+            let still = (!ended).then_some(still);
+            let joined = driven.block_on(async { tokio::time::timeout(PATIENCE, joined).await });
+            assert_eq!(joined.expect("it hangs").unwrap(), 1);
+            drop(still);
+        }
     }
 }

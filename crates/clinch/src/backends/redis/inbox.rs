@@ -119,7 +119,11 @@ impl Inbox {
 
     fn listening(&self, channel: &str, sharded: bool) -> Result<Listening> {
         let mut channels = lock(&self.channels);
-        let failed = |listening: &Listening| matches!(*listening.borrow(), Some(Err(_)));
+        let failed = |listening: &Listening| match &*listening.borrow() {
+            Some(told) => told.is_err(),
+            // Whoever should tell is gone.
+            None => listening.has_changed().is_err(),
+        };
         if let Some(listening) = channels.get(channel).filter(|listening| !failed(listening)) {
             return Ok(listening.clone());
         }
