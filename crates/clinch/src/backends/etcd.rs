@@ -90,6 +90,7 @@ mod record;
 mod session;
 mod settings;
 mod slots;
+mod step;
 mod store;
 mod turn;
 mod view;

@@ -3,6 +3,8 @@
 use clinch::Claim;
 use clinch::backend::{Freed, Renewal};
 
+use super::sieve::{Fate, Sieve};
+use super::turns::moves;
 use super::*;
 
 /// Another client renews what hangs on a lease that carries more than that: it lasts, and the rest is its owner's business.
@@ -78,4 +80,37 @@ async fn a_holder_with_a_lease_of_its_own_outlives_its_renewal_by_another() {
         "not what the other was promised"
     );
     assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
+
+/// A living holder's key never comes to hang on a lease that ends before what the holder was promised, also where the move to it
+/// arrives late, when the holder has renewed its own meanwhile.
+#[tokio::test]
+async fn a_renewal_by_another_client_that_arrives_late_shortens_nothing() {
+    const TTL: Duration = Duration::from_secs(8);
+    const LATE: Duration = Duration::from_secs(3);
+    let (etcd, clock) = (Etcd::start(), Clock::host());
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (near, far) = (open(&etcd.url()).await, open(&sieve.url()).await);
+    let job = ghosts::claim(1, "job", TTL);
+    ghosts::granted(&*near, &job).await;
+    sieve.catch(Fate::Late, |request| moves(request, "job"));
+    let (asked, sent) = ([job.clone()], clock.now());
+    let moving = tokio::spawn(async move { far.renew(&asked).await });
+    sieve.caught().await;
+    eventually("it is late", async || (clock.now() > sent + LATE).then_some(())).await;
+    let promised = match near.renew(std::slice::from_ref(&job)).await.pop() {
+        Some(Renewal::Renewed(left)) => left.unwrap_or(TTL).as_secs(),
+        renewal => panic!("{renewal:?}"),
+    };
+    let key = near.key(job.id).unwrap();
+    let first = carrier(&etcd, &key).0;
+    sieve.let_go().await;
+    eventually("it is moved", async || {
+        let hang_on_it = etcd.ctl(&["lease", "timetolive", &first, "--keys"]);
+        (!hang_on_it.contains(&key)).then_some(())
+    })
+    .await;
+    let left = left(&etcd, &key);
+    assert!(left >= promised, "promised for {promised} s, and {left} s are left");
+    drop(moving.await.unwrap());
 }

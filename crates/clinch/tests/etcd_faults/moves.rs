@@ -28,7 +28,7 @@ async fn renewed(backend: &dyn Backend, claim: &Claim) {
 }
 
 /// Another runtime, whose requests take a connection of their own.
-fn elsewhere() -> Runtime {
+pub(super) fn elsewhere() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
@@ -179,9 +179,9 @@ async fn a_claim_that_another_client_has_moved_is_kept_by_its_holder() {
     renewed(&*far, &with_ttl(&claim, TTL / 4)).await;
     let (lease, ttl) = carrier(&etcd, &key);
     assert!(lease != first && ttl >= TTL.as_secs(), "its holder was promised {TTL:?}, and not {ttl} s");
-    eventually("a part of it has passed", async || (left(&etcd, &key) <= 17).then_some(())).await;
+    eventually("a part of it has passed", async || (left(&etcd, &key) + 3 <= ttl).then_some(())).await;
     renewed(&*near, &claim).await;
-    assert!(left(&etcd, &key) >= 18, "the lease that it hangs on runs out");
+    assert!(left(&etcd, &key) + 2 >= ttl, "the lease that it hangs on runs out");
     near.release(&claim, Duration::ZERO).await.unwrap();
     assert_eq!(keys(&etcd, "job"), [""; 0]);
 }

@@ -7,6 +7,7 @@ use clinch::Claim;
 use clinch::backend::{Freed, Progress, Renewal};
 use clinch_testkit::etcd_3_5;
 
+use super::moves::elsewhere;
 use super::sieve::{Fate, Sieve};
 use super::*;
 
@@ -377,4 +378,53 @@ async fn a_first_step_that_nobody_polls_lets_the_lock_go_on_though_steps_keep_it
     })
     .await;
     drop(unpolled);
+}
+
+/// A waiter that is polled keeps its turn, however long ago the first of its steps failed, and though each of them is on its way
+/// when others keep its lease.
+#[tokio::test]
+async fn a_waiter_that_is_polled_keeps_its_turn_though_its_steps_fail() {
+    const LONG: Duration = Duration::from_secs(5);
+    let (etcd, clock) = (Etcd::start(), Clock::host());
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (near, far) = (open(&etcd.url()).await, connect(&etcd.url()).await);
+    let env = silent::split_env_by(sieve.addr());
+    let backend = clinch::backends::etcd::open(&etcd.url(), env).await.unwrap();
+    let (waiter, kept) = (place(11, "job"), place(12, "other"));
+    for (id, claim) in [(1, &waiter), (2, &kept)] {
+        ghosts::granted(&*near, &ghosts::claim(id, claim.name.as_str(), LONG_TTL)).await;
+        let progress = backend.claim(claim).await.unwrap();
+        assert!(matches!(progress, Progress::Queued(_)), "{progress:?}");
+    }
+    let behind = queue(&far, "job");
+    sees_claims(&far, "job", 3).await;
+    near.release(&ghosts::claim(1, "job", LONG_TTL), Duration::ZERO).await.unwrap();
+    let (elsewhere, begun) = (elsewhere(), clock.now());
+    let step = || {
+        let (backend, claim) = (backend.clone(), waiter.clone());
+        elsewhere.spawn(async move { backend.claim(&claim).await })
+    };
+    while clock.now() < begun + LONG {
+        sieve.catch(Fate::Late, |request| moves(request, "job"));
+        let step = step();
+        sieve.caught().await;
+        eventually("the step fails", async || {
+            let renewals = backend.renew(std::slice::from_ref(&kept)).await;
+            assert!(matches!(renewals[..], [Renewal::Renewed(_)]), "{renewals:?}");
+            step.is_finished().then_some(())
+        })
+        .await;
+        let failed = step.await.unwrap();
+        assert!(failed.is_err(), "{failed:?}");
+        assert!(!behind.is_finished(), "its turn went on to the next");
+    }
+    sieve.let_go().await;
+    eventually("it takes its turn", async || {
+        assert!(!behind.is_finished(), "its turn went on to the next");
+        matches!(step().await.unwrap().ok()?, Progress::Granted(_)).then_some(())
+    })
+    .await;
+    backend.release(&waiter, Duration::ZERO).await.unwrap();
+    release(join("the one behind is granted", behind).await).await;
+    elsewhere.shutdown_background();
 }

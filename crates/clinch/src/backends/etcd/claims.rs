@@ -14,6 +14,7 @@ use super::free::Stand;
 use super::moves::Moves;
 use super::session::Session;
 use super::slots::{Deleting, Slots};
+use super::step::Step;
 use super::view::View;
 use super::watch::Subscription;
 use crate::claim::{ClaimId, Loss, LossKind};
@@ -53,8 +54,8 @@ struct Entry {
     view: Option<Arc<View>>,
     /// A release of it failed: from when on its key shall be gone, whoever sees to that.
     leaving: Option<Instant>,
-    /// Since when its waiter is at steps of which none has ended well.
-    stepping: Option<Instant>,
+    /// The last step of its waiter, unless that has ended well.
+    step: Option<Arc<Step>>,
     /// Whether its waiter was given the lock.
     taken: bool,
     /// The last revision at which its key was read and was as it should be.
@@ -75,7 +76,7 @@ impl Claims {
         id: ClaimId,
         session: Arc<Session>,
         queue: &[u8],
-        now: Instant,
+        step: &Arc<Step>,
         is_ended: bool,
     ) -> Option<Known> {
         let mut table = lock(&self.table);
@@ -96,13 +97,12 @@ impl Claims {
         table.losses.retain(|(lost, _)| *lost != id);
         let known =
             Known { session, place: None, key, created: None, doubts, moves, lost: None, given_up: false };
-        let stepping = old.as_ref().and_then(|old| old.stepping).or(Some(now));
         let entry = Entry {
             known: known.clone(),
             guard: None,
             view: None,
             leaving: None,
-            stepping,
+            step: Some(step.clone()),
             taken: false,
             seen: 0,
             looked_at: 0,

@@ -8,6 +8,7 @@ use super::client::Found;
 use super::free::Stand;
 use super::record::{self, Place};
 use super::session::Session;
+use super::step::Step;
 use super::store::Store;
 use super::turn::{PLACE_TTL, Turn};
 use super::view::View;
@@ -48,11 +49,11 @@ impl Drop for Doubt<'_> {
 
 impl Store {
     /// Takes one step of a claim.
-    pub(super) async fn enter(&self, claim: &Claim) -> Result<Entered> {
+    pub(super) async fn enter(&self, claim: &Claim, step: &Arc<Step>) -> Result<Entered> {
         let sent = self.now();
         let known = match self.claims.get(claim.id).filter(Known::is_good) {
             Some(known) => known,
-            None => self.begin(claim).await?,
+            None => self.begin(claim, step).await?,
         };
         if let Some(created) = known.created {
             return self.look(claim, &known, created, sent).await;
@@ -68,19 +69,19 @@ impl Store {
     }
 
     /// Takes in a claim that is new, or whose former key was lost or given up; what may stand of that is ended first.
-    async fn begin(&self, claim: &Claim) -> Result<Known> {
+    async fn begin(&self, claim: &Claim, step: &Arc<Step>) -> Result<Known> {
         let queue = self.queue(&claim.name);
         let former = self.claims.get(claim.id);
         // On the same lease, a step of it that came through unheard is found.
         let session = self.carrier_to_be(claim, former.as_ref()).await?;
-        if let Some(known) = self.claims.begin(claim.id, session.clone(), &queue, self.now(), false) {
+        if let Some(known) = self.claims.begin(claim.id, session.clone(), &queue, step, false) {
             return Ok(known);
         }
         let is_doubted = match former {
             Some(former) => self.end_own(claim, &former, Duration::ZERO).await?.1,
             None => false,
         };
-        let known = self.claims.begin(claim.id, session, &queue, self.now(), !is_doubted);
+        let known = self.claims.begin(claim.id, session, &queue, step, !is_doubted);
         known.ok_or_else(|| Error::new(ErrorKind::Unavailable, "an earlier step of the claim may still come"))
     }
 

@@ -35,7 +35,7 @@ const TURNS: usize = 4;
 const IN_THE_WAY: usize = 120;
 
 /// How long after the lease that it names a write may arrive, and the lease still be long enough.
-const WRITTEN_WITHIN: Duration = ANSWER_FOR;
+pub(super) const WRITTEN_WITHIN: Duration = ANSWER_FOR;
 
 /// How long a release that was begun may take before whoever keeps the lease sees to it: its future may be kept, and not polled.
 const POLLED_WITHIN: Duration = Duration::from_secs(3);

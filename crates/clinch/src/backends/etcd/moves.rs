@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::claims::{Known, session_ended};
-use super::free::Stand;
+use super::free::{Stand, WRITTEN_WITHIN};
 use super::keys;
 use super::session::Session;
 use super::store::{Store, deleted};
@@ -182,8 +182,11 @@ impl Store {
                 }
             };
             if let Some(to) = &to {
-                // What the holder was promised ends no later than its carrier.
-                let age = self.now().since(carrier.confirmed());
+                // What the holder was promised ends no later than its carrier; what another was that has moved it, nobody knows.
+                let age = match known.moves.astray() {
+                    Some(_) => Duration::ZERO,
+                    None => self.now().since(carrier.confirmed()),
+                };
                 if self.sessions.keep(to, age).await?.is_none() {
                     spare.take_if(|spare| spare.is_over());
                     continue;
@@ -270,7 +273,15 @@ impl Store {
                 ttl = ttl.max(granted);
             }
             // Its holder may live, and watch the one that it had for itself: whoever ends the claim gives that back.
-            let session = self.sessions.open_after(ttl, former.unwrap_or_default()).await?;
+            // It may renew until the move arrives, so what it has is to end no later than the lease that its key comes to hang on.
+            let former = former.unwrap_or_default();
+            let session = self.sessions.open_after(ttl + WRITTEN_WITHIN, former).await?;
+            let kept = self.sessions.keep(&session, WRITTEN_WITHIN / 4).await;
+            if !matches!(kept, Ok(Some(_))) {
+                self.sessions.give_back([session]);
+                kept?;
+                continue;
+            }
             let stand = Stand { created: place.created, lease: place.lease };
             let txn = TxnRequest {
                 compare: Stand::compare(Some(stand), &place.key),
@@ -281,7 +292,12 @@ impl Store {
                 ],
                 failure: Vec::new(),
             };
-            let moved = match self.client.txn(txn).await {
+            let answer = self.client.txn(txn).await;
+            if self.now() > session.confirmed() + WRITTEN_WITHIN {
+                let request = LeaseRequest { id: session.lease };
+                let _ = self.client.keep_alive(&request, backend::attempt(ttl)).await;
+            }
+            let moved = match answer {
                 Ok(answer) => answer.is_some_and(|answer| answer.succeeded),
                 Err(error) => {
                     // Where it may hang on it, the lease runs out by itself.

@@ -15,6 +15,7 @@ use super::free::Stand;
 use super::keys;
 use super::record::Place;
 use super::session::{Session, Sessions};
+use super::step::Step;
 use super::view::View;
 use super::watch::Watcher;
 use super::wire::{self, KeyValue};
@@ -204,17 +205,19 @@ impl Backend for Store {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Progress> {
-        self.claims.steps(claim.id, Some(self.now()));
-        for _ in 0..TURNS {
-            match self.enter(claim).await? {
-                Entered::Done(progress) => {
-                    self.claims.steps(claim.id, None);
+        let step = Step::new(self.client.env.clock());
+        self.claims.steps(claim.id, Some(&step));
+        let taken = step.take(async {
+            for _ in 0..TURNS {
+                if let Entered::Done(progress) = self.enter(claim, &step).await? {
                     return Ok(progress);
                 }
-                Entered::Again => {}
             }
-        }
-        Err(Error::new(ErrorKind::Unavailable, "etcd ended one lease after another; is it overloaded?"))
+            Err(Error::new(ErrorKind::Unavailable, "etcd ended one lease after another; is it overloaded?"))
+        });
+        let progress = taken.await?;
+        self.claims.steps(claim.id, None);
+        Ok(progress)
     }
 
     fn forget(&self, claim: &Claim) {

@@ -109,13 +109,15 @@ impl Store {
 /// Lets locks go on to the next whose turn has come for a claim on this lease, but whose waiter has not taken it for
 /// [`TAKE_WITHIN`]: one whose future is kept but not polled never does, and others may keep the lease.
 pub(super) async fn pass_on(client: &Arc<Client>, claims: &Arc<Claims>, lease: i64) {
-    let unheard = claims.unheard(lease, client.env.now() - TAKE_WITHIN, AT_ONCE);
+    let before = client.env.now() - TAKE_WITHIN;
+    let unheard = claims.unheard(lease, before, AT_ONCE);
     // What fails is tried again with the next keepalive.
-    let passed = unheard.into_iter().map(|id| async move { drop(pass_on_one(client, claims, id).await) });
+    let passed =
+        unheard.into_iter().map(|id| async move { drop(pass_on_one(client, claims, id, before).await) });
     futures_util::future::join_all(passed).await;
 }
 
-async fn pass_on_one(client: &Arc<Client>, claims: &Arc<Claims>, id: ClaimId) -> Result<()> {
+async fn pass_on_one(client: &Arc<Client>, claims: &Arc<Claims>, id: ClaimId, before: Instant) -> Result<()> {
     let Some(known) = claims.get(id) else { return Ok(()) };
     let found = client.read(vec![wire::get(&known.key)]).await?;
     let own = found.ranges.first().and_then(|range| range.kvs.first()).map(Place::read);
@@ -131,7 +133,7 @@ async fn pass_on_one(client: &Arc<Client>, claims: &Arc<Claims>, id: ClaimId) ->
     if !admits(ahead, own.mode()) {
         return Ok(());
     }
-    let Some(deleting) = claims.pass_on(id, &known.key) else { return Ok(()) };
+    let Some(deleting) = claims.pass_on(id, &known.key, before) else { return Ok(()) };
     let deleted = client.delete_as_seen(&own).await;
     deleting.came_to(&deleted);
     if deleted? == Freed::Removed {

@@ -4,22 +4,23 @@ use std::sync::Arc;
 
 use super::{Claims, Entry};
 use crate::backends::etcd::slots::Deleting;
+use crate::backends::etcd::step::Step;
 use crate::claim::ClaimId;
 use crate::clock::Instant;
 use crate::sync::lock;
 
 impl Claims {
-    /// Notes that a claim's waiter begins a step at this moment, or is done with it.
-    pub(in crate::backends::etcd) fn steps(&self, id: ClaimId, since: Option<Instant>) {
+    /// Notes that a claim's waiter begins a step, or is done with it.
+    pub(in crate::backends::etcd) fn steps(&self, id: ClaimId, step: Option<&Arc<Step>>) {
         if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
-            entry.stepping = since.map(|since| entry.stepping.unwrap_or(since));
+            entry.step = step.cloned();
             // One that is asked for again was not used.
-            entry.taken &= since.is_none();
+            entry.taken &= step.is_none();
         }
     }
 
     /// Claims on this lease that have not taken in since `before` what they were told, as far as that can be seen: their
-    /// steps do not end, or events wait for them. Others each time, if there are more; those first that came first.
+    /// steps could go on, or events wait for them. Others each time, if there are more; those first that came first.
     pub(in crate::backends::etcd) fn unheard(
         &self,
         lease: i64,
@@ -27,12 +28,8 @@ impl Claims {
         count: usize,
     ) -> Vec<ClaimId> {
         let mut table = lock(&self.table);
-        let is_unheard = |entry: &Entry| {
-            let unread = entry.view.as_ref().and_then(|view| view.unread_since());
-            let since = entry.stepping.into_iter().chain(unread).min();
-            // The answer that tells on which it hangs may be the one that was not heard.
-            entry.known.may_hang_on(lease) && !entry.taken && since.is_some_and(|since| since <= before)
-        };
+        // The answer that tells on which it hangs may be the one that was not heard.
+        let is_unheard = |entry: &Entry| entry.known.may_hang_on(lease) && entry.is_unheard(before);
         let unheard = table.entries.iter().filter(|(_, entry)| is_unheard(entry));
         let mut unheard: Vec<_> =
             unheard.map(|(id, entry)| (entry.looked_at, entry.known.created, *id)).collect();
@@ -53,14 +50,27 @@ impl Claims {
         entry.map(|entry| entry.taken = true).is_some()
     }
 
-    /// Has the turn of a claim go on to the next by a delete of this key of it, unless its waiter has taken it.
+    /// Has the turn of a claim go on to the next by a delete of this key of it, unless its waiter has taken it, or was there since
+    /// `before`.
     pub(in crate::backends::etcd) fn pass_on(
         self: &Arc<Claims>,
         id: ClaimId,
         key: &[u8],
+        before: Instant,
     ) -> Option<Deleting> {
         let mut table = lock(&self.table);
-        table.entries.get(&id).filter(|entry| !entry.taken && entry.known.key[..] == *key)?;
+        table.entries.get(&id).filter(|entry| entry.is_unheard(before) && entry.known.key[..] == *key)?;
         table.deleting(self, id)
+    }
+}
+
+impl Entry {
+    /// Whether its waiter has not taken in since `before` what it was told. One whose step is on its way has nothing else to take in.
+    fn is_unheard(&self, before: Instant) -> bool {
+        let since = match &self.step {
+            Some(step) => step.unheard_since(),
+            None => self.view.as_ref().and_then(|view| view.unread_since()),
+        };
+        !self.taken && since.is_some_and(|since| since <= before)
     }
 }
