@@ -138,8 +138,12 @@ impl State {
                     }
                     if caught == Some(Fate::Late) {
                         self.until(|phase| phase == Phase::LetGo).await;
+                        while server.try_read(&mut down).is_ok_and(|count| count > 0) {}
                         server.write_all(request).await.ok()?;
-                        server.readable().await.ok()?;
+                        let mut count = server.read(&mut down).await.ok()?;
+                        while !is_answer(down.get(..count)?) {
+                            count = server.read(&mut down).await.ok()?;
+                        }
                         self.phase.send_replace(Phase::Answered);
                         return None;
                     }
@@ -148,4 +152,18 @@ impl State {
             }
         }
     }
+}
+
+/// Whether what a server sends, in whole frames, holds more than pings, settings and windows; or nothing, since it has ended.
+fn is_answer(mut sent: &[u8]) -> bool {
+    const CONNECTION: [u8; 3] = [4, 6, 8];
+    let is_over = sent.is_empty();
+    while let [a, b, c, kind, ..] = *sent {
+        if !CONNECTION.contains(&kind) {
+            return true;
+        }
+        let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+        sent = sent.get(9 + length..).unwrap_or_default();
+    }
+    is_over
 }
