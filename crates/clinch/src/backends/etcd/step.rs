@@ -71,3 +71,38 @@ impl Drop for End<'_> {
         drop(self.0.waiter.take());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[test]
+    fn a_step_is_unheard_from_when_it_could_go_on_until_it_is_polled() {
+        let step = Step::new(Clock::host());
+        let is_unheard = || step.unheard_since().is_some();
+        let mut context = Context::from_waker(Waker::noop());
+        let ((first, one), (second, two)) = (oneshot::channel(), oneshot::channel());
+        let mut taken = Box::pin(step.take(async { (one.await, two.await) }));
+        assert!(taken.as_mut().poll(&mut context).is_pending() && !is_unheard());
+        first.send(()).unwrap();
+        assert!(is_unheard());
+        let since = step.unheard_since();
+        assert!(taken.as_mut().poll(&mut context).is_pending() && !is_unheard());
+        second.send(()).unwrap();
+        assert!(step.unheard_since() > since);
+        drop(taken);
+        assert!(is_unheard());
+    }
+
+    #[test]
+    fn a_step_that_is_dropped_is_unheard() {
+        let step = Step::new(Clock::host());
+        let mut taken = Box::pin(step.take(std::future::pending::<()>()));
+        assert!(taken.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert_eq!(step.unheard_since(), None);
+        drop(taken);
+        assert!(step.unheard_since().is_some());
+    }
+}
