@@ -78,6 +78,29 @@ struct State {
 }
 
 impl Session {
+    /// One that was granted at this moment at the earliest, and whose key is not made yet.
+    fn new(
+        lease: i64,
+        ttl: Duration,
+        isolated: bool,
+        key: Vec<u8>,
+        value: Vec<u8>,
+        granted: Instant,
+    ) -> Session {
+        let state =
+            State { confirmed: granted, made: 0, fence: 0, unread: 0, reads: 0, ended: false, guard: None };
+        Session {
+            lease,
+            ttl,
+            isolated,
+            key,
+            value,
+            state: Mutex::new(state),
+            renewals: Flights::default(),
+            ended: Notify::new(),
+        }
+    }
+
     /// Since when the server surely counts.
     pub(super) fn confirmed(&self) -> Instant {
         lock(&self.state).confirmed
@@ -131,25 +154,8 @@ impl Session {
 impl Session {
     /// One that no server knows.
     pub(super) fn of_lease(lease: i64, ttl: Duration, isolated: bool) -> Arc<Session> {
-        let state = State {
-            confirmed: Instant::from_nanos(0),
-            made: 0,
-            fence: 0,
-            unread: 0,
-            reads: 0,
-            ended: false,
-            guard: None,
-        };
-        Arc::new(Session {
-            lease,
-            ttl,
-            isolated,
-            key: keys::session("", lease),
-            value: Vec::new(),
-            state: Mutex::new(state),
-            renewals: Flights::default(),
-            ended: Notify::new(),
-        })
+        let granted = Instant::from_nanos(0);
+        Arc::new(Session::new(lease, ttl, isolated, keys::session("", lease), Vec::new(), granted))
     }
 }
 
@@ -258,24 +264,9 @@ impl Sessions {
         let record = Record { host: self.host.clone(), pid: std::process::id(), isolated, former };
         let value = serde_json::to_vec(&record)
             .map_err(|error| Error::invalid("the host's name cannot be written").with_source(error))?;
-        let session = Arc::new(Session {
-            lease: granted.id,
-            ttl: Duration::from_secs(u64::try_from(granted.ttl).unwrap_or(0)),
-            isolated,
-            key: keys::session(&self.client.settings.prefix, granted.id),
-            value,
-            state: Mutex::new(State {
-                confirmed: sent,
-                made: 0,
-                fence: 0,
-                unread: 0,
-                reads: 0,
-                ended: false,
-                guard: None,
-            }),
-            renewals: Flights::default(),
-            ended: Notify::new(),
-        });
+        let ttl = Duration::from_secs(u64::try_from(granted.ttl).unwrap_or(0));
+        let key = keys::session(&self.client.settings.prefix, granted.id);
+        let session = Arc::new(Session::new(granted.id, ttl, isolated, key, value, sent));
         let put = TxnRequest { success: vec![session.put().into()], ..TxnRequest::default() };
         let answer = match self.client.txn(put).await {
             Ok(Some(answer)) => answer,
