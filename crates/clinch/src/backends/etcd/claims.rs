@@ -1,11 +1,14 @@
 //! What this client knows of its claims, and the losses that are still to be told.
 
+mod entries;
 mod known;
 mod leaving;
+#[cfg(test)]
+pub(super) mod looks;
 mod silent;
 mod young;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
@@ -16,11 +19,11 @@ use super::session::Session;
 use super::slots::{Deleting, Slots};
 use super::step::Step;
 use super::view::View;
-use super::watch::Subscription;
 use crate::claim::{ClaimId, Loss, LossKind};
 use crate::clock::Instant;
 use crate::sync::{AtWork, lock};
 
+use entries::{Entries, Entry};
 pub(super) use known::Known;
 
 /// A claim whose key was made: its id, the key, and at which revision that was created.
@@ -35,7 +38,7 @@ pub(super) struct Claims {
 
 #[derive(Default)]
 struct Table {
-    entries: HashMap<ClaimId, Entry>,
+    entries: Entries,
     slots: Slots,
     losses: Vec<(ClaimId, Loss)>,
     /// Claims whose own key is not watched yet, oldest first.
@@ -46,27 +49,9 @@ struct Table {
     looks: u64,
 }
 
-/// One claim.
-struct Entry {
-    known: Known,
-    /// Tells of the key's end.
-    guard: Option<Subscription>,
-    view: Option<Arc<View>>,
-    /// A release of it failed: from when on its key shall be gone, whoever sees to that.
-    leaving: Option<Instant>,
-    /// The last step of its waiter, unless that has ended well.
-    step: Option<Arc<Step>>,
-    /// Whether its waiter was given the lock.
-    taken: bool,
-    /// The last revision at which its key was read and was as it should be.
-    seen: i64,
-    /// Which of the looks at claims whose waiters are silent was the last at this one.
-    looked_at: u64,
-}
-
 impl Claims {
     pub(super) fn get(&self, id: ClaimId) -> Option<Known> {
-        lock(&self.table).entries.get(&id).map(|entry| entry.known.clone())
+        lock(&self.table).entries.get(id).map(|entry| entry.known.clone())
     }
 
     /// Finds a key for a claim that is about to be made. One that is made anew on the same lease keeps its own, unless a
@@ -80,14 +65,14 @@ impl Claims {
         is_ended: bool,
     ) -> Option<Known> {
         let mut table = lock(&self.table);
-        let former = table.entries.get(&id).map(|old| &old.known);
+        let former = table.entries.get(id).map(|old| &old.known);
         let is_settled = |old: &&Known| table.slots.is_settled(&old.key);
         let same = former.filter(|old| old.session.lease == session.lease).filter(is_settled);
         let same = same.map(|old| (old.key.clone(), old.doubts.clone(), old.moves.clone()));
         if same.is_none() && !is_ended && former.is_some_and(|old| !old.is_over()) {
             return None;
         }
-        let old = table.entries.remove(&id);
+        let old = table.entries.remove(id);
         let anew = || {
             old.iter().for_each(|old| table.slots.leave(&old.known.key));
             (table.slots.take(queue, &session), Vec::new(), Moves::default())
@@ -117,21 +102,19 @@ impl Claims {
     /// Has a claim take another key: something that is not ours stands under this one.
     pub(super) fn move_over(&self, id: ClaimId, queue: &[u8]) {
         let mut table = lock(&self.table);
-        let Some(known) = table.entries.get(&id).map(|entry| entry.known.clone()) else { return };
+        let Some(known) = table.entries.get(id).map(|entry| entry.known.clone()) else { return };
         let key = table.slots.take(queue, &known.session);
         table.slots.spend(&known.key);
-        if let Some(entry) = table.entries.get_mut(&id) {
-            entry.known.key = key;
-        }
+        table.entries.change(id, |entry| entry.known.key = key);
     }
 
     /// Notes that the answer did not come of a step behind the fence of this session, which may hang the key on its lease or
     /// on that of the places.
     pub(super) fn doubt(&self, id: ClaimId, session: &Arc<Session>) {
-        if let Some(Entry { known, .. }) = lock(&self.table).entries.get_mut(&id) {
+        lock(&self.table).entries.change(id, |Entry { known, .. }| {
             known.doubt(session.clone());
             known.place.clone().into_iter().for_each(|place| known.doubt(place));
-        }
+        });
     }
 
     /// Notes that a delete of a claim's key goes out, whatever stands there when it arrives. `None`: the claim is gone, and
@@ -143,73 +126,73 @@ impl Claims {
     /// The leases of all claims.
     pub(super) fn sessions(&self) -> Vec<Arc<Session>> {
         let table = lock(&self.table);
-        table.entries.values().flat_map(|entry| entry.known.carriers()).cloned().collect()
+        table.entries.all().flat_map(|entry| entry.known.carriers()).cloned().collect()
     }
 
     /// Whether any claim hangs on this lease, or is to.
     pub(super) fn hang_on(&self, lease: i64) -> bool {
-        lock(&self.table).entries.values().any(|entry| entry.known.may_hang_on(lease))
+        lock(&self.table).entries.on(lease).next().is_some()
     }
 
     /// Notes that a claim's key is there.
     pub(super) fn made(&self, id: ClaimId, created: i64) {
-        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
+        lock(&self.table).entries.change(id, |entry| {
             entry.known.created = Some(created);
             entry.seen = created;
-        }
+        });
     }
 
     /// Notes that a claim's key was seen to stand like that, and gives the leases back that were made for it and that it has left.
     #[must_use]
     pub(super) fn seen_on(&self, id: ClaimId, stand: Stand, revision: i64) -> Vec<Arc<Session>> {
-        let mut table = lock(&self.table);
-        let known = table.entries.get_mut(&id).map(|entry| &mut entry.known);
-        let known = known.filter(|known| known.created == Some(stand.created));
-        known.map(|known| known.seen_on(stand.lease, revision)).unwrap_or_default()
+        let left = lock(&self.table).entries.change(id, |Entry { known, .. }| {
+            let is_it = known.created == Some(stand.created);
+            is_it.then(|| known.seen_on(stand.lease, revision))
+        });
+        left.flatten().unwrap_or_default()
     }
 
     /// Notes that a claim's key is about to be moved to this lease if it stands like that; false: it does not any more, it
     /// stands on that lease, or its holder was promised meanwhile what that does not keep.
     pub(super) fn moving(&self, id: ClaimId, stand: Stand, to: &Arc<Session>) -> bool {
-        let mut table = lock(&self.table);
-        let Some(Entry { known, taken, .. }) = table.entries.get_mut(&id) else { return false };
-        let is_as_seen = known.stand() == Some(stand) && known.lost.is_none();
-        let is_late = *taken && to.confirmed() < known.carrier().confirmed();
-        let may_move = is_as_seen && stand.lease != to.lease && !is_late;
-        if may_move {
-            known.moves.begin(stand.lease, to);
-        }
-        may_move
+        let may_move = lock(&self.table).entries.change(id, |Entry { known, taken, .. }| {
+            let is_as_seen = known.stand() == Some(stand) && known.lost.is_none();
+            let is_late = *taken && to.confirmed() < known.carrier().confirmed();
+            let may_move = is_as_seen && stand.lease != to.lease && !is_late;
+            if may_move {
+                known.moves.begin(stand.lease, to);
+            }
+            may_move
+        });
+        may_move.unwrap_or(false)
     }
 
     /// Notes that a move of a claim's key has come to nothing, and gives its lease back if it was made for this claim alone.
     #[must_use]
     pub(super) fn not_moved(&self, id: ClaimId, from: i64, to: &Arc<Session>) -> Option<Arc<Session>> {
-        let mut table = lock(&self.table);
-        let known = &mut table.entries.get_mut(&id)?.known;
-        known.moves.fail(from, to);
-        (to.isolated && !known.may_hang_on(to.lease)).then(|| to.clone())
+        let unused = lock(&self.table).entries.change(id, |Entry { known, .. }| {
+            known.moves.fail(from, to);
+            to.isolated && !known.may_hang_on(to.lease)
+        });
+        unused?.then(|| to.clone())
     }
 
     /// Notes that a claim waits on a lease of places.
     pub(super) fn placed(&self, id: ClaimId, place: Arc<Session>) {
-        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
-            entry.known.place = (!Arc::ptr_eq(&place, &entry.known.session)).then_some(place);
-        }
+        lock(&self.table).entries.change(id, |Entry { known, .. }| {
+            known.place = (!Arc::ptr_eq(&place, &known.session)).then_some(place);
+        });
     }
 
     /// What a waiting claim has ahead of it.
     pub(super) fn view(&self, id: ClaimId) -> Option<Arc<View>> {
-        lock(&self.table).entries.get(&id)?.view.clone()
+        lock(&self.table).entries.get(id)?.view.clone()
     }
 
-    pub(super) fn set_view(&self, id: ClaimId, view: Option<Arc<View>>) {
-        let old = match lock(&self.table).entries.get_mut(&id) {
-            Some(entry) => std::mem::replace(&mut entry.view, view),
-            None => view,
-        };
+    pub(super) fn set_view(&self, id: ClaimId, mut view: Option<Arc<View>>) {
+        lock(&self.table).entries.change(id, |entry| std::mem::swap(&mut entry.view, &mut view));
         // Ends a watch, which takes other locks.
-        drop(old);
+        drop(view);
     }
 
     /// Forgets a claim that will take no more steps here, if its lease ends by itself. One on a lease that others keep is still
@@ -229,31 +212,28 @@ impl Claims {
     /// The keys of some claims that hang on a lease, others each round.
     pub(super) fn some_of(&self, lease: i64, count: usize, round: usize) -> Vec<Made> {
         let table = lock(&self.table);
-        let all = table.entries.len().max(1);
-        let of_lease = table.entries.iter().cycle().skip(round.wrapping_mul(count) % all).take(all);
-        let made =
-            of_lease.filter(|(_, entry)| entry.known.carrier().lease == lease && entry.known.lost.is_none());
-        let made = made.filter_map(|(id, entry)| Some((*id, entry.known.key.clone(), entry.known.created?)));
-        made.take(count).collect()
+        let hang = |(_, entry): &(ClaimId, &Entry)| {
+            entry.known.carrier().lease == lease && entry.known.lost.is_none()
+        };
+        let made: Vec<_> = table.entries.on(lease).filter(hang).filter_map(made).collect();
+        let skipped = round.wrapping_mul(count) % made.len().max(1);
+        made.iter().cycle().skip(skipped).take(made.len().min(count)).cloned().collect()
     }
 
     /// The claims that may hang on a lease, and whose keys were not seen at this revision or later.
     pub(super) fn unread(&self, lease: i64, revision: i64) -> Vec<Made> {
         let table = lock(&self.table);
-        let is_unread = |entry: &Entry| {
-            entry.seen < revision && entry.known.lost.is_none() && entry.known.may_hang_on(lease)
-        };
-        let unread = table.entries.iter().filter(|(_, entry)| is_unread(entry));
-        unread.filter_map(|(id, entry)| Some((*id, entry.known.key.clone(), entry.known.created?))).collect()
+        let is_unread = |(_, entry): &(ClaimId, &Entry)| entry.seen < revision && entry.known.lost.is_none();
+        table.entries.on(lease).filter(is_unread).filter_map(made).collect()
     }
 
     /// Notes that a claim's key was as it should be at this revision.
     pub(super) fn was_there(&self, id: ClaimId, created: i64, revision: i64) {
-        if let Some(entry) = lock(&self.table).entries.get_mut(&id)
-            && entry.known.created == Some(created)
-        {
-            entry.seen = entry.seen.max(revision);
-        }
+        lock(&self.table).entries.change(id, |entry| {
+            if entry.known.created == Some(created) {
+                entry.seen = entry.seen.max(revision);
+            }
+        });
     }
 
     /// Notes that a delete of a key was answered, or will never be.
@@ -267,7 +247,7 @@ impl Claims {
         let mut table = lock(&self.table);
         let loss =
             || Loss::new(LossKind::Deleted, "the claim's key is gone from etcd, alone or with its lease");
-        if table.entries.get(&id).is_some_and(|entry| entry.known.created == Some(created)) {
+        if table.entries.get(id).is_some_and(|entry| entry.known.created == Some(created)) {
             table.lose(id, loss());
             self.told.notify_one();
         }
@@ -276,12 +256,10 @@ impl Claims {
     /// Notes that a lease is gone, with all claims that hang on it.
     pub(super) fn session_ended(&self, lease: i64) {
         let mut table = lock(&self.table);
-        let hang = |entry: &Entry| entry.known.may_hang_on(lease);
-        let ids: Vec<ClaimId> =
-            table.entries.iter().filter(|(_, entry)| hang(entry)).map(|(id, _)| *id).collect();
+        let ids: Vec<ClaimId> = table.entries.on(lease).map(|(id, _)| id).collect();
         let mut gone = Vec::new();
         for id in ids {
-            let Some(entry) = table.entries.get(&id) else { continue };
+            let Some(entry) = table.entries.get(id) else { continue };
             let known = &entry.known;
             // A move may have taken it elsewhere: then the watch on its key tells if not, or its next renewal.
             let is_lost = known.carrier().is_over() && known.moves.targets().next().is_none();
@@ -315,27 +293,38 @@ impl Claims {
 
 impl Table {
     fn take(&mut self, id: ClaimId) -> Option<Entry> {
-        let entry = self.entries.remove(&id)?;
+        let entry = self.entries.remove(id)?;
         self.slots.leave(&entry.known.key);
         Some(entry)
     }
 
     fn deleting(&mut self, claims: &Arc<Claims>, id: ClaimId) -> Option<Deleting> {
-        let known = &mut self.entries.get_mut(&id)?.known;
-        known.given_up = true;
-        let key = known.key.clone();
+        let key = self.entries.change(id, |Entry { known, .. }| {
+            known.given_up = true;
+            known.key.clone()
+        })?;
         self.slots.delete(&key)?;
         Some(Deleting::new(claims.clone(), key))
     }
 
     fn lose(&mut self, id: ClaimId, loss: Loss) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
-        if entry.known.lost.is_none() {
-            entry.known.lost = Some(loss.clone());
-            entry.view.iter().for_each(|view| view.woken.notify_one());
+        let is_news = self.entries.change(id, |entry| {
+            let is_news = entry.known.lost.is_none();
+            if is_news {
+                entry.known.lost = Some(loss.clone());
+                entry.view.iter().for_each(|view| view.woken.notify_one());
+            }
+            is_news
+        });
+        if is_news == Some(true) {
             self.losses.push((id, loss));
         }
     }
+}
+
+/// What is known of a claim's key, if that was made.
+fn made((id, entry): (ClaimId, &Entry)) -> Option<Made> {
+    Some((id, entry.known.key.clone(), entry.known.created?))
 }
 
 /// What the end of a lease means for its claims.

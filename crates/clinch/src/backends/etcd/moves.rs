@@ -58,6 +58,11 @@ impl Moves {
         self.open.iter().map(|open| &open.to).filter(|to| !to.is_over())
     }
 
+    /// The leases of all that are open.
+    pub(super) fn leases(&self) -> impl Iterator<Item = i64> {
+        self.open.iter().map(|open| open.to.lease)
+    }
+
     /// Notes that a move is about to be sent.
     pub(super) fn begin(&mut self, from: i64, to: &Arc<Session>) {
         match self.open.iter_mut().find(|open| open.from == from && open.to.lease == to.lease) {

@@ -12,6 +12,8 @@ use crate::error::{ErrorKind, Result};
 #[derive(Default)]
 pub(super) struct Slots {
     slots: HashMap<Arc<[u8]>, Slot>,
+    /// Those that are spent, by the lease that they are named after, until that is over.
+    spent: HashMap<i64, Vec<Arc<[u8]>>>,
     /// By what keys of one lock on one lease begin with.
     numbers: HashMap<Vec<u8>, Numbers>,
 }
@@ -30,6 +32,8 @@ struct Slot {
 impl Slot {
     /// Whether nothing can delete it any more behind the back of its next owner. No key is named after a lease that is over.
     fn is_free(&self) -> bool {
+        #[cfg(test)]
+        super::claims::looks::count();
         !self.is_used && self.deletes == 0 && (!self.is_spent || self.session.is_over())
     }
 }
@@ -74,8 +78,10 @@ impl Slots {
     /// Notes that something that is not ours stands under a key.
     pub(super) fn spend(&mut self, key: &[u8]) {
         if let Some(slot) = self.slots.get_mut(key) {
-            (slot.is_used, slot.is_spent) = (false, true);
+            slot.is_used = false;
         }
+        self.set_spent(key);
+        self.forget(key);
     }
 
     /// Notes that a delete of a key goes out.
@@ -88,17 +94,27 @@ impl Slots {
     pub(super) fn deleted(&mut self, key: &[u8], is_answered: bool) {
         if let Some(slot) = self.slots.get_mut(key) {
             slot.deletes = slot.deletes.saturating_sub(1);
-            slot.is_spent |= !is_answered;
+        }
+        if !is_answered {
+            self.set_spent(key);
         }
         self.forget(key);
     }
 
     /// Forgets the keys that are free for good because their lease is over.
     pub(super) fn forget_spent(&mut self, lease: i64) {
-        let of_lease = |slot: &Slot| slot.session.lease == lease;
-        let spent = self.slots.iter().filter(|(_, slot)| of_lease(slot) && slot.is_free());
-        let spent: Vec<_> = spent.map(|(key, _)| key.clone()).collect();
+        let spent = self.spent.remove(&lease).unwrap_or_default();
         spent.into_iter().for_each(|key| self.forget(&key));
+    }
+
+    /// Notes that a key may be deleted at any time, as long as its lease lives.
+    fn set_spent(&mut self, key: &[u8]) {
+        let Some(slot) = self.slots.get_mut(key).filter(|slot| !slot.is_spent) else { return };
+        slot.is_spent = true;
+        // Nobody would take it out any more.
+        if !slot.session.is_over() {
+            self.spent.entry(slot.session.lease).or_default().push(key.into());
+        }
     }
 
     /// Forgets a key that is free to be used again.
@@ -184,5 +200,23 @@ mod tests {
         let keys: Vec<_> = (0..9).map(|_| slots.take(b"q/", &session)).collect();
         keys.iter().for_each(|key| slots.leave(key));
         assert!(slots.slots.is_empty() && slots.numbers.is_empty());
+    }
+
+    #[test]
+    fn nothing_is_kept_of_keys_that_may_be_deleted_when_their_lease_is_over() {
+        let session = Session::of_lease(0x1f, Duration::from_secs(9), false);
+        let mut slots = Slots::default();
+        let keys: Vec<_> = (0..4).map(|_| slots.take(b"q/", &session)).collect();
+        keys[1..3].iter().for_each(|key| slots.delete(key).unwrap());
+        slots.spend(&keys[0]);
+        slots.leave(&keys[1]);
+        slots.deleted(&keys[1], false);
+        session.run_out();
+        slots.forget_spent(0x1f);
+        assert_eq!(slots.slots.len(), 2, "one is used, and one is being deleted");
+        slots.leave(&keys[2]);
+        slots.deleted(&keys[2], false);
+        slots.spend(&keys[3]);
+        assert!(slots.slots.is_empty() && slots.spent.is_empty() && slots.numbers.is_empty());
     }
 }

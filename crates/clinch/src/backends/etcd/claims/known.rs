@@ -38,6 +38,8 @@ impl Known {
 
     /// The session whose lease its key hangs on, as far as is known.
     pub(in crate::backends::etcd) fn carrier(&self) -> &Arc<Session> {
+        #[cfg(test)]
+        super::looks::count();
         self.place.as_ref().unwrap_or(&self.session)
     }
 
@@ -90,6 +92,12 @@ impl Known {
     /// Whether its key may hang on this lease: a step whose answer did not come may have moved it.
     pub(in crate::backends::etcd) fn may_hang_on(&self, lease: i64) -> bool {
         self.carriers().chain(&self.doubts).any(|session| session.lease == lease)
+    }
+
+    /// All leases that it names, whether they are over or not.
+    pub(super) fn leases(&self) -> impl Iterator<Item = i64> {
+        let sessions = [&self.session, self.carrier()].into_iter().chain(&self.doubts);
+        sessions.map(|session| session.lease).chain(self.moves.leases())
     }
 
     /// Whether no lease is left that its key could hang on.

@@ -12,22 +12,18 @@ use crate::sync::lock;
 impl Claims {
     /// Notes that a release has begun, and that the claim's key shall be gone from this moment on, if that release does not end.
     pub(in crate::backends::etcd) fn leaves(&self, id: ClaimId, from: Instant) {
-        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
-            entry.leaving = Some(from);
-        }
+        lock(&self.table).entries.change(id, |entry| entry.leaving = Some(from));
     }
 
     /// Notes that a release failed, and that the claim's key shall be gone from this moment on.
     pub(in crate::backends::etcd) fn leave(&self, id: ClaimId, from: Instant) {
         let mut table = lock(&self.table);
-        let gone = match table.entries.get_mut(&id) {
-            Some(entry) if !entry.known.is_over() => {
-                entry.leaving = Some(from);
-                None
-            }
-            // It is gone with its lease.
-            _ => table.take(id),
-        };
+        let is_over = table.entries.change(id, |entry| {
+            entry.leaving = Some(from);
+            entry.known.is_over()
+        });
+        // Then it is gone with its lease.
+        let gone = is_over.filter(|is_over| *is_over).and_then(|_| table.take(id));
         drop(table);
         drop(gone);
     }
@@ -59,7 +55,7 @@ impl Claims {
         let mut table = lock(&self.table);
         let mut gone = Vec::new();
         for id in ids {
-            if table.entries.get(&id).is_some_and(|entry| !entry.known.in_doubt()) {
+            if table.entries.get(id).is_some_and(|entry| !entry.known.in_doubt()) {
                 gone.extend(table.take(id));
             }
         }
@@ -76,18 +72,17 @@ impl Claims {
     ) {
         let mut table = lock(&self.table);
         for id in ids {
-            if let Some(entry) = table.entries.get_mut(&id) {
+            table.entries.change(id, |entry| {
                 entry.known.doubts.retain(|doubted| !Arc::ptr_eq(doubted, session));
-            }
+            });
         }
     }
 }
 
 impl Table {
     fn leaving(&self, lease: i64, now: Instant, count: usize) -> Vec<(ClaimId, Known)> {
-        let due =
-            |entry: &Entry| entry.known.may_hang_on(lease) && entry.leaving.is_some_and(|from| from <= now);
-        let leaving = self.entries.iter().filter(|(_, entry)| due(entry));
-        leaving.map(|(id, entry)| (*id, entry.known.clone())).take(count).collect()
+        let is_due = |entry: &Entry| entry.leaving.is_some_and(|from| from <= now);
+        let leaving = self.entries.on(lease).filter(|(_, entry)| is_due(entry));
+        leaving.map(|(id, entry)| (id, entry.known.clone())).take(count).collect()
     }
 }

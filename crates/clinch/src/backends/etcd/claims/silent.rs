@@ -12,11 +12,11 @@ use crate::sync::lock;
 impl Claims {
     /// Notes that a claim's waiter begins a step, or is done with it.
     pub(in crate::backends::etcd) fn steps(&self, id: ClaimId, step: Option<&Arc<Step>>) {
-        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
+        lock(&self.table).entries.change(id, |entry| {
             entry.step = step.cloned();
             // One that is asked for again was not used.
             entry.taken &= step.is_none();
-        }
+        });
     }
 
     /// Claims on this lease that have not taken in since `before` what they were told, as far as that can be seen: their
@@ -29,25 +29,26 @@ impl Claims {
     ) -> Vec<ClaimId> {
         let mut table = lock(&self.table);
         // The answer that tells on which it hangs may be the one that was not heard.
-        let is_unheard = |entry: &Entry| entry.known.may_hang_on(lease) && entry.is_unheard(before);
-        let unheard = table.entries.iter().filter(|(_, entry)| is_unheard(entry));
+        let unheard = table.entries.on(lease).filter(|(_, entry)| entry.is_unheard(before));
         let mut unheard: Vec<_> =
-            unheard.map(|(id, entry)| (entry.looked_at, entry.known.created, *id)).collect();
+            unheard.map(|(id, entry)| (entry.looked_at, entry.known.created, id)).collect();
         unheard.sort_unstable();
         unheard.truncate(count);
         table.looks += 1;
         let looked_at = table.looks;
         for (.., id) in &unheard {
-            table.entries.entry(*id).and_modify(|entry| entry.looked_at = looked_at);
+            table.entries.change(*id, |entry| entry.looked_at = looked_at);
         }
         unheard.into_iter().map(|(.., id)| id).collect()
     }
 
     /// Gives the lock to a claim's waiter, unless the claim is lost, or its turn went on to the next.
     pub(in crate::backends::etcd) fn take_grant(&self, id: ClaimId) -> bool {
-        let mut table = lock(&self.table);
-        let entry = table.entries.get_mut(&id).filter(|entry| entry.known.is_good());
-        entry.map(|entry| entry.taken = true).is_some()
+        let taken = lock(&self.table).entries.change(id, |entry| {
+            entry.taken |= entry.known.is_good();
+            entry.known.is_good()
+        });
+        taken.unwrap_or(false)
     }
 
     /// Has the turn of a claim go on to the next by a delete of this key of it, unless its waiter has taken it, or was there since
@@ -59,7 +60,7 @@ impl Claims {
         before: Instant,
     ) -> Option<Deleting> {
         let mut table = lock(&self.table);
-        table.entries.get(&id).filter(|entry| entry.is_unheard(before) && entry.known.key[..] == *key)?;
+        table.entries.get(id).filter(|entry| entry.is_unheard(before) && entry.known.key[..] == *key)?;
         table.deleting(self, id)
     }
 }

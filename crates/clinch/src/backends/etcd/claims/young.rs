@@ -50,12 +50,12 @@ async fn watch_young(claims: Arc<Claims>, env: Env, watcher: Arc<Watcher>, _watc
         loop {
             let mut table = lock(&claims.table);
             // Those that are gone already go along, so that they need no wake of their own.
-            let over = |(due, id): &&(Instant, ClaimId)| *due <= now || !table.entries.contains_key(id);
+            let over = |(due, id): &&(Instant, ClaimId)| *due <= now || table.entries.get(*id).is_none();
             let Some(id) = table.young.front().filter(over).map(|(_, id)| *id) else {
                 break;
             };
             table.young.pop_front();
-            let Some(entry) = table.entries.get(&id) else { continue };
+            let Some(entry) = table.entries.get(id) else { continue };
             let (Some(created), None, None) = (entry.known.created, &entry.guard, &entry.known.lost) else {
                 continue;
             };
@@ -70,12 +70,11 @@ async fn watch_young(claims: Arc<Claims>, env: Env, watcher: Arc<Watcher>, _watc
             // Without a background thread, renewals find out.
             let Ok(guard) = watcher.guard(key, created, gone) else { continue };
             let mut table = lock(&claims.table);
-            let unused = match table.entries.get_mut(&id) {
-                Some(entry) => entry.guard.replace(guard),
-                None => Some(guard),
-            };
+            let mut guard = Some(guard);
+            table.entries.change(id, |entry| std::mem::swap(&mut entry.guard, &mut guard));
             drop(table);
-            drop(unused);
+            // Ends a watch, which takes other locks.
+            drop(guard);
         }
     }
 }
