@@ -320,10 +320,10 @@ async fn keep(keeping: Keeping, env: Env) {
         todo.tell.iter().for_each(|tenure| tenure.tell());
         for batch in batches(&*shared.backend, todo.renew) {
             // Each in its own task: one that hangs on a slow server delays no other.
-            tokio::spawn(env.process().only(renew(shared.clone(), env.clone(), batch)));
+            env.process().spawn(renew(shared.clone(), env.clone(), batch));
         }
         for tenure in todo.look {
-            tokio::spawn(env.process().only(look(shared.clone(), env.clone(), tenure)));
+            env.process().spawn(look(shared.clone(), env.clone(), tenure));
         }
         for tenure in todo.free {
             shared.releases.free_in_background(tenure.leaving(), tenure.runs_out());

@@ -7,7 +7,7 @@
 //! every child (`MADV_WIPEONFORK`, Linux 4.14). Where there is no such page the system is asked.
 //!
 //! A fork cannot come in the middle of a poll that goes on in the child. So one look before each poll is enough for all that a future
-//! touches, and whatever a caller or the lane polls goes through one door, [`Process::only`].
+//! touches, and whatever a caller or a runtime polls goes through one door, [`Process::only`].
 
 #![allow(unsafe_code)]
 
@@ -15,6 +15,8 @@ use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::task::{Context, Poll};
+
+use tokio::runtime::Handle;
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -39,6 +41,22 @@ impl Process {
     /// Refuses everything in a forked child.
     pub(crate) fn check(self) -> Result<()> {
         if self.is_left() { Err(Error::new(ErrorKind::Closed, FORKED)) } else { Ok(()) }
+    }
+
+    /// Runs a future on the current runtime, in this process only: a forked child may go on with its copy of that.
+    pub(crate) fn spawn<F>(self, future: F)
+    where
+        F: Future<Output: Send + 'static> + Send + 'static,
+    {
+        self.spawn_on(&Handle::current(), future);
+    }
+
+    /// As [`Process::spawn`], on another.
+    pub(crate) fn spawn_on<F>(self, runtime: &Handle, future: F)
+    where
+        F: Future<Output: Send + 'static> + Send + 'static,
+    {
+        drop(runtime.spawn(self.only(future)));
     }
 
     /// A future that goes on in this process only: a forked child is refused.

@@ -53,7 +53,7 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
 
 /// The modules of this crate that a file names after `crate::`, tests left out.
 fn used(text: &str) -> BTreeSet<String> {
-    let code = text.split("\nmod tests {").next().unwrap();
+    let code = text.split("mod tests {").next().unwrap();
     let code: Vec<&str> = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
     let code = code.join("\n");
     let after = code.split("crate::").skip(1);
@@ -104,11 +104,33 @@ fn one_file_reads_the_clock() {
     // The suite stands outside the engine and may date its simulated worlds.
     for path in engine.filter(|path| !path.to_string_lossy().contains("conformance")) {
         let text = std::fs::read_to_string(&path).unwrap();
-        let code = text.split("\nmod tests {").next().unwrap();
+        let code = text.split("mod tests {").next().unwrap();
         for reading in ["SystemTime::now()", "Instant::now()", "clock_gettime"] {
             assert!(!code.contains(reading), "{} reads a clock by {reading}", path.display());
         }
     }
+}
+
+/// A child would go on with what its parent's runtime does.
+#[test]
+fn whatever_a_runtime_runs_ends_with_its_process() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let doors = ["process.spawn(", "process().spawn(", "process().spawn_on(", "lane.spawn(", "lane().spawn("];
+    let mut seen = 0;
+    for path in sources(&src) {
+        let is_door = ["process.rs", "lane.rs"].iter().any(|door| path.ends_with(door));
+        if is_door || path.to_string_lossy().contains("conformance") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let code = text.split("mod tests {").next().unwrap();
+        for line in code.lines().filter(|line| line.contains("spawn(") || line.contains("spawn_on(")) {
+            seen += 1;
+            let goes_through = doors.iter().any(|door| line.contains(door));
+            assert!(goes_through, "{} spawns past Process::spawn: {}", path.display(), line.trim());
+        }
+    }
+    assert!(seen > 10, "the sources were not found");
 }
 
 #[test]

@@ -132,7 +132,7 @@ impl<C: Connection> Pool<C> {
         watch_over(runtime, env, &report)?;
         let (future, pause, pool, env) =
             (open(), env.sleep_until(cells.rests.1), Arc::downgrade(&self.0), env.clone());
-        runtime.spawn(async move {
+        env.process().spawn_on(runtime, async move {
             pause.await;
             // Those who waited may have left a runtime that stood still.
             if report.is_closed() {

@@ -77,7 +77,7 @@ impl<K: Clone + Eq + Hash, T: Clone + Send + Sync + 'static> Flights<K, T> {
             let (report, future) = (Arc::new(report), fly());
             // Without a background thread there is no lock to fly for.
             let _ = watch_over(runtime, env, &report);
-            runtime.spawn(async move {
+            env.process().spawn_on(runtime, async move {
                 let panicked = || Err(Error::new(ErrorKind::Unknown, "what asked the server panicked"));
                 report.send_replace(Some(caught(future).await.unwrap_or_else(panicked)));
             });

@@ -263,7 +263,7 @@ async fn connect(
     };
     let (traffic, life) = (Arc::new(Traffic::default()), Arc::new(Life::default()));
     let stream = Cuttable::new(stream, life.clone());
-    let mut builder = http2::Builder::new(Spawner);
+    let mut builder = http2::Builder::new(Spawner(env.process()));
     builder.timer(TokioTimer::new()).keep_alive_interval(PING_EVERY).keep_alive_timeout(PING_FOR);
     let (sender, connection) = builder
         .handshake(TokioIo::new(stream))
@@ -293,8 +293,7 @@ async fn connect(
     let (probe, next) = (move || probe.clone().ask(), next.clone());
     let silent = move || next.leave(endpoint);
     let driving = drive(driver, probe, silent, env.clone(), traffic, Gone(life));
-    // The connection is the parent's where a forked child goes on with its runtime.
-    tokio::spawn(env.process().only(driving));
+    env.process().spawn(driving);
     Ok(link)
 }
 

@@ -5,15 +5,17 @@ use std::task::{Context, Poll};
 
 use hyper::rt::Executor;
 
+use crate::process::Process;
 use crate::sync::Holding;
 
 /// Runs on the current runtime, and calls no caller's waker before the end of a turn.
 #[derive(Clone)]
-pub(super) struct Spawner;
+pub(super) struct Spawner(pub(super) Process);
 
 impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Spawner {
     fn execute(&self, future: F) {
-        tokio::spawn(Quiet(Some(Box::pin(future))));
+        let Spawner(process) = self;
+        process.spawn(Quiet(Some(Box::pin(future))));
     }
 }
 

@@ -452,7 +452,8 @@ async fn follow(
             // Nothing more has come for now, so that what is to be read is read at once, not one by one.
             () = std::future::ready(()), if !unread.is_empty() => {
                 let batch = unread.drain(..unread.len().min(READ_BATCH)).collect();
-                tokio::spawn(read_guarded(watcher.clone(), client.clone(), link.clone(), batch));
+                let read = read_guarded(watcher.clone(), client.clone(), link.clone(), batch);
+                client.env.process().spawn(read);
                 continue;
             }
         };

@@ -36,7 +36,7 @@ impl Copies {
     pub(super) async fn open(dialer: Arc<Dialer>, endpoint: Endpoint) -> Result<Copies> {
         let link = Arc::new(dialer.open_for_steps(&endpoint).await?);
         let (wanted, (asks, asked)) = (dialer.settings.durability, mpsc::unbounded_channel());
-        tokio::spawn(ask(link.clone(), wanted, asked));
+        dialer.env.process().spawn(ask(link.clone(), wanted, asked));
         Ok(Copies { link, wanted, asks })
     }
 

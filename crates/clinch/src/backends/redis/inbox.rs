@@ -95,7 +95,7 @@ impl Inbox {
             };
         let (id, link, runtime) = (NEXT.fetch_add(1, Ordering::Relaxed), Arc::new(link), Handle::current());
         let env = dialer.env.clone();
-        runtime.spawn(attend(id, Arc::downgrade(&link), dialer, listener));
+        env.process().spawn_on(&runtime, attend(id, Arc::downgrade(&link), dialer, listener));
         Ok(Inbox { id, link, tracking, runtime, env, channels: Mutex::default() })
     }
 
@@ -134,7 +134,7 @@ impl Inbox {
         let mut command = Command::new(if sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" });
         command.arg(channel);
         let link = self.link.clone();
-        self.runtime.spawn(async move {
+        self.env.process().spawn_on(&self.runtime, async move {
             let answer = link.call(&command).await.map(drop);
             tell.send_replace(Some(answer.map_err(|failure| failure.into_error(link.server()))));
         });

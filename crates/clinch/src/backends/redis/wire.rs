@@ -110,14 +110,12 @@ impl Wire {
             ended: Arc::default(),
             process: env.process(),
         });
-        // The connection is the parent's where a forked child goes on with its runtime.
-        let process = env.process();
         // Not on the runtime that drives it, which may stand still.
         let watched = Arc::downgrade(&wire);
         if let Err(error) = env.lane().clone().run(move || watch(watched.clone(), env.clone())) {
             wire.end(&error.to_string());
         }
-        tokio::spawn(process.only(Driver {
+        wire.process.spawn(Driver {
             wire: wire.clone(),
             read,
             buffer: vec![0; BUFFER],
@@ -128,7 +126,7 @@ impl Wire {
             answers: Vec::new(),
             told: Vec::new(),
             pushes,
-        }));
+        });
         wire
     }
 

@@ -65,7 +65,7 @@ impl Sessions {
             state.confirmed = state.confirmed.max(sent);
         }
         if !self.leaving(session).is_empty() {
-            tokio::spawn(self.clone().sweep(session.clone()));
+            self.client.env.process().spawn(self.clone().sweep(session.clone()));
         }
         self.look_after_silent(session);
         Ok(true)
