@@ -46,8 +46,14 @@ impl Copies {
         let (tell, told) = oneshot::channel();
         // Where nobody asks any more, nobody tells either.
         let _ = self.asks.send(tell);
-        let cut = || Err(Failure::Cut { sent: true, why: "its runtime ended".to_owned() });
-        let confirmed = told.await.unwrap_or_else(|_| cut()).map_err(|failure| {
+        let cut = |why: &str| Err(Failure::Cut { sent: true, why: why.to_owned() });
+        let told = tokio::select! {
+            biased;
+            told = told => told.unwrap_or_else(|_| cut("its runtime ended")),
+            // The runtime that would tell may stand still.
+            () = self.link.gone() => cut("the connection ended"),
+        };
+        let confirmed = told.map_err(|failure| {
             // The command itself was done.
             let error = failure.into_error(server);
             let kind = if error.is_transient() { ErrorKind::Unknown } else { error.kind() };
@@ -96,5 +102,28 @@ async fn ask(link: Arc<Link>, wanted: Durability, mut asked: mpsc::UnboundedRece
             // Whoever asked may have left.
             let _ = tell.send(confirmed.clone());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::link::tests::link;
+    use super::*;
+
+    /// It may stand still, and tells nobody then.
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_the_runtime_of_a_connection_that_is_gone() {
+        let (ours, _server) = tokio::io::duplex(1 << 16);
+        let (asks, _asked) = mpsc::unbounded_channel();
+        let copies =
+            Copies { link: Arc::new(link(ours)), wanted: Durability { replicas: 1, aof: None }, asks };
+        let confirmed = tokio::time::timeout(Duration::from_secs(60), async {
+            let close = async { copies.link.close() };
+            tokio::join!(copies.confirm(), close).0
+        });
+        let error = confirmed.await.expect("it hangs").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
     }
 }

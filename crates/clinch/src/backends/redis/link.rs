@@ -95,13 +95,14 @@ impl Connection for Link {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::io;
     use std::pin::Pin;
     use std::task::{Context, Poll, Waker};
     use std::time::{Duration, SystemTime};
 
     use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
+    use tokio::runtime::Builder;
 
     use super::super::wire::{CROWD, HELD_BACK, LOOK_EVERY};
     use super::*;
@@ -120,11 +121,14 @@ mod tests {
         (link(ours), theirs)
     }
 
-    fn link(stream: impl Stream) -> Link {
+    pub(in super::super) fn link(stream: impl Stream) -> Link {
+        Link::new(Box::new(stream), None, &Address::Unix("test".into()), env())
+    }
+
+    fn env() -> Env {
         let clock = Clock::simulated(SystemTime::UNIX_EPOCH);
         let tcp = Tcp::new(clock, Lane::here().unwrap());
-        let env = Env::new(clock, Random::seeded(1), Lane::here().unwrap(), Arc::new(tcp));
-        Link::new(Box::new(stream), None, &Address::Unix("test".into()), env)
+        Env::new(clock, Random::seeded(1), Lane::here().unwrap(), Arc::new(tcp))
     }
 
     #[tokio::test(start_paused = true)]
@@ -228,6 +232,41 @@ mod tests {
             tokio::time::sleep(LOOK_EVERY / 2).await;
         }
         assert!(asked.elapsed() > HELD_BACK, "{}", link.wire.why());
+    }
+
+    /// The runtime that drives a connection stands still, and then goes on with others before it looks what has come.
+    #[test]
+    fn an_answer_that_nobody_could_read_yet_is_no_silence() {
+        for late in (0..20).map(|step| LOOK_EVERY / 20 * step) {
+            let runtime =
+                |paused| Builder::new_current_thread().enable_all().start_paused(paused).build().unwrap();
+            let (lane, driver) = (runtime(true), runtime(false));
+            let pass = |time| lane.block_on(async { tokio::time::sleep(time).await });
+            let env = lane.block_on(async { env() });
+            let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = server.local_addr().unwrap();
+            let link = driver.block_on(async {
+                let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+                Link::new(Box::new(stream), None, &Address::Unix("test".into()), env)
+            });
+            let (mut server, ping) = (server.accept().unwrap().0, Command::new("PING"));
+            let mut call = Box::pin(link.call(&ping));
+            let look =
+                async { assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()) };
+            driver.block_on(look);
+            // What comes first runs first, and only then is it looked what has come.
+            let turn = || driver.block_on(tokio::task::yield_now());
+            turn();
+            pass(LOOK_EVERY + late);
+            turn();
+            std::io::Write::write_all(&mut server, b"+PONG\r\n").unwrap();
+            pass(2 * LOOK_EVERY);
+            assert!(link.is_open(), "{late:?}: {}", link.wire.why());
+            turn();
+            pass(LOOK_EVERY / 5);
+            assert!(link.is_open(), "{late:?}: {}, though it was about to be read", link.wire.why());
+            assert_eq!(driver.block_on(call).unwrap().text(), Some("PONG"));
+        }
     }
 
     #[tokio::test(start_paused = true)]

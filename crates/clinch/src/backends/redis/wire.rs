@@ -5,17 +5,22 @@
 //! there is enough for the server to do already. Reading is the driver's alone. Nothing here waits for longer than it takes
 //! to see that the server does not answer.
 
+mod silence;
+
 use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, oneshot};
 
+#[cfg(test)]
+pub(super) use self::silence::LOOK_EVERY;
+use self::silence::{Looks, Turns, watch};
 use super::failure::Failure;
 use super::resp::{Command, Nonsense, Reader, Value};
 use crate::clock::{Clock, Instant};
@@ -23,11 +28,6 @@ use crate::env::Env;
 use crate::net::Stream;
 use crate::process::Process;
 use crate::sync::{lock, try_lock};
-
-/// How often a connection is looked at. One from which not a byte came between two looks, though it was asked, is ended: so
-/// a server that hangs fails its commands after one to two of these, and a long answer may take its time. No timer per
-/// command.
-pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// For how long a command may lie here until it is written. The runtime that drives a connection may stand still for minutes,
 /// as one does that is only used to block on: what it wrote then would find the graves of its claims gone. So the connection
@@ -55,8 +55,7 @@ pub(super) struct Wire {
     closed: AtomicBool,
     /// Whether anything came since the connection was looked at.
     heard: AtomicBool,
-    /// Whether the driver had a turn since then.
-    driven: AtomicBool,
+    looks: Looks,
     gone: Notify,
     clock: Clock,
     ended: Arc<OnceLock<Instant>>,
@@ -104,7 +103,7 @@ impl Wire {
             }),
             closed: AtomicBool::new(false),
             heard: AtomicBool::new(false),
-            driven: AtomicBool::new(false),
+            looks: Looks::default(),
             gone: Notify::new(),
             clock: env.clock(),
             ended: Arc::default(),
@@ -122,6 +121,7 @@ impl Wire {
             from: 0,
             to: 0,
             reader: Reader::default(),
+            turns: Turns::default(),
             gathering: false,
             answers: Vec::new(),
             told: Vec::new(),
@@ -272,6 +272,7 @@ struct Driver {
     from: usize,
     to: usize,
     reader: Reader,
+    turns: Turns,
     /// Whether it let others run before it writes.
     gathering: bool,
     /// Answers on their way to who waits for them; empty between two polls.
@@ -285,7 +286,6 @@ impl Future for Driver {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let driver = self.get_mut();
-        driver.wire.driven.store(true, Ordering::Relaxed);
         let crowded = {
             let mut state = lock(&driver.wire.state);
             match &mut state.driver {
@@ -298,6 +298,9 @@ impl Future for Driver {
             return Poll::Ready(());
         }
         let read = driver.read(cx);
+        if read.is_pending() {
+            driver.turns.read_in_vain(&driver.wire.looks, cx);
+        }
         let written = if crowded && !driver.gathering && read.is_pending() {
             // Whoever else is ready runs first, so that what they ask for goes out in the same write.
             driver.gathering = true;
@@ -402,34 +405,5 @@ fn message(value: &Value) -> Option<&[Value]> {
     match value {
         Value::Push(_) => (!matches!(kind, "subscribe" | "ssubscribe")).then_some(parts),
         _ => matches!(kind, "message" | "smessage" | "unsubscribe" | "sunsubscribe").then_some(parts),
-    }
-}
-
-/// Ends a connection that does not answer; later, if nobody drives it and perhaps nobody read what it answered.
-async fn watch(wire: Weak<Wire>, env: Env) {
-    let (mut waited, mut still) = (false, Duration::ZERO);
-    loop {
-        env.sleep_until(env.now() + LOOK_EVERY).await;
-        let Some(wire) = wire.upgrade().filter(|wire| wire.is_open()) else { return };
-        let (waits, driver) = {
-            let state = lock(&wire.state);
-            (!state.waiting.is_empty(), state.driver.clone())
-        };
-        let heard = wire.heard.swap(false, Ordering::Relaxed);
-        let driven = wire.driven.swap(false, Ordering::Relaxed);
-        if !waits || !waited || heard {
-            still = Duration::ZERO;
-        } else if driven {
-            return wire.end("the server did not answer");
-        } else if still >= HELD_BACK {
-            return wire.end("nobody drives it");
-        } else {
-            still += LOOK_EVERY;
-        }
-        waited = waits;
-        // Until the next look it has a turn, if it is driven.
-        if let Some(driver) = driver.filter(|_| waits) {
-            driver.wake();
-        }
     }
 }

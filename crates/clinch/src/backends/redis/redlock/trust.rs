@@ -1,7 +1,7 @@
 //! Whose vote counts: what clients leave on the servers is compared with what this client sees, and brought up to date.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::super::keys::FENCE;
@@ -17,6 +17,7 @@ use super::voucher::{Renewed, Terms, View, Voucher, Word};
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::Result;
+use crate::sync::{AtWork, lock};
 use crate::token::Token;
 
 /// For how long a server is waited for, at least.
@@ -40,8 +41,8 @@ pub(super) struct Trust {
     due: AtomicU64,
     /// When those are looked at again that do not vote.
     looks: AtomicU64,
-    /// Held by who leaves something on the servers; nobody waits for it.
-    telling: tokio::sync::Mutex<()>,
+    /// Who leaves something on the servers.
+    telling: Mutex<AtWork>,
 }
 
 /// Something to leave on a server.
@@ -73,7 +74,7 @@ impl Trust {
             terms,
             due: AtomicU64::new(0),
             looks: AtomicU64::new(0),
-            telling: tokio::sync::Mutex::default(),
+            telling: Mutex::default(),
         }
     }
 
@@ -142,10 +143,9 @@ impl Trust {
     /// Leaves word on the servers of which there is something to tell, unless somebody is about to: of many claims at a time one
     /// is enough.
     pub(super) async fn vouch(self: Arc<Trust>) {
-        if let Ok(_alone) = self.telling.try_lock() {
-            self.look().await;
-            self.tell(self.news()).await;
-        }
+        let Some(_alone) = lock(&self.telling).begin() else { return };
+        self.look().await;
+        self.tell(self.news()).await;
     }
 
     /// Reads the clocks of servers that do not vote, and what was left on them: both would go stale while somebody waits, and
