@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
@@ -14,19 +15,19 @@ use crate::sync::{Holding, apart, unlocked};
 
 /// A future for callers to poll.
 pub(crate) fn calm<F: Future>(future: F) -> Calm<F> {
-    Calm(future)
+    Calm(ManuallyDrop::new(future))
 }
 
 /// See [`calm`].
-pub(crate) struct Calm<F>(F);
+pub(crate) struct Calm<F>(ManuallyDrop<F>);
 
 impl<F: Future> Future for Calm<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        // SAFETY: the future is pinned whenever this is: nothing moves it out of here, this has no `Drop`, and is `Unpin` only if
-        // the future is.
-        let future = unsafe { self.map_unchecked_mut(|calm| &mut calm.0) };
+        // SAFETY: the future is pinned whenever this is: nothing moves it out of here, it is dropped in its place, and this is `Unpin`
+        // only if the future is.
+        let future = unsafe { self.map_unchecked_mut(|calm| &mut *calm.0) };
         let caller: *const Waker = context.waker();
         // SAFETY: the functions of `BORROWED` take what points to a `Waker` that lives for as long as theirs does. This one ends
         // with this call, and is only lent out until then; what is cloned of it is no such waker.
@@ -34,6 +35,15 @@ impl<F: Future> Future for Calm<F> {
         // What is polled may have something locked where it drops the waker that it had.
         let _holding = Holding::begin();
         future.poll(&mut Context::from_waker(&waker))
+    }
+}
+
+impl<F> Drop for Calm<F> {
+    fn drop(&mut self) {
+        // As in `poll`.
+        let _holding = Holding::begin();
+        // SAFETY: dropped once, here, and not used afterwards.
+        unsafe { ManuallyDrop::drop(&mut self.0) }
     }
 }
 
@@ -113,6 +123,41 @@ mod tests {
         notify.notify_waiters();
         assert_eq!(*lock(&calls), 2);
         drop(waits);
+    }
+
+    /// It may drop wakers while it has something locked that is none of ours, as connections do.
+    #[test]
+    fn a_future_that_is_dropped_drops_no_caller_while_it_has_something_locked() {
+        type Slot = Arc<Mutex<Option<Waker>>>;
+        struct Connection(Slot);
+        impl Future for Connection {
+            type Output = ();
+            fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+                *self.0.lock().unwrap() = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+        impl Drop for Connection {
+            fn drop(&mut self) {
+                *self.0.lock().unwrap() = None;
+            }
+        }
+        struct Task(Slot, Arc<Mutex<Option<bool>>>);
+        impl Wake for Task {
+            fn wake(self: Arc<Self>) {}
+        }
+        impl Drop for Task {
+            fn drop(&mut self) {
+                *lock(&self.1) = Some(self.0.try_lock().is_ok());
+            }
+        }
+        let (slot, unlocked) = (Slot::default(), Arc::default());
+        let waker = Waker::from(Arc::new(Task(slot.clone(), Arc::clone(&unlocked))));
+        let mut future = Box::pin(calm(Connection(slot)));
+        assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(waker);
+        drop(future);
+        assert_eq!(*lock(&unlocked), Some(true));
     }
 
     /// Not even where whoever wakes has something locked.

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::backend::Backend;
-use crate::calm::calm;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::keeper::Keeper;
@@ -40,9 +39,9 @@ impl Engine {
         self.env.process().check()
     }
 
-    /// For callers to poll, in this process only.
+    /// As [`Env::here`].
     pub(crate) async fn here<T>(&self, future: impl Future<Output = Result<T>>) -> Result<T> {
-        calm(self.env.process().only(future)).await?
+        self.env.here(future).await
     }
 
     /// Refuses new claims after [`Engine::close`].

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::calm::calm;
 use crate::clock::{Clock, Instant};
 use crate::drift::Drift;
+use crate::error::Result;
 use crate::lane::Lane;
 use crate::net::{Connector, Owned, Tcp};
 use crate::process::Process;
@@ -62,6 +64,11 @@ impl Env {
     /// The process that this world is of; a child that is forked from it needs another.
     pub(crate) fn process(&self) -> Process {
         self.lane.process()
+    }
+
+    /// For callers to poll, in this process only.
+    pub(crate) async fn here<T>(&self, future: impl Future<Output = Result<T>>) -> Result<T> {
+        calm(self.process().only(future)).await?
     }
 
     pub(crate) fn lane(&self) -> &Lane {

@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::keeper::Kept;
 use crate::lease;
 use crate::name::LockName;
+use crate::release::UnderWay;
 use crate::tenure::{Standing, Tenure};
 use crate::token::Token;
 
@@ -25,13 +26,16 @@ pub(crate) struct Claimed {
     claim: Arc<Claim>,
     /// What is known of its lease, once it was granted.
     tenure: Option<Arc<Tenure>>,
+    /// The mark of its release, where a caller has begun that: should it not come to its end, the one in the background goes on with it,
+    /// so that whoever closes the client never misses it.
+    under_way: Option<UnderWay>,
     /// Whether somebody else has taken over freeing it.
     settled: bool,
 }
 
 impl Claimed {
     pub(crate) fn new(engine: Arc<Engine>, claim: Arc<Claim>) -> Claimed {
-        Claimed { engine, claim, tenure: None, settled: false }
+        Claimed { engine, claim, tenure: None, under_way: None, settled: false }
     }
 
     /// The claim as it is to be freed.
@@ -50,7 +54,11 @@ impl Drop for Claimed {
         // A forked child's copy is not its own to free.
         if !self.settled && self.engine.check_process().is_ok() {
             let ends = self.tenure.as_ref().and_then(|tenure| tenure.runs_out());
-            self.engine.releases.free_in_background(self.leaving(), ends);
+            let releases = &self.engine.releases;
+            match self.under_way.take() {
+                Some(under_way) => releases.go_on_in_background(under_way, self.leaving(), ends),
+                None => releases.free_in_background(self.leaving(), ends),
+            }
         }
     }
 }
@@ -236,14 +244,14 @@ impl Guard {
     /// background. Ask for that property before the work is done, with `require=linger` in the URL for one.
     pub async fn release_closed(self, linger: Duration) -> Result<Released> {
         lease::check_linger(linger)?;
-        let Guard { kept, claimed, .. } = self;
+        let Guard { kept, mut claimed, .. } = self;
         let engine = claimed.engine.clone();
         engine.check_process()?;
         // From here on nobody renews the lease: this future may be kept without being polled.
         let tenure = kept.tenure.clone();
         kept.end();
         // Before the look at the lease, so that the keeper does not free it at the same time.
-        let _under_way = engine.releases.begin(claimed.claim.id, None);
+        claimed.under_way = engine.releases.begin(claimed.claim.id, tenure.runs_out());
         if let Standing::Lost(loss) = tenure.standing_here(engine.env.now()) {
             return Ok(Released::AlreadyLost(loss));
         }
@@ -286,7 +294,7 @@ impl Guard {
         }
         // One that was handed over may be short until its first renewal, and nobody will renew it now.
         self.tenure().isolate();
-        self.lengthen(self.claimed.claim.ttl).await?;
+        self.engine().here(self.lengthen(self.claimed.claim.ttl)).await?;
         let detached = Detached { name: self.name().clone(), claim: self.claim_id(), token: self.token };
         self.engine().backend.forget(&self.claimed.claim);
         self.claimed.settle();
@@ -304,7 +312,7 @@ impl Guard {
         }
         let (mut failure, mut attempt) = (None, 0);
         loop {
-            match self.extend(ttl).await {
+            match self.engine().keeper.confirm(self.tenure(), Some(ttl)).await {
                 Ok(()) => return Ok(()),
                 Err(error) if error.is_transient() => failure = Some(error),
                 // Why it could not be extended says more than that it was lost then.
@@ -383,13 +391,17 @@ impl WriteGuard {
         if let Standing::Lost(loss) = kept.tenure.standing(engine.env.now()) {
             return Err(Error::lost(&claimed.claim.name, loss));
         }
-        let mut attempt = 0;
         // Idempotent: an answer that was lost is asked for again.
-        while let Err(error) = engine.here(engine.backend.downgrade(&claimed.claim)).await {
-            if !engine.worth_repeating(&error, &mut attempt).await {
-                return Err(error);
+        let downgrade = async {
+            let mut attempt = 0;
+            while let Err(error) = engine.backend.downgrade(&claimed.claim).await {
+                if !engine.worth_repeating(&error, &mut attempt).await {
+                    return Err(error);
+                }
             }
-        }
+            Ok(())
+        };
+        engine.here(downgrade).await?;
         Ok(Guard { kept, claimed, token })
     }
 

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use crate::acquire::{LeaseOptions, Target};
 use crate::backend::{Backend, Capabilities, Freed, LockState, Renewal};
-use crate::calm::calm;
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode, Owner};
 use crate::drift::Drift;
 use crate::engine::Engine;
@@ -92,7 +91,7 @@ impl Locks {
             Some(percent) => env.with_drift(Drift::percent(percent)?),
             None => env,
         };
-        let backend = calm(env.process().only(open(&mut url, &env))).await??;
+        let backend = env.here(open(&mut url, &env)).await?;
         url.finish()?;
         backend.capabilities().require(&require.unwrap_or_default())?;
         let locks = Locks::new(backend, env);

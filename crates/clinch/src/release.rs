@@ -83,7 +83,7 @@ impl Releases {
     /// Marks the release of a claim as under way, so that nobody else begins it; `None`: somebody did. `ends`: when its lease
     /// ends by itself, as far as that is known.
     pub(crate) fn begin(self: &Arc<Releases>, id: ClaimId, ends: Option<Instant>) -> Option<UnderWay> {
-        let ends = ends.filter(|_| self.backend.capabilities().expiry);
+        let ends = self.known(ends);
         match lock(&self.state).under_way.entry(id) {
             Entry::Occupied(_) => None,
             Entry::Vacant(vacant) => {
@@ -91,6 +91,11 @@ impl Releases {
                 Some(UnderWay(self.clone(), id))
             }
         }
+    }
+
+    /// When a lease ends by itself, as far as that is known.
+    fn known(&self, ends: Option<Instant>) -> Option<Instant> {
+        ends.filter(|_| self.backend.capabilities().expiry)
     }
 
     /// Until when a caller's release is worth repeating: when the lease has run out, there is nothing left to free. One attempt
@@ -140,7 +145,16 @@ impl Releases {
     /// Frees a claim in the background, or at once where the store needs no waiting. Works anywhere, also in a drop outside
     /// any runtime. Does nothing while a release of this claim is under way. `ends` as for [`Releases::begin`].
     pub(crate) fn free_in_background(self: &Arc<Releases>, claim: Arc<Claim>, ends: Option<Instant>) {
-        let Some(under_way) = self.begin(claim.id, ends) else { return };
+        if let Some(under_way) = self.begin(claim.id, ends) {
+            self.go_on_in_background(under_way, claim, ends);
+        }
+    }
+
+    /// As [`Releases::free_in_background`], for a claim whose release is under way.
+    pub(crate) fn go_on_in_background(&self, under_way: UnderWay, claim: Arc<Claim>, ends: Option<Instant>) {
+        // A renewal that was under way, too, may have moved it.
+        let ends = self.known(ends);
+        lock(&self.state).under_way.insert(claim.id, ends);
         let under_way = Arc::new(under_way);
         let mut begun: Pin<Box<dyn Future<Output = ()> + Send>> =
             Box::pin(release(under_way.clone(), claim.clone()));

@@ -101,6 +101,8 @@ impl Future for Sleep {
         if timers.lane.process().is_left() {
             return Poll::Ready(());
         }
+        // Unlocked, and so is the drop of the one before: either may be a caller's.
+        let waker = cx.waker().clone();
         let mut state = lock(&timers.shared.state);
         let id = match self.id {
             Some(id) => id,
@@ -110,14 +112,13 @@ impl Future for Sleep {
                 state.next_id
             }
         };
-        let earlier = state.sleepers.insert((self.until, id), cx.waker().clone());
+        let earlier = state.sleepers.insert((self.until, id), waker);
         if state.armed.is_none_or(|armed| self.until < armed) {
             state.armed = Some(self.until);
             timers.shared.kick.notify_one();
         }
         let driven = std::mem::replace(&mut state.driven, true);
         drop(state);
-        // A waker may own a task, which may own timers.
         drop(earlier);
         if !driven {
             // Without a background thread we are woken at once, so whoever waits looks at the clock all the time.

@@ -133,6 +133,82 @@ fn whatever_a_runtime_runs_ends_with_its_process() {
     assert!(seen > 10, "the sources were not found");
 }
 
+/// Code as it awaits: without spaces, and without what is awaited by another, in blocks of its own or behind the door.
+fn awaiting(code: &str) -> String {
+    /// Up to the end of a group, or of the code.
+    fn group(code: &mut std::str::Chars<'_>) -> String {
+        let mut text = String::new();
+        while let Some(c) = code.next() {
+            match c {
+                ')' | '}' => break,
+                '(' | '{' => {
+                    let inside = group(code);
+                    let elsewhere = ["async", "asyncmove", ".here"].iter().any(|start| text.ends_with(start));
+                    let (open, close) = if c == '(' { ("(", ")") } else { ("{", "}") };
+                    text += open;
+                    if inside.contains(".await") && !elsewhere {
+                        text += &inside;
+                    }
+                    text += close;
+                }
+                c if c.is_whitespace() => {}
+                c => text.push(c),
+            }
+        }
+        text
+    }
+    let mut code = code.chars();
+    let text = group(&mut code);
+    assert_eq!(code.next(), None, "brackets do not match after {text}");
+    text
+}
+
+#[test]
+fn whatever_callers_poll_goes_through_one_door() {
+    /// What goes through it elsewhere, and the request that is its caller's.
+    const ELSEWHERE: [&str; 7] = [
+        ".here()",
+        "Locks::connect()",
+        "guard.release()",
+        "self.0.release()",
+        "self.release_closed()",
+        "self.told()",
+        ".try_acquire()",
+    ];
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut seen = 0;
+    for path in sources(&src).into_iter().filter(|path| !path.to_string_lossy().contains("conformance")) {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let code = text.split("\nmod tests {").next().unwrap();
+        let mut lines = code.lines();
+        while let Some(line) = lines.next() {
+            let (indent, start) = line.split_at(line.len() - line.trim_start().len());
+            let what = format!("{}: {start}", path.display());
+            // A timer, which keeps wakers for later and calls each apart.
+            let future = start.starts_with("pub fn ") && start.contains("-> impl Future");
+            assert!(!future || start.contains("fn sleep_until("), "{what}");
+            if !start.starts_with("pub async fn ") && !start.contains("async fn try_acquire(") {
+                continue;
+            }
+            seen += 1;
+            let end = format!("{indent}}}");
+            let body = lines.by_ref().take_while(|line| **line != end);
+            let body = body.filter(|line| !line.trim_start().starts_with("//"));
+            let body = awaiting(&[line].into_iter().chain(body).chain(["}"]).collect::<String>());
+            // `run` alone awaits what is its caller's: the request, and the body.
+            let run = start.starts_with("pub async fn run<");
+            assert!(run || !body.contains("select!"), "{what} waits for several things");
+            let awaited = body.split(".await").collect::<Vec<_>>();
+            for awaited in &awaited[..awaited.len() - 1] {
+                let through =
+                    ELSEWHERE.iter().any(|door| awaited.ends_with(door)) || run && awaited.ends_with("=self");
+                assert!(through, "{what} awaits {awaited}, not through `Env::here`");
+            }
+        }
+    }
+    assert!(seen > 20, "the functions were not found");
+}
+
 #[test]
 fn no_third_party_client_shows_in_the_public_api() {
     // Signatures are on lines that begin with `pub `; tokio and std are the platform, serde stays in attributes.

@@ -110,7 +110,8 @@ use crate::url::StoreUrl;
 ///
 /// As [`connect`](crate::connect).
 pub async fn open(url: &str, env: Env) -> Result<Arc<dyn Backend>> {
-    open_url(&mut StoreUrl::parse(url)?, &env).await
+    let mut url = StoreUrl::parse(url)?;
+    env.here(open_url(&mut url, &env)).await
 }
 
 /// Opens the store of a URL, and refuses a server or user that could not keep its promises.

@@ -48,6 +48,71 @@ async fn what_a_process_holds_is_released_by_nobody_else() {
     );
 }
 
+/// It may be another's since, whom the late release would find closed out.
+#[tokio::test]
+async fn what_was_released_by_its_id_is_not_released_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, outside) = (connect(dir.path()).await, connect(dir.path()).await);
+    for linger in [Duration::ZERO, PATIENCE] {
+        let guard = lock(&locks, "job").await;
+        let id = guard.claim_id();
+        outside.renew_detached("job", id, PATIENCE).await.unwrap();
+        assert_eq!(outside.release_detached("job", id).await.unwrap(), clinch::Released::Released);
+        let next = outside.mutex("job").unwrap().try_lock().await.unwrap().expect("it is free");
+        let released = guard.release_closed(linger).await.unwrap();
+        assert!(matches!(released, clinch::Released::AlreadyLost(_)), "it was released twice");
+        assert_eq!(outside.state("job").await.unwrap().unwrap().closed_until, None);
+        next.release().await.unwrap();
+    }
+}
+
+/// What ends nothing closes nothing either.
+#[tokio::test]
+async fn a_release_by_its_id_that_fails_closes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, outside) = (connect(dir.path()).await, connect(dir.path()).await);
+    let guard = lock(&locks, "job").await;
+    let claim = claim_of(&outside, &guard).await;
+    outside.renew_detached("job", claim.id, PATIENCE).await.unwrap();
+    let changing = keep_record(&the_lock_file(dir.path()), guard.token().get());
+    let store = clinch::backends::file::open(dir.path(), Env::host(clinch::Lane::thread())).unwrap();
+    let error = store.release(&claim, PATIENCE).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert_eq!(outside.state("job").await.unwrap().unwrap().closed_until, None);
+    drop(changing);
+    assert_eq!(store.release(&claim, PATIENCE).await.unwrap(), Freed::Removed);
+    assert!(outside.state("job").await.unwrap().unwrap().closed_until.is_some());
+}
+
+/// The claim of a guard, as another client that knows it by its id has it.
+async fn claim_of(locks: &Locks, guard: &Guard) -> clinch::Claim {
+    let state = locks.state(guard.name().as_str()).await.unwrap().unwrap().claims.remove(0);
+    assert_eq!(state.id, guard.claim_id());
+    clinch::Claim {
+        id: state.id,
+        name: guard.name().clone(),
+        mode: state.mode,
+        ttl: PATIENCE,
+        enqueue: false,
+        place: false,
+        isolated: true,
+        owner: Arc::new(state.owner),
+    }
+}
+
+/// A process that is stopped while it changes the record of a ticket.
+fn keep_record(file: &Path, ticket: u64) -> Python {
+    let byte = (1 << 54) + 1 + ticket % 1024;
+    let script = format!(
+        "import fcntl,os,struct,sys
+fd=os.open(sys.argv[1],os.O_RDWR)
+fcntl.fcntl(fd,37,struct.pack('hhqqi4x',fcntl.F_WRLCK,0,{byte},1,0))
+print('ready',flush=True)
+sys.stdin.read()"
+    );
+    Python::start(&script, file)
+}
+
 /// The second is told that there is nothing to evict, while the holder is still at it.
 #[tokio::test]
 async fn two_evictions_of_one_claim_say_the_same() {
@@ -135,15 +200,7 @@ async fn a_record_that_is_being_changed_is_changed_by_nobody_else() {
     });
     claims(&other, "job", 2).await;
     let place = other.state("job").await.unwrap().unwrap().claims[1].clone();
-    let byte = (1 << 54) + 1 + place.token.unwrap().get() % 1024;
-    let script = format!(
-        "import fcntl,os,struct,sys
-fd=os.open(sys.argv[1],os.O_RDWR)
-fcntl.fcntl(fd,37,struct.pack('hhqqi4x',fcntl.F_WRLCK,0,{byte},1,0))
-print('ready',flush=True)
-sys.stdin.read()"
-    );
-    let changing = Python::start(&script, &the_lock_file(dir.path()));
+    let changing = keep_record(&the_lock_file(dir.path()), place.token.unwrap().get());
     let error = other.evict("job", place.id).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     drop(holder);

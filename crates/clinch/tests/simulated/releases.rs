@@ -135,6 +135,47 @@ async fn whoever_ends_does_not_wait_longer_than_the_lease() {
     }
 }
 
+/// Polls on the spot whatever is woken, as some executors do.
+struct OnTheSpot<T> {
+    future: Mutex<Option<Pin<Box<dyn Future<Output = T> + Send>>>>,
+    done: Mutex<Option<T>>,
+}
+
+impl<T: Send + 'static> std::task::Wake for OnTheSpot<T> {
+    fn wake(self: Arc<Self>) {
+        let Some(mut future) = self.future.lock().unwrap().take() else { return };
+        let waker = Waker::from(self.clone());
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            std::task::Poll::Ready(done) => *self.done.lock().unwrap() = Some(done),
+            std::task::Poll::Pending => *self.future.lock().unwrap() = Some(future),
+        }
+    }
+}
+
+/// Between the release that a caller gave up and the one in the background, nobody may take the client for done.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_goes_over_to_the_background_is_waited_for() {
+    let env = world(18);
+    for given_up in [true, false] {
+        let (two, locks, _) = Two::new(&env, TTL);
+        let guard = locks.mutex("b").unwrap().lock().await.unwrap();
+        two.servers[0].hang(Step::Release);
+        let mut release = Box::pin(guard.release());
+        assert!(at_once(release.as_mut()).await.is_none());
+        let closing = async move { locks.close(10 * TTL).await };
+        let close =
+            Arc::new(OnTheSpot { future: Mutex::new(Some(Box::pin(closing))), done: Mutex::default() });
+        Waker::from(close.clone()).wake();
+        match given_up {
+            true => drop(release),
+            false => drop(release.await.unwrap_err()),
+        }
+        pass(&env, 2 * TTL).await;
+        let closed = close.done.lock().unwrap().take().expect("it waits for longer than the lease");
+        closed.expect_err("what nobody has answered was taken for released");
+    }
+}
+
 /// A release may be without any answer, as of a server that hangs.
 #[tokio::test(start_paused = true)]
 async fn a_release_that_hangs_ends_with_the_lease() {

@@ -1,6 +1,7 @@
 //! A claim of this process: how it enters a lock file, takes its steps, is looked after, and leaves.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,6 +19,9 @@ use crate::name::LockName;
 use crate::queue::{admits, agree_on_capacity};
 use crate::sync::{Locked, lock};
 use crate::token::Token;
+
+/// Whether this process has given a claim an end, as it may do with its own: another may end that claim, too.
+pub(super) static GIVES_ENDS: AtomicBool = AtomicBool::new(false);
 
 /// A claim of this process: its byte stays locked for as long as this lives.
 #[derive(Debug)]
@@ -323,16 +327,23 @@ impl File {
     /// Ends a claim of this process.
     pub(super) fn free(&self, slot: &Mutex<Slot>, linger: Duration) -> Result<Freed> {
         let slot = lock(slot);
+        let mut closing = None;
         if !linger.is_zero() {
             let world = self.world(&slot.name);
-            slot.file.hold_or_fail(&world)?.close_until(world.wall + linger)?;
+            closing = Some((slot.file.hold_or_fail(&world)?, world.wall + linger));
         }
-        // A younger claim that was evicted and not told has not ended yet, so an ordinary release need not look.
+        // A younger claim that was evicted and not told has not ended yet, and nobody else ends one that was given no end: so an
+        // ordinary release need not look.
         let old = self.env.now().since(slot.granted_at) >= NOTICE;
+        let look = old || closing.is_some() || GIVES_ENDS.load(Ordering::Acquire);
         // Where it cannot be read, nobody may say that it was held; freed it is all the same.
         let is_ending =
             || slot.file.record(slot.ticket).map(|record| record.is_some_and(|record| record.is_ending()));
-        let ended = slot.told || old && is_ending().unwrap_or(true);
+        let ended = slot.told || look && is_ending().unwrap_or(true);
+        // Else the lock may be another's.
+        if let Some((mut held, until)) = closing.filter(|_| !ended) {
+            held.close_until(until)?;
+        }
         // Not left to the close, since a forked child may have a copy of the descriptor.
         slot.file.unlock_all()?;
         if slot.inherited {

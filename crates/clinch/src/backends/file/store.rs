@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -9,8 +10,8 @@ use async_trait::async_trait;
 
 use super::dir::Dir;
 use super::layout::{self, Header, META, Record};
-use super::lock_file::{Live, LockFile, World};
-use super::slot::{Slot, not_held};
+use super::lock_file::{Live, LockFile, World, kept_busy};
+use super::slot::{GIVES_ENDS, Slot, not_held};
 use super::times::{RECHECK_UNWATCHED, TRY_FOR};
 use super::watch::Watcher;
 use crate::backend::{Backend, Capabilities, Freed, LockState, NOTICE, Progress, Renewal, Wake};
@@ -75,9 +76,9 @@ impl File {
         let Some(file) = self.open(&world.file, false)? else { return Ok(Freed::Absent) };
         let mut held = file.hold_or_fail(&world)?;
         let is_it = |record: &Record| record.is_of(claim.id);
-        let Some(record) = held.find(is_it)? else {
-            return Ok(Freed::Absent);
-        };
+        let Some(Record { ticket, .. }) = held.find(is_it)? else { return Ok(Freed::Absent) };
+        let changing = file.hold_record(ticket)?.ok_or_else(|| kept_busy(&claim.name))?;
+        let Some(mut record) = changing.read()?.filter(is_it) else { return Ok(Freed::Absent) };
         // Nobody would tell that process, which would go on beside the next.
         if let Some(pid) = record.kept_by() {
             let message = format!(
@@ -86,13 +87,12 @@ impl File {
             );
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
+        // Before its end, after which the next in line could come in; and not before it is sure that it ends.
         if !linger.is_zero() {
             held.close_until(world.wall + linger)?;
         }
-        let now = self.env.now();
-        let Some(record) = held.change(&claim.name, is_it, |record| record.end(now))? else {
-            return Ok(Freed::Absent);
-        };
+        record.end(self.env.now());
+        changing.rewrite(&record)?;
         self.ring_for(&world, &record);
         Ok(Freed::Removed)
     }
@@ -139,6 +139,7 @@ impl File {
             kept_by = record.is_kept_otherwise(claim);
             // Once that time has passed it is never moved: its holder may be letting go.
             if kept_by.is_none() && !record.has_run_out(now) {
+                GIVES_ENDS.store(true, Ordering::Release);
                 record.until = Some((now + claim.ttl).as_nanos());
             }
         })?;

@@ -137,7 +137,8 @@ const MOMENT: Duration = Duration::from_millis(100);
 ///
 /// As [`connect`](crate::connect).
 pub async fn open(url: &str, env: Env) -> Result<Arc<dyn Backend>> {
-    open_url(&mut StoreUrl::parse(url)?, &env).await
+    let mut url = StoreUrl::parse(url)?;
+    env.here(open_url(&mut url, &env)).await
 }
 
 /// Opens the store of a URL, as soon as a quorum lets us in; what the other servers have to say is waited for a moment.
