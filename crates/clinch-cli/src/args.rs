@@ -98,6 +98,8 @@ pub(crate) enum Verb {
     Man(Man),
     #[command(hide = true)]
     Hold(Hold),
+    #[command(hide = true)]
+    EndJob(EndJob),
 }
 
 /// Run a command while holding a lock
@@ -244,8 +246,9 @@ pub(crate) struct Show {
 ///
 /// Prints `name=... claim=... token=...`, quoted for the shell. The lock stays taken until `clinch release`, until its TTL
 /// has run out without `clinch renew`, or, on file://, until the process that called this command has ended. If that line cannot
-/// be written, the lock is released at once, and the exit code is 74. Where it fails otherwise it prints `(exit N)`, so that
-/// `eval "$(clinch acquire ...)"` fails too.
+/// be written, the lock is released at once, and the exit code is 74. Check the exit code before the line is used, as in the example:
+/// who was killed prints nothing, and an `eval` of nothing goes on. What fails otherwise prints `(exit N)`, so that an `eval`
+/// fails too.
 #[derive(Args, Debug)]
 #[command(after_help = ACQUIRE_EXAMPLES)]
 pub(crate) struct Acquire {
@@ -350,6 +353,18 @@ pub(crate) struct Hold {
     pub(crate) asker: i32,
 }
 
+/// End a job whose `clinch run` was killed.
+#[derive(Args, Debug)]
+pub(crate) struct EndJob {
+    /// The claim that it ran under.
+    pub(crate) claim: String,
+    /// The job, if it is known.
+    pub(crate) pid: Option<i32>,
+    /// With all that it has left behind.
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
 const CODES: &str = "\
 Durations are like 500ms, 5s, 1h; plain numbers are seconds.
 What only asks the store gives up after 5s without an answer; what fails has 2s more to withdraw what it may have left there.
@@ -380,8 +395,8 @@ holder: give it to the store that you write to), CLINCH_CLAIM and CLINCH_HELD. A
 A job that holds NAME may run `clinch run NAME` on the same store again: the inner one runs its command at once.
 
 If the lock is about to be lost, the command's group gets TERM, and KILL before anybody else can be given the lock; clinch
-then exits with 79. If clinch itself is killed, the command keeps the lock on file:// until it ends, and is killed on other
-stores. A process that is stopped for longer than its lease cannot be saved by any of this: check tokens at the store.
+then exits with 79. If clinch itself is killed by KILL, the command keeps the lock on file:// until it ends and whatever it started
+that has not closed the descriptor; on other stores a small process, job-watch, then kills all of the job. A process that is stopped for longer than its lease cannot be saved by any of this: check tokens at the store.
 
 --once-per counts every run that began, whatever its exit code. It uses a second lock, NAME/once-per. Like --min-hold it needs
 a store that can keep a lock closed.

@@ -1,5 +1,4 @@
-//! Connecting, and what the store's URL says to the command line itself: which store it is, whether it holds a secret. The
-//! library parses the URL for good; this looks only.
+//! Connecting, and for how long a store may be asked.
 
 use std::future::Future;
 use std::mem::ManuallyDrop;
@@ -9,9 +8,6 @@ use clinch::{Env, Error, ErrorKind, Instant, Lane, Locks};
 
 use crate::args::{Patience, Store};
 use crate::exit::{Failure, Outcome};
-
-/// Keys of a URL whose values are secrets, besides the password before the host.
-const SECRET_KEYS: [&str; 4] = ["password", "pass", "token", "secret"];
 
 /// How long a store may take to answer whoever does not wait for a lock, connecting included. A server that hangs is left for
 /// another of its kind within two seconds.
@@ -129,67 +125,4 @@ pub(crate) fn is_transient(error: &Error) -> bool {
 /// Waits, bounded, for the releases in the background.
 pub(crate) async fn close(locks: &Locks) -> Result<(), Failure> {
     Ok(locks.close(CLOSE_FOR).await?)
-}
-
-impl Store {
-    /// What tells this store from others in the environment of a job: no user, no password, no options but the prefix of
-    /// the names.
-    pub(crate) fn identity(&self) -> String {
-        let (scheme, rest) = self.url.split_once("://").unwrap_or(("", &self.url));
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
-        let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
-        let scheme = scheme.to_ascii_lowercase();
-        let path = match path.trim_end_matches('/') {
-            "" if scheme == "file" && path.is_empty() => default_directory(),
-            path => path.to_owned(),
-        };
-        let hosts = if scheme == "file" && hosts == "localhost" { "" } else { hosts };
-        let prefix = query.split('&').find(|pair| pair.starts_with("prefix="));
-        let prefix = prefix.map(|prefix| format!("?{prefix}")).unwrap_or_default();
-        format!("{scheme}://{}{path}{prefix}", hosts.to_ascii_lowercase())
-    }
-}
-
-/// Whether a URL has something that a job must not see.
-pub(crate) fn holds_secret(url: &str) -> bool {
-    let (rest, query) = url.split_once('?').unwrap_or((url, ""));
-    let rest = rest.split_once("://").map_or(rest, |(_, rest)| rest);
-    let user = rest.rsplit_once('@').map(|(user, _)| user);
-    let keys = query.split('&').filter_map(|pair| pair.split_once('='));
-    user.is_some_and(|user| user.contains(':')) || keys.into_iter().any(|(key, _)| SECRET_KEYS.contains(&key))
-}
-
-/// Where `file://` is.
-fn default_directory() -> String {
-    // A directory that cannot be told is not connected to either.
-    clinch::backends::file::default_dir().map(|dir| dir.to_string_lossy().into_owned()).unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn store(url: &str) -> Store {
-        Store { url: url.to_owned() }
-    }
-
-    #[test]
-    fn an_identity_has_no_secret_and_no_spelling() {
-        let identity = |url| store(url).identity();
-        assert_eq!(identity("redis://me:hunter2@H1,h2/3?ttl=5s&prefix=a:"), "redis://h1,h2/3?prefix=a:");
-        assert_eq!(identity("FILE:///tmp/x/?ttl=1s"), identity("file://localhost/tmp/x"));
-        assert_ne!(identity("file:///tmp/x"), identity("file:///tmp/X"));
-        assert_eq!(identity("file://"), format!("file://{}", default_directory()));
-    }
-
-    #[test]
-    fn urls_with_secrets_are_known() {
-        for secret in ["redis://u:p@h", "redis://:p@h/0?ttl=1s", "etcd://h?password=x"] {
-            assert!(holds_secret(secret), "{secret}");
-        }
-        for open in ["file://", "redis://u@h", "redis://h:6379/0", "file:///a:b"] {
-            assert!(!holds_secret(open), "{open}");
-        }
-    }
 }

@@ -7,6 +7,8 @@
 //! | `terminal.rs` | handing the terminal over and taking it back |
 //! | `children.rs` | reaping: the child, and orphans |
 //! | `kin.rs` | what a job has started in other process groups |
+//! | `watch.rs` | ends the job if we are killed |
+//! | `end.rs` | how it does that |
 //! | `loss.rs` | when to stop a child whose lock is about to be lost: pure |
 //! | `supervise.rs` | the loop that holds these together |
 //! | `nesting.rs` | jobs inside jobs that hold the same lock |
@@ -14,6 +16,7 @@
 //! | `sys.rs` | the few unsafe system calls |
 
 pub(crate) mod children;
+pub(crate) mod end;
 pub(crate) mod events;
 pub(crate) mod kin;
 pub(crate) mod loss;
@@ -23,3 +26,4 @@ pub(crate) mod spawn;
 pub(crate) mod supervise;
 pub(crate) mod sys;
 pub(crate) mod terminal;
+pub(crate) mod watch;

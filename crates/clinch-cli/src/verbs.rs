@@ -28,6 +28,7 @@ pub(crate) fn dispatch(cli: Cli) -> Outcome {
         Verb::Break(break_) => block_on(break_::run(store, &break_)),
         Verb::Completions(completions) => completions::run(&completions),
         Verb::Man(man) => man::run(&man),
+        Verb::EndJob(end) => crate::job::end::run(&end),
         Verb::Hold(hold) => block_on(hold::run(store, &hold)),
     }
 }

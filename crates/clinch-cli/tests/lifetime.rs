@@ -24,14 +24,72 @@ fn a_killed_wrapper_leaves_the_lock_with_its_job() {
     assert!(!runs(job));
 }
 
-/// On a store that frees the lock of a dead wrapper, its job goes on without it.
+/// On a store that frees the lock of a dead wrapper, its job or what that has started goes on without it.
 #[test]
-fn a_killed_wrapper_takes_its_job_along_where_the_job_cannot_keep_the_lock() {
+fn a_killed_wrapper_takes_all_of_its_job_along_where_the_job_cannot_keep_the_lock() {
     let world = World::new();
-    let run = world.start(["run", "-u", "memory://", "x", "-c", JOB]);
-    let job = world.pid("job.pid");
+    // One that does nothing else, one in a group of its own that is deaf, one below it, and one that has lost its parent.
+    let part = "echo $$ > PID.pid; while :; do sleep 0.02; done";
+    let job = format!(
+        "({}) & timeout 60 sh -c \"trap '' TERM; sh ./part & {}\" & (sh ./left &); {JOB}",
+        part.replace("PID", "first").replace("$$", "$(exec sh -c 'echo $PPID')"),
+        part.replace("PID", "second").replace('$', "\\$"),
+    );
+    world.write("part", &part.replace("PID", "third"));
+    world.write("left", &part.replace("PID", "fourth"));
+    let run = world.start(["run", "-u", "memory://", "x", "-c", &job]);
+    let parts = ["job.pid", "first.pid", "second.pid", "third.pid", "fourth.pid"].map(|name| world.pid(name));
     run.signal(Signal::KILL);
-    eventually("the job is dead", || !runs(job));
+    for part in parts {
+        eventually("all of the job is dead", || !runs(part));
+    }
+}
+
+/// The wrapper is killed while it waits for orphans, and they go on without its lock.
+#[test]
+fn a_killed_wrapper_takes_the_orphans_along_that_it_waited_for() {
+    let world = World::new();
+    let script = "setsid sh -c 'echo $$ > daemon.pid; exec sleep 60' > /dev/null 2>&1 & \
+                  while [ ! -s daemon.pid ]; do sleep 0.02; done";
+    let args = ["run", "-u", "memory://", "--orphans", "wait", "--events", "events", "x", "-c", script];
+    let run = world.start(args);
+    eventually("the job has ended", || world.read("events").contains("exited"));
+    run.signal(Signal::KILL);
+    eventually("the orphan is dead", || !runs(world.pid("daemon.pid")));
+}
+
+/// What watches over a job outlives it, keeps its caller's pipe open, or ends with it by the same name.
+#[test]
+fn the_watch_over_a_job_is_seen_by_nobody() {
+    let world = World::new();
+    let mut run = world.start(["run", "-u", "memory://", "x", "-c", JOB]);
+    world.pid("job.pid");
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.pid())).unwrap();
+    let watches = children.split_whitespace().map(|pid| pid.parse().unwrap());
+    let name = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let watch = watches.into_iter().find(|pid| name(*pid) == "job-watch\n").expect("there is a watch");
+    let open = || std::fs::read_dir(format!("/proc/{watch}/fd")).unwrap().count();
+    eventually("it has but its pipe and the job open", || open() == 2);
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::TSTP] {
+        assert!(kill(watch, signal));
+    }
+    world.write("stop", "");
+    assert_eq!(run.code(), 4);
+    assert!(!runs(watch));
+    let output = world.output([
+        "run",
+        "-u",
+        "memory://",
+        "x",
+        "sh",
+        "-c",
+        "sleep 60 > /dev/null 2>&1 & echo $! > job.pid",
+    ]);
+    assert!(
+        output.status.success(),
+        "what the job has left behind goes on, and a pipe ends with the wrapper"
+    );
+    assert!(runs(world.pid("job.pid")));
 }
 
 /// A daemon that the job starts keeps the lock for ever.

@@ -31,6 +31,13 @@ fn a_password_never_reaches_the_job() {
     let output = command.env("CLINCH_URL", "redis://me:hunter2@h/0").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("CLINCH_HELD=") && !text.contains("hunter2") && !text.contains("CLINCH_URL"));
+    for secret in
+        ["redis+sentinel://h/m?sentinel_password=hunter2", "redis+sentinel://h/m?sentinel%5Fpassword=hunter2"]
+    {
+        let mut command = world.clinch(["run", "-u", &store, "x", "env"]);
+        let output = command.env("CLINCH_URL", secret).output().unwrap();
+        assert!(!String::from_utf8_lossy(&output.stdout).contains("hunter2"), "{secret}");
+    }
     let seen = stdout(&world, &["run", "x", "-c", "echo $CLINCH_URL"]);
     assert_eq!(seen.trim(), world.url(), "what holds no secret is kept, so that nested runs find the store");
 }
@@ -60,6 +67,26 @@ fn a_job_inside_a_job_reenters() {
     assert!(tokens.len() == 2 && tokens[0] == tokens[1], "{text}");
     let other = r#""$CLINCH" run y -- "$CLINCH" run x -c 'exit 8'"#;
     assert_eq!(world.code(["run", "x", "-c", other]), 8, "through another lock");
+}
+
+/// A store or a lock that is spelled in another way is taken for another, and the job waits for itself.
+#[test]
+fn a_job_reenters_however_its_lock_is_spelled() {
+    let redis = clinch_testkit::Redis::start();
+    let world = World::on(redis.url());
+    let port = redis.port();
+    for (name, query) in [("x", "/0"), ("x", "/?ttl=5s"), ("x", "?prefix=clinch:"), ("clinch:x", "?prefix=")]
+    {
+        let inner = format!(r#""$CLINCH" -u 'redis://LOCALHOST:{port}{query}' run -w 20 {name} -c 'exit 9'"#);
+        assert_eq!(world.code(["run", "x", "-c", &inner]), 9, "{query}");
+    }
+    let another = format!(r#""$CLINCH" -u '{}/1' run x -c 'exit 8'"#, redis.url());
+    assert_eq!(world.code(["run", "--once-per", "1h", "x", "-c", &another]), 8, "another store");
+    let files = World::new();
+    std::os::unix::fs::symlink(files.path("store"), files.path("link")).unwrap();
+    let link = files.path("link");
+    let inner = format!(r#""$CLINCH" -u 'file://{}/' run -w 20 x -c 'exit 9'"#, link.display());
+    assert_eq!(files.code(["run", "x", "-c", &inner]), 9);
 }
 
 /// A job inside a reader becomes a writer beside other readers.

@@ -125,3 +125,4 @@ pub use crate::rwlock::RwLock;
 pub use crate::semaphore::Semaphore;
 pub use crate::tenure::Standing;
 pub use crate::token::Token;
+pub use crate::url::holds_secret;

@@ -9,6 +9,9 @@ use percent_encoding::percent_decode_str;
 
 use crate::error::{Error, Result};
 
+/// What the name of each key has whose value is a secret, and of none else here. Parts of names, since a URL may be for another build.
+const SECRETIVE: [&str; 6] = ["pass", "pwd", "secret", "token", "auth", "cred"];
+
 /// A user, and a password if there is one.
 pub(crate) type Credentials = (String, Option<String>);
 
@@ -77,6 +80,13 @@ impl StoreUrl {
             false
         });
         if twice { Err(Error::invalid(format!("{key}= stands twice in the store URL"))) } else { Ok(found) }
+    }
+
+    /// Takes the value of a key that is a secret, which [`holds_secret`] must know by its name.
+    #[cfg(any(feature = "redis", test))]
+    pub(crate) fn take_secret(&mut self, key: &'static str) -> Result<Option<String>> {
+        debug_assert!(is_secret(key), "{key}= is not known to be a secret");
+        self.take(key)
     }
 
     /// Takes the value of a key that is a duration like `500ms`, `30s` or `5m`.
@@ -148,6 +158,30 @@ impl fmt::Debug for StoreUrl {
     }
 }
 
+/// Whether a store URL holds a secret: a password before its hosts, or a key that is one. Rather once too often, since it may be the
+/// URL of another build, or one whose password was not escaped.
+///
+/// # Examples
+///
+/// ```
+/// assert!(clinch::holds_secret("redis+sentinel://s1,s2/main?sentinel_password=x"));
+/// assert!(!clinch::holds_secret("redis://locks:6379/0?ttl=5s"));
+/// ```
+pub fn holds_secret(url: &str) -> bool {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    // No store of these has users, and a path may hold any character.
+    let has_users = !["file", "memory"].contains(&scheme.to_ascii_lowercase().as_str());
+    let password = rest.rsplit_once('@').is_some_and(|(before, _)| before.contains(':'));
+    let query = rest.split_once('?').map_or("", |(_, query)| query);
+    let mut keys = query.split('&').map(|pair| pair.split_once('=').map_or(pair, |(key, _)| key));
+    has_users && password || keys.any(|key| is_secret(&percent_decode_str(key).decode_utf8_lossy()))
+}
+
+fn is_secret(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    SECRETIVE.iter().any(|part| key.contains(part))
+}
+
 /// Reads `user[:password]`.
 fn credentials_in(text: &str) -> Result<Credentials> {
     let (user, password) = text.split_once(':').unwrap_or((text, ""));
@@ -212,6 +246,31 @@ mod tests {
         assert!(url.take("ttl").is_err(), "a key that stands twice");
         assert_eq!(url.take_credentials(), Some(("me".into(), Some("hunter2".into()))));
         assert_eq!(url.authority, "h");
+    }
+
+    #[test]
+    fn urls_with_secrets_are_known() {
+        for secret in [
+            "redis://u:p@h",
+            "redis://:p@h/0?ttl=1s",
+            "redlock://h1,u:p@h2,h3",
+            "redis://u:p?s@h",
+            "redis://u:p/s@h/0",
+            "etcd://h?password=x",
+            "redis+sentinel://h/m?ttl=1s&sentinel_password=x",
+            "redis+sentinel://h/m?Sentinel%5FPassword=x",
+        ] {
+            assert!(holds_secret(secret), "{secret}");
+        }
+        for open in [
+            "file://",
+            "redis://u@h",
+            "redis://h:6379/0?prefix=a:",
+            "file:///a:b@c",
+            "etcds://h:1?key=/k.pem",
+        ] {
+            assert!(!holds_secret(open), "{open}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use rustix::process::{
 };
 
 use super::kin::{Kin, children};
+use super::watch::Watch;
 use crate::exit::SIGNAL_BASE;
 
 /// The child, in a process group of its own.
@@ -17,6 +18,8 @@ pub(crate) struct Child {
     reaped: bool,
     /// What it has started in other groups, once it was to stop.
     kin: Kin,
+    /// Ends it if we are killed, where that is needed.
+    watch: Option<Watch>,
 }
 
 /// How the child ended.
@@ -46,8 +49,9 @@ pub(crate) enum Change {
 }
 
 impl Child {
-    pub(crate) fn new(pid: Pid) -> Child {
-        Child { pid, exit: None, reaped: false, kin: Kin::default() }
+    pub(crate) fn new(pid: Pid, watch: Option<Watch>) -> Child {
+        let kin = Kin::sparing(watch.as_ref().map(Watch::pid));
+        Child { pid, exit: None, reaped: false, kin, watch }
     }
 
     /// The child's process group.
@@ -71,6 +75,9 @@ impl Child {
 
     /// Takes the ended child off the process table.
     pub(crate) fn reap(&mut self) {
+        if let Some(watch) = &self.watch {
+            watch.forget();
+        }
         self.wait(WaitIdOptions::NOHANG | WaitIdOptions::EXITED);
         self.reaped = true;
     }
@@ -98,7 +105,8 @@ impl Child {
     pub(crate) fn reap_all(&self) -> bool {
         if !self.reaped {
             // By name, since whoever reaps the main one by chance leaves its group's id to others.
-            let others = children(getpid(), true).filter(|pid| *pid != self.pid);
+            let watch = self.watch.as_ref().map(Watch::pid);
+            let others = children(getpid(), true).filter(|pid| *pid != self.pid && Some(*pid) != watch);
             return others
                 .filter(|pid| !matches!(waitpid(Some(*pid), WaitOptions::NOHANG), Ok(Some(_))))
                 .count()
@@ -126,7 +134,7 @@ fn code(code: i32) -> Exit {
     Exit::Code(u8::try_from(code & 0xff).unwrap_or(u8::MAX))
 }
 
-/// Sends a signal to every child that is left. They are ours alone to reap, so no id can be anybody else's.
+/// Sends a signal to every child that is left. They are ours alone to reap, so no id can be anybody else's. The watch hears none.
 pub(crate) fn signal_orphans(signal: Signal) {
     for pid in children(getpid(), true) {
         let _ = kill_process(pid, signal);

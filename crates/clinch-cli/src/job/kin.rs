@@ -15,19 +15,23 @@ use rustix::process::{
 const LOOK_FOR: Duration = Duration::from_millis(50);
 
 /// The descendants of this process, but for those that are not of the job.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Kin {
-    /// Children that this process had before it became `clinch`.
+    /// Children that this process had before it became `clinch`, and the watch.
     spared: HashSet<Pid>,
 }
 
 impl Kin {
+    pub(crate) fn sparing(watch: Option<Pid>) -> Kin {
+        Kin { spared: watch.into_iter().collect() }
+    }
+
     /// From now on, what loses its parent falls to us, as it does to process 1. Before the first signal, since those orphan.
     pub(crate) fn gather(&mut self, leader: Pid) {
         if getpid().is_init() || matches!(child_subreaper(), Ok(Some(_))) {
             return;
         }
-        self.spared = children(getpid(), true).filter(|pid| *pid != leader).collect();
+        self.spared.extend(children(getpid(), true).filter(|pid| *pid != leader));
         // Kernels without it are older than all that clinch runs on.
         let _ = set_child_subreaper(Some(getpid()));
     }
@@ -59,6 +63,24 @@ impl Kin {
             }
         }
         found
+    }
+}
+
+/// Who was found to be the child of another.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) pid: Pid,
+    pub(crate) parent: Option<Pid>,
+}
+
+impl Found {
+    /// Sends it a signal, unless its id is another's by now.
+    pub(crate) fn send(&self, signal: Signal) {
+        let Ok(held) = pidfd_open(self.pid, PidfdFlags::empty()) else { return };
+        let is_it = |parent| Stat::of(self.pid).is_some_and(|stat| stat.parent == raw(parent));
+        if self.parent.is_none_or(is_it) {
+            let _ = pidfd_send_signal(held, signal);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Jobs inside jobs: what the outer ones hold stands in the environment, so that the inner ones need not wait for it.
 //!
-//! `CLINCH_HELD` is a list of `store,name,claim`, each percent-encoded, separated by blanks. It is a hint only: the store
-//! is asked whether the claim still holds.
+//! `CLINCH_HELD` is a list of `name,claim`, the name percent-encoded, separated by blanks. It is a hint only, and says nothing of
+//! stores, which have many spellings: a claim's id is nowhere else, so a store that says it is granted is the outer job's store.
 
 use clinch::backend::ClaimState;
 use clinch::{ClaimId, Mode};
@@ -12,19 +12,27 @@ use crate::args::Share;
 /// The environment variable.
 pub(crate) const HELD: &str = "CLINCH_HELD";
 
-/// The claim that an outer job has on this lock, if any; the innermost one.
-pub(crate) fn find(held: &str, store: &str, name: &str) -> Option<ClaimId> {
-    held.split(' ').rev().find_map(|entry| {
-        let mut parts = entry.split(',').map(|part| percent_decode_str(part).decode_utf8().ok());
-        let (at, of, claim) = (parts.next()??, parts.next()??, parts.next()??);
-        if at == store && of == name { claim.parse().ok() } else { None }
-    })
+/// The claims of outer jobs that may be on this lock, and whether one of them has its very name. Others end like it or are what it
+/// ends with, as names do whose stores have another prefix.
+pub(crate) fn find(held: &str, name: &str) -> (Vec<ClaimId>, bool) {
+    let mut claims = Vec::new();
+    let mut same = false;
+    for entry in held.split(' ') {
+        let Some((of, claim)) = entry.split_once(',') else { continue };
+        let Ok(of) = percent_decode_str(of).decode_utf8() else { continue };
+        if let Ok(claim) = claim.parse()
+            && (of.ends_with(name) || name.ends_with(&*of))
+        {
+            claims.push(claim);
+            same |= of == name;
+        }
+    }
+    (claims, same)
 }
 
 /// The list with one more.
-pub(crate) fn with(held: &str, store: &str, name: &str, claim: ClaimId) -> String {
-    let encoded = |text| utf8_percent_encode(text, NON_ALPHANUMERIC);
-    let entry = format!("{},{},{claim}", encoded(store), encoded(name));
+pub(crate) fn with(held: &str, name: &str, claim: ClaimId) -> String {
+    let entry = format!("{},{claim}", utf8_percent_encode(name, NON_ALPHANUMERIC));
     if held.is_empty() { entry } else { format!("{held} {entry}") }
 }
 
@@ -46,17 +54,23 @@ mod tests {
     #[test]
     fn entries_read_back_whatever_they_hold() {
         let (one, two) = (ClaimId::from_bits(1), ClaimId::from_bits(2));
-        let held = with("", "file:///a b", "n,1 %", one);
-        let held = with(&held, "redis://h", "é", two);
-        assert_eq!(find(&held, "file:///a b", "n,1 %"), Some(one));
-        assert_eq!(find(&held, "redis://h", "é"), Some(two));
-        assert_eq!(find(&held, "file:///a b", "é"), None);
+        let held = with(&with("", "n,1 %", one), "é", two);
+        assert_eq!(find(&held, "n,1 %"), (vec![one], true));
+        assert_eq!(find(&held, "é"), (vec![two], true));
+        assert_eq!(find(&held, "1"), (vec![], false));
+    }
+
+    #[test]
+    fn what_may_be_the_same_under_another_prefix_is_asked_for() {
+        let one = ClaimId::from_bits(1);
+        assert_eq!(find(&with("", "jobs:a", one), "a"), (vec![one], false));
+        assert_eq!(find(&with("", "a", one), "jobs:a"), (vec![one], false));
     }
 
     #[test]
     fn garbage_holds_nothing() {
-        for garbage in ["", " ", ",", "a,b", "a,b,c", "%ff,b,00000000000000000000000000000001"] {
-            assert_eq!(find(garbage, "a", "b"), None, "{garbage}");
+        for garbage in ["", " ", ",", "a,b", "a,b,c", "%ff,00000000000000000000000000000001", "b"] {
+            assert_eq!(find(garbage, "a"), (vec![], false), "{garbage}");
         }
     }
 }

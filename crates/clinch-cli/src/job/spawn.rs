@@ -15,8 +15,8 @@ use super::children::Child;
 use super::nesting;
 use super::sys;
 use super::terminal::Terminal;
-use crate::args::Run;
-use crate::connect::holds_secret;
+use super::watch::Watch;
+use crate::args::{Orphans, Run};
 use crate::exit::{Failure, LOST, NOT_EXECUTABLE, NOT_FOUND};
 
 /// The command that was asked for, with nothing said to it yet.
@@ -34,42 +34,51 @@ pub(crate) fn command(run: &Run) -> Result<Command, Failure> {
         }
         (None, None) => return Err(Failure::usage("no command was given")),
     };
-    if std::env::var_os("CLINCH_URL").is_some_and(|url| holds_secret(&url.to_string_lossy())) {
+    if std::env::var_os("CLINCH_URL").is_some_and(|url| clinch::holds_secret(&url.to_string_lossy())) {
         command.env_remove("CLINCH_URL");
     }
     Ok(command)
 }
 
 /// Tells the job what it holds.
-pub(crate) fn tell(command: &mut Command, guard: &Guard, store: &str) {
+pub(crate) fn tell(command: &mut Command, guard: &Guard) {
     let held = std::env::var(nesting::HELD).unwrap_or_default();
     let (name, claim) = (guard.name().as_str(), guard.claim_id());
     command.env("CLINCH_NAME", name);
     command.env("CLINCH_TOKEN", guard.token().to_string());
     command.env("CLINCH_CLAIM", claim.to_string());
-    command.env(nesting::HELD, nesting::with(&held, store, name, claim));
+    command.env(nesting::HELD, nesting::with(&held, name, claim));
 }
 
 /// Starts the job in a process group of its own, in the foreground if we are.
 ///
 /// Where the kernel frees a lock with its last descriptor, the job inherits one, so that killing us does not free the lock
-/// under a running job. Elsewhere the job is killed with us.
+/// under a running job. Elsewhere a watch ends all of the job if we are killed.
 pub(crate) fn start(
     mut command: Command,
     guard: &Guard,
     terminal: Option<&Terminal>,
+    orphans: Orphans,
 ) -> Result<Child, Failure> {
     command.process_group(0);
     if terminal.is_some_and(Terminal::is_ours) {
         sys::take_foreground(&mut command);
     }
     let inherited = guard.descriptor();
-    match &inherited {
-        // There is no other thread that could start another process meanwhile.
-        Some(descriptor) => fcntl_setfd(descriptor.as_fd(), FdFlags::empty())
-            .map_err(|error| Failure::system("cannot pass the lock on", error))?,
-        None => sys::die_with_parent(&mut command),
-    }
+    let watch = match &inherited {
+        Some(descriptor) => {
+            // There is no other thread that could start another process meanwhile.
+            fcntl_setfd(descriptor.as_fd(), FdFlags::empty())
+                .map_err(|error| Failure::system("cannot pass the lock on", error))?;
+            None
+        }
+        None => {
+            let watch = Watch::start(guard.claim_id(), orphans);
+            let watch = watch.map_err(|error| Failure::system("cannot watch over the command", error))?;
+            watch.over(&mut command);
+            Some(watch)
+        }
+    };
     if let Some(left) = guard.remaining() {
         sys::start_within(&mut command, left);
     }
@@ -84,7 +93,8 @@ pub(crate) fn start(
         _ => not_started(command.get_program(), &error),
     })?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    pid.map(Child::new).ok_or_else(|| Failure::system("cannot start the command", "it has no process id"))
+    pid.map(|pid| Child::new(pid, watch))
+        .ok_or_else(|| Failure::system("cannot start the command", "it has no process id"))
 }
 
 /// The job is not started: another may have the lock.
@@ -127,7 +137,7 @@ mod tests {
             let guard =
                 locks.max_hold(Duration::from_millis(1)).unwrap().mutex("x").unwrap().lock().await.unwrap();
             guard.lost().await;
-            let started = start(Command::new("true"), &guard, None);
+            let started = start(Command::new("true"), &guard, None, Orphans::Leave);
             assert_eq!(started.unwrap_err().code, LOST);
         });
     }

@@ -1,4 +1,4 @@
-//! The few system calls that the type system cannot vouch for. All unsafe code of the command line is here.
+//! The few system calls that the type system cannot vouch for. All unsafe code of the command line is here and in `watch.rs`.
 
 #![allow(unsafe_code)]
 
@@ -50,21 +50,6 @@ pub(crate) fn take_foreground(command: &mut Command) {
     // SAFETY: between fork and exec, this calls getpid, ioctl and sigprocmask only, which are async-signal-safe, and it
     // neither allocates nor takes a lock.
     unsafe { command.pre_exec(take) };
-}
-
-/// Has the kernel kill the child when this thread ends, however it ends.
-pub(crate) fn die_with_parent(command: &mut Command) {
-    let parent = rustix::process::getpid();
-    let tie = move || {
-        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // A parent that died before the call above is not noticed by it.
-        if rustix::process::getppid() != Some(parent) {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        }
-        Ok(())
-    };
-    // SAFETY: prctl and getppid are async-signal-safe, nothing allocates: an `ErrorKind` makes an error without a box.
-    unsafe { command.pre_exec(tie) };
 }
 
 /// Has the child become the command only within this time: we may be stopped until it is over.

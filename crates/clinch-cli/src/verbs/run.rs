@@ -46,7 +46,6 @@ pub(crate) fn run(store: &Store, run: &Run) -> Outcome {
 
 /// One `clinch run`.
 struct Session<'a> {
-    store: &'a Store,
     run: &'a Run,
     env: Env,
     locks: Locks,
@@ -78,18 +77,18 @@ impl<'a> Session<'a> {
         if let Some(time) = run.max_hold {
             locks = locks.max_hold(time)?;
         }
-        Ok(Session { store, run, env, locks, limits, plan, events, is_hurried: false })
+        Ok(Session { run, env, locks, limits, plan, events, is_hurried: false })
     }
 
     async fn run(mut self) -> Outcome {
         let held = std::env::var(nesting::HELD).unwrap_or_default();
-        if let Some(outer) = nesting::find(&held, &self.store.identity(), &self.run.name) {
-            // Twice: what is not listed may be just being rewritten.
-            for pause in [Duration::ZERO, LOOK_AGAIN] {
-                tokio::time::sleep(pause).await;
-                if let Some(ended) = self.reenter(outer).await? {
-                    return Ok(ended);
-                }
+        let (outer, same_name) = nesting::find(&held, &self.run.name);
+        // Twice where it is likely: what is not listed may be just being rewritten.
+        let pauses = [Duration::ZERO, LOOK_AGAIN].into_iter().take(1 + usize::from(same_name));
+        for pause in pauses.filter(|_| !outer.is_empty()) {
+            tokio::time::sleep(pause).await;
+            if let Some(ended) = self.reenter(&outer).await? {
+                return Ok(ended);
             }
         }
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
@@ -144,7 +143,7 @@ impl<'a> Session<'a> {
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
         let turn = self.take_turn().await?;
         let mut command = spawn::command(self.run)?;
-        spawn::tell(&mut command, guard, &self.store.identity());
+        spawn::tell(&mut command, guard);
         let mut adopts = getpid().is_init();
         if self.run.orphans == Orphans::Wait {
             set_child_subreaper(Some(getpid()))
@@ -155,7 +154,7 @@ impl<'a> Session<'a> {
         sys::unblock(Signal::CHILD);
         let mut deaths = signal(SignalKind::child()).map_err(cannot_listen)?;
         let terminal = Terminal::on_stdin();
-        let child = spawn::start(command, guard, terminal.as_ref())?;
+        let child = spawn::start(command, guard, terminal.as_ref(), self.run.orphans)?;
         // Now, not at the end: the run counts even if nobody lives to see its end.
         let counted = count(turn, self.run);
         let supervisor = Supervisor {
@@ -257,11 +256,11 @@ impl<'a> Session<'a> {
 
     /// Runs the command in place of us, under the lock that an outer job holds. `None`: it does not; what stands in the environment
     /// may be of a job that ended long ago.
-    async fn reenter(&mut self, outer: ClaimId) -> Result<Option<u8>, Failure> {
+    async fn reenter(&mut self, outer: &[ClaimId]) -> Result<Option<u8>, Failure> {
         let Run { name, share, .. } = self.run;
         let state = self.limits.keep(self.locks.state(name)).await?;
         let claims = state.map(|state| state.claims).unwrap_or_default();
-        let Some(claim) = claims.iter().find(|claim| claim.id == outer && claim.granted) else {
+        let Some(claim) = claims.iter().find(|claim| claim.granted && outer.contains(&claim.id)) else {
             return Ok(None);
         };
         if !nesting::covers(claim, share) {
@@ -278,7 +277,7 @@ impl<'a> Session<'a> {
         }
         self.events.emit(
             "reentered",
-            || json!({ "claim": outer.to_string(), "token": claim.token.map(|t| t.get()) }),
+            || json!({ "claim": claim.id.to_string(), "token": claim.token.map(|t| t.get()) }),
         );
         self.tell(|| "held by the job around this one".to_owned());
         let mut command = spawn::command(self.run)?;

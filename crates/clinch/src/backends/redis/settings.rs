@@ -120,7 +120,7 @@ impl Settings {
                     ));
                 }
                 let user = url.take("sentinel_user")?;
-                let password = url.take("sentinel_password")?;
+                let password = url.take_secret("sentinel_password")?;
                 let sentinel = Sentinel {
                     sentinels: addresses(url, 26379)?,
                     master: master.to_owned(),

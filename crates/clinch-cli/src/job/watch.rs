@@ -1,0 +1,169 @@
+//! The watch over a job: a small process that ends the job when we have been killed, which nobody can catch.
+//!
+//! It is for stores that free the lock of whoever is gone. The kernel could kill our child with us; but then all that the child has
+//! started loses its parent, and nobody can tell it from others. So the watch stops the child first, as it is, and becomes
+//! `end.rs`, which kills all of it.
+//!
+//! It is a copy of us that sleeps in one call: it has nothing open but the end of a pipe and the job, no terminal, no part in anybody's process
+//! group, and hears no signal. Its name is not ours, so that whoever kills us by name does not kill it.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_char};
+use std::io::{self, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr::{null, null_mut};
+
+use clinch::ClaimId;
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getpid, kill_process, kill_process_group, pidfd_open, pidfd_send_signal, setsid,
+};
+
+use crate::args::Orphans;
+
+/// What `ps` shows for it.
+const NAME: &CStr = c"job-watch";
+
+/// The verb that it becomes.
+pub(crate) const VERB: &str = "end-job";
+
+/// The watch of one job, until dropped.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pid: Pid,
+    tell: OwnedFd,
+    /// Kept open, so that a word to a watch that was killed is no error.
+    _hear: OwnedFd,
+}
+
+impl Watch {
+    /// Starts it, before the job.
+    pub(crate) fn start(claim: ClaimId, orphans: Orphans) -> io::Result<Watch> {
+        let (hear, tell) = pipe_with(PipeFlags::CLOEXEC)?;
+        let claim = claim.to_string();
+        let all: &[&str] = if orphans == Orphans::Wait { &["--all"] } else { &[] };
+        let words = ["clinch", VERB, &claim].into_iter().chain(all.iter().copied());
+        let words = words.map(CString::new).collect::<Result<Vec<_>, _>>()?;
+        let pid = fork(hear.as_raw_fd(), &words)?;
+        Ok(Watch { pid, tell, _hear: hear })
+    }
+
+    /// The process that watches. Like all children it ends up in lists of ours, but those who wait for any do not find it.
+    pub(crate) fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Has the command say who it is before it runs, since we may not live to do so.
+    pub(crate) fn over(&self, command: &mut Command) {
+        let tell = self.tell.as_raw_fd();
+        let say = move || {
+            // SAFETY: open until the watch is dropped, and inherited; this runs before that.
+            let tell = unsafe { BorrowedFd::borrow_raw(tell) };
+            let pid = getpid().as_raw_nonzero().get();
+            rustix::io::write(tell, &pid.to_ne_bytes())?;
+            Ok(())
+        };
+        // SAFETY: between fork and exec, this calls getpid and write, which are async-signal-safe; nothing allocates.
+        unsafe { command.pre_exec(say) };
+    }
+
+    /// The command has ended. Its id may be another's from now on.
+    pub(crate) fn forget(&self) {
+        // A write of this size to a pipe that is as good as empty waits for nobody.
+        let _ = rustix::io::write(self.tell.as_fd(), &0_i32.to_ne_bytes());
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Nobody waits for it before we end, so the id is its own.
+        let _ = kill_process(self.pid, Signal::KILL);
+    }
+}
+
+/// Starts a copy of this process that watches. Its end is told to nobody.
+fn fork(hear: RawFd, words: &[CString]) -> io::Result<Pid> {
+    let mut arguments: Vec<*const c_char> = words.iter().map(|word| word.as_ptr()).collect();
+    // For the id, which comes later.
+    let place = arguments.len();
+    arguments.extend([null(), null()]);
+    let mut saved = MaybeUninit::uninit();
+    // SAFETY: the sets are initialised before they are read. The call without flags and stack is `fork`, but that no signal tells the
+    // parent of the end. The copy has one thread; it only makes system calls, formats a number on its stack, and ends.
+    let pid = unsafe {
+        let mut all = MaybeUninit::uninit();
+        libc::sigfillset(all.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), saved.as_mut_ptr());
+        let pid = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
+        if pid == 0 {
+            watch(hear, &mut arguments, place);
+            libc::_exit(0);
+        }
+        libc::sigprocmask(libc::SIG_SETMASK, saved.as_ptr(), null_mut());
+        pid
+    };
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).filter(|_| pid > 0);
+    pid.ok_or_else(io::Error::last_os_error)
+}
+
+/// The life of the copy. Allocates nothing.
+fn watch(hear: RawFd, arguments: &mut [*const c_char], place: usize) {
+    let _ = setsid();
+    // SAFETY: sets this thread's name; the text ends with a zero.
+    unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
+    close_all_but(hear);
+    // SAFETY: the only descriptor that was left open.
+    let hear = unsafe { BorrowedFd::borrow_raw(hear) };
+    let (mut job, mut held) = (None, None);
+    let mut word = [0; 4];
+    loop {
+        match rustix::io::read(hear, &mut word) {
+            Ok(4) => {
+                job = Pid::from_raw(i32::from_ne_bytes(word));
+                held = job.and_then(|job| pidfd_open(job, PidfdFlags::empty()).ok());
+            }
+            Err(Errno::INTR) => {}
+            _ => break,
+        }
+    }
+    // We were killed. A job that has ended meanwhile is over, and its id may be another's.
+    let job = job.filter(|_| held.is_none_or(|held| pidfd_send_signal(held, Signal::STOP).is_ok()));
+    if let Some(job) = job {
+        let _ = kill_process_group(job, Signal::STOP);
+    }
+    let mut id = [0; 16];
+    if let Some(job) = job
+        && write!(&mut id[..], "{}\0", job.as_raw_nonzero()).is_ok()
+        && let Some(argument) = arguments.get_mut(place)
+    {
+        *argument = id.as_ptr().cast();
+    }
+    let nothing: [*const c_char; 1] = [null()];
+    // SAFETY: the lists end with a null, and what they point to outlives the call.
+    unsafe { libc::execve(c"/proc/self/exe".as_ptr(), arguments.as_ptr(), nothing.as_ptr()) };
+    if let Some(job) = job {
+        let _ = kill_process_group(job, Signal::KILL);
+    }
+}
+
+/// Closes what it has from us: pipes of our caller would not end, and the store would take us for alive.
+fn close_all_but(kept: RawFd) {
+    let close = |first: RawFd, last: libc::c_uint| {
+        // SAFETY: nothing in this process uses any of them again.
+        unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) == 0 }
+    };
+    let below = libc::c_uint::try_from(kept - 1);
+    let closed = below.map_or(true, |last| close(0, last)) && close(kept + 1, libc::c_uint::MAX);
+    if !closed {
+        // A kernel before 5.9.
+        for descriptor in (0..4096).filter(|descriptor| *descriptor != kept) {
+            // SAFETY: as above.
+            unsafe { libc::close(descriptor) };
+        }
+    }
+}
