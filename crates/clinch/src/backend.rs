@@ -31,7 +31,8 @@ pub const TAKE_WITHIN: Duration = Duration::from_secs(3);
 pub(crate) const MAX_ATTEMPT: Duration = Duration::from_secs(3);
 
 /// How long the engine gives one call of [`Backend::renew`] for leases of this TTL: a sixth of it, at most 3 s, so that three
-/// attempts fit between the first and the deadline, and two into the [notice](NOTICE) of an eviction.
+/// attempts fit between the first and the deadline (two with a `drift=` above 15 %), and two into the [notice](NOTICE) of an eviction.
+/// A lease that was handed over for less than its TTL, and was not renewed since, is given all that it has.
 pub fn attempt(ttl: Duration) -> Duration {
     (ttl / 6).min(MAX_ATTEMPT)
 }

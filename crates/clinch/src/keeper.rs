@@ -362,9 +362,10 @@ fn batches(backend: &dyn Backend, renew: Vec<Arc<Tenure>>) -> impl Iterator<Item
 
 /// Renews one batch, once.
 async fn renew(shared: Arc<Shared>, env: Env, batch: Vec<Arc<Tenure>>) {
+    // Before it is known what is asked for: who asks for another TTL meanwhile has asked later.
+    let sent = env.now();
     let claims: Vec<Arc<Claim>> = batch.iter().map(|tenure| tenure.asking()).collect();
     let patience = batch.iter().map(|tenure| tenure.patience()).min().unwrap_or(CHECK_EVERY);
-    let sent = env.now();
     let mut answers = tokio::select! {
         biased;
         answers = caught(shared.backend.renew(&claims)) => answers.unwrap_or_default(),

@@ -44,6 +44,8 @@
 //! | `etcd://host` | `etcd` | after the TTL | FIFO, with etcd's own recipes | failover, restart |
 //! | `file:///dir` | `file` (default) | at once, by the kernel | FIFO | kill -9, reboot, removal of the directory |
 //! | `memory://` | `memory` (default) | after the TTL | FIFO | everything within the process |
+//! | `redis://host` | `redis` | after the TTL | FIFO | restart, `FLUSHALL`, failover |
+//! | `redlock://a,b,c` | `redis` | after the TTL | none, whoever asks first | restarts, loss of a minority |
 //!
 //! What a store can promise is in [`Capabilities`], and `?require=fencing,fifo` makes [`connect`] refuse one that lacks
 //! something. Stores of your own implement [`backend::Backend`] and are judged by the `conformance` suite.

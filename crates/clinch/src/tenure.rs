@@ -74,6 +74,8 @@ struct State {
     longest: Duration,
     /// Whether the lease shall end for itself from now on.
     isolated: bool,
+    /// Whether it was handed over for a short time and has not been renewed since.
+    handed_over: bool,
     renew_at: Option<Instant>,
     standing: Standing,
     /// Whether somebody is to be told of that, once nothing is locked.
@@ -105,13 +107,13 @@ impl Tenure {
         process: Process,
     ) -> Tenure {
         let ask = claim.ttl;
-        let isolated = claim.isolated;
         let state = State {
             confirmed,
             ttl,
             ask,
             longest: ask,
-            isolated,
+            isolated: claim.isolated,
+            handed_over: token.is_some() && ttl.is_some_and(|ttl| ttl < ask),
             renew_at: None,
             standing: Standing::Held,
             news: false,
@@ -312,6 +314,7 @@ impl Tenure {
                     state.confirmed = sent;
                     state.ttl = ttl.or(self.policy.manual.then_some(state.ask));
                 }
+                state.handed_over = false;
                 state.renew_at = Some(self.next_renewal(state, jitter));
                 if state.standing == Standing::Jeopardy {
                     (state.standing, state.news) = (Standing::Held, true);
@@ -324,7 +327,7 @@ impl Tenure {
             }
             Renewal::Failed(error) => {
                 // Counted from when it was sent: what hung for long is repeated at once.
-                let pause = patience(state).mul_f64(0.25 + 0.25 * jitter);
+                let pause = attempt(state).mul_f64(0.25 + 0.25 * jitter);
                 if !self.policy.manual {
                     state.renew_at = Some((sent + pause).max(now));
                 }
@@ -421,6 +424,15 @@ impl State {
 /// How long one attempt at a renewal may take. Never nothing: a store may find no time left of a place, and the keeper would ask for
 /// it again and again without a pause.
 fn patience(state: &State) -> Duration {
+    match state.ttl.filter(|_| state.handed_over) {
+        // Its time is short, but the way to the store is not shorter for that, and who only waited may have to connect first.
+        Some(ttl) => ttl,
+        None => attempt(state),
+    }
+}
+
+/// The time of one attempt of several.
+fn attempt(state: &State) -> Duration {
     backend::attempt(state.ttl.map_or(state.ask, |ttl| ttl.min(state.ask))).max(MIN_ATTEMPT)
 }
 

@@ -1,6 +1,7 @@
 //! Grants that are pushed to waiters who do not hear of them.
 
 use super::*;
+use crate::common::release;
 
 #[tokio::test]
 async fn a_push_lost_with_its_connection_is_asked_for() {
@@ -315,4 +316,29 @@ async fn who_waits_for_a_lean_holder_sees_it_leave() {
     let guard = soon.expect("nobody saw that the lock is free").unwrap();
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     expect_unused(&redis, &near, &name).await;
+}
+
+/// A grant that is handed over is short until its first renewal, and the way to the server may be long, more so for who has
+/// yet to connect.
+#[tokio::test]
+async fn what_is_handed_over_a_slow_link_is_kept() {
+    tokio::join!(kept_over_a_slow_link(200), kept_over_a_slow_link(300));
+}
+
+async fn kept_over_a_slow_link(each_way: u64) {
+    let name = unique("push-slow");
+    let proxy = Proxy::start(SERVER.addr());
+    let (far, near) = (connect_through(&proxy).await, connect(&SERVER.url()).await);
+    let guard = lock(&near, &name).await;
+    proxy.delay(Duration::from_millis(each_way));
+    let waiter = queue(&far, &name);
+    sees_waiters(&SERVER, &name, 1).await;
+    release(guard).await;
+    let guard = waiter.await.unwrap();
+    let lost = tokio::time::timeout(Duration::from_secs(5), guard.lost()).await;
+    assert!(lost.is_err(), "{each_way} ms each way: {lost:?}");
+    let (id, lease) = holder(&SERVER, &name).unwrap();
+    assert!(id == guard.claim_id().to_string() && lease > 3000, "{id} for {lease} ms");
+    proxy.delay(Duration::ZERO);
+    release(guard).await;
 }

@@ -26,6 +26,10 @@ const POLL: Duration = Duration::from_millis(100);
 /// How long a waiter leaves a database alone that was emptied: those who held locks there are told first.
 const EMPTIED: Duration = Duration::from_millis(500);
 
+/// For what part of its short lease a pushed grant is as good as new. Where the way to the server is longer than that, its first
+/// renewal, which may have to connect first, might come too late.
+const NEW_FOR: u32 = 8;
+
 /// Added to the end of a lease: the server counts whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(2);
 
@@ -72,7 +76,7 @@ impl Store {
                     // A grant from before the answer that told of the place was over by then, and its message is late.
                     let over = at < asked.server;
                     // What may be old already is asked for, which is as good as new.
-                    return Ok(match from.filter(|from| now.since(*from) <= lease / 3) {
+                    return Ok(match from.filter(|from| now.since(*from) <= lease / NEW_FOR) {
                         _ if over || self.settings().durability.asks_for_more() => Wake::Step,
                         Some(from) => {
                             self.claims.settled(claim.id);
