@@ -13,45 +13,43 @@ use super::{HELD_BACK, Wire};
 use crate::env::Env;
 use crate::sync::lock;
 
-/// How long a connection may be silent. One from which not a byte came for so long, though it was asked, is ended: so
+/// How often a connection is looked at. One from which not a byte came between two looks, though it was asked, is ended: so
 /// a server that hangs fails its commands after one to two of these, and a long answer may take its time. No timer per
 /// command.
 pub(in super::super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How much of that is for the driver: to read what came, after a look that knows of nothing.
+/// How long before a look the driver is asked, where nothing was heard until then.
 const READ_WITHIN: Duration = Duration::from_millis(100);
 
 /// Ends a connection that does not answer; later, if nobody drives it and perhaps nobody read what it answered.
 pub(super) async fn watch(wire: Weak<Wire>, env: Env) {
-    let upgrade = || wire.upgrade().filter(|wire| wire.is_open());
+    let open = || wire.upgrade().filter(|wire| wire.is_open());
     let (mut waited, mut still) = (false, Duration::ZERO);
     loop {
         env.sleep_until(env.now() + (LOOK_EVERY - READ_WITHIN)).await;
-        let Some(open) = upgrade() else { return };
-        let heard = open.heard.swap(false, Ordering::Relaxed);
-        let waits = !lock(&open.state).waiting.is_empty();
-        let silent = waits && std::mem::replace(&mut waited, waits) && !heard;
-        if !silent {
-            still = Duration::ZERO;
-            continue;
+        let Some(wire) = open() else { return };
+        if waited && !wire.heard.load(Ordering::Relaxed) {
+            wire.looks.asked.fetch_add(1, Ordering::Relaxed);
+            let driver = lock(&wire.state).driver.clone();
+            driver.iter().for_each(Waker::wake_by_ref);
         }
-        open.looks.asked.fetch_add(1, Ordering::Relaxed);
-        let driver = lock(&open.state).driver.clone();
-        drop(open);
-        driver.iter().for_each(Waker::wake_by_ref);
+        drop(wire);
         env.sleep_until(env.now() + READ_WITHIN).await;
-        let Some(open) = upgrade() else { return };
+        let Some(wire) = open() else { return };
         // This first: what it read before, it has noted.
-        let driven = open.looks.are_answered();
-        if open.heard.load(Ordering::Relaxed) {
+        let driven = wire.looks.are_answered();
+        let heard = wire.heard.swap(false, Ordering::Relaxed);
+        let waits = !lock(&wire.state).waiting.is_empty();
+        if !waits || !waited || heard {
             still = Duration::ZERO;
         } else if driven {
-            return open.end("the server did not answer");
+            return wire.end("the server did not answer");
         } else if still >= HELD_BACK {
-            return open.end("nobody drives it");
+            return wire.end("nobody drives it");
         } else {
             still += LOOK_EVERY;
         }
+        waited = waits;
     }
 }
 
