@@ -3,6 +3,7 @@
 use clinch::Claim;
 use clinch::backend::{Freed, Renewal};
 
+use super::moves::kept_until;
 use super::sieve::{Fate, Sieve};
 use super::turns::moves;
 use super::*;
@@ -113,4 +114,26 @@ async fn a_renewal_by_another_client_that_arrives_late_shortens_nothing() {
     let left = left(&etcd, &key);
     assert!(left >= promised, "promised for {promised} s, and {left} s are left");
     drop(moving.await.unwrap());
+}
+
+/// One that the network keeps for so long that the lease that it is to move to is nearly over moves nothing.
+#[tokio::test]
+async fn a_renewal_by_another_client_that_arrives_very_late_moves_nothing() {
+    const TTL: Duration = Duration::from_secs(4);
+    const LATE: Duration = Duration::from_millis(8500);
+    let (etcd, clock) = (Etcd::start(), Clock::host());
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (near, far) = (open(&etcd.url()).await, open(&sieve.url()).await);
+    let job = ghosts::claim(1, "job", TTL);
+    ghosts::granted(&*near, &job).await;
+    let key = near.key(job.id).unwrap();
+    sieve.catch(Fate::Late, |request| moves(request, "job"));
+    let (asked, sent) = ([job.clone()], clock.now());
+    let moving = tokio::spawn(async move { far.renew(&asked).await });
+    sieve.caught().await;
+    kept_until(&*near, &job, clock, sent + LATE).await;
+    sieve.let_go().await;
+    let left = left(&etcd, &key);
+    assert!(left >= TTL.as_secs() - 1, "promised for {TTL:?}, and {left} s are left");
+    assert!(matches!(moving.await.unwrap()[..], [Renewal::Failed(_)]));
 }

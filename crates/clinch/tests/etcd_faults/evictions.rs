@@ -3,6 +3,7 @@
 use clinch::Claim;
 use clinch::backend::{Freed, Progress, Renewal};
 
+use super::moves::{kept_until, renewed};
 use super::sieve::{Fate, Sieve};
 use super::turns::{contains, deletes};
 use super::*;
@@ -41,6 +42,30 @@ async fn an_eviction_closes_the_lock_for_as_long_as_a_holder_may_have_that_renew
     assert!(carrier(&etcd, &key).1 > TTL.as_secs(), "its lease may end before that of the holder");
     assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Absent);
     assert_eq!(keys(&etcd, "job"), [""; 0]);
+}
+
+/// An eviction that the network keeps for so long that its lease is nearly over changes nothing: its holder, which renews, would have less
+/// than its notice.
+#[tokio::test]
+async fn an_eviction_that_arrives_very_late_closes_no_lock_for_less_than_its_time() {
+    const TTL: Duration = Duration::from_secs(4);
+    const LATE: Duration = Duration::from_millis(8500);
+    let (etcd, clock) = (Etcd::start(), Clock::host());
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (backend, operator) = (open(&etcd.url()).await, open(&sieve.url()).await);
+    let claim = ghosts::claim(1, "job", TTL);
+    ghosts::granted(&*backend, &claim).await;
+    let key = backend.key(claim.id).unwrap();
+    sieve.catch(Fate::Late, |request| contains(request, b"\"evicted\":true"));
+    let (evicting, sent) = (claim.clone(), clock.now());
+    let evicted = tokio::spawn(async move { operator.evict(&evicting.name, evicting.id).await });
+    sieve.caught().await;
+    kept_until(&*backend, &claim, clock, sent + LATE).await;
+    sieve.let_go().await;
+    assert!(evicted.await.unwrap().is_err());
+    let left = left(&etcd, &key);
+    assert!(left >= TTL.as_secs() - 1, "closed for {left} s");
+    renewed(&*backend, &claim).await;
 }
 
 /// Whose key begins with that of the one in the way is not in the way.

@@ -1,7 +1,7 @@
 //! Moves of a holder's key from lease to lease: crossed, late, unheard, or made by somebody else.
 
-use clinch::Claim;
 use clinch::backend::{Backend, Progress, Renewal};
+use clinch::{Claim, Instant};
 use tokio::runtime::Runtime;
 
 use super::sieve::{Fate, Sieve};
@@ -22,9 +22,18 @@ async fn renew(backend: &dyn Backend, claim: &Claim) -> Renewal {
     backend.renew(&[Arc::new(claim.clone())]).await.pop().unwrap()
 }
 
-async fn renewed(backend: &dyn Backend, claim: &Claim) {
+pub(super) async fn renewed(backend: &dyn Backend, claim: &Claim) {
     let renewal = renew(backend, claim).await;
     assert!(matches!(renewal, Renewal::Renewed(_)), "{renewal:?}");
+}
+
+/// Renews a claim as its holder does, until then.
+pub(super) async fn kept_until(backend: &dyn Backend, claim: &Claim, clock: Clock, end: Instant) {
+    while clock.now() < end {
+        renewed(backend, claim).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    renewed(backend, claim).await;
 }
 
 /// Another runtime, whose requests take a connection of their own.

@@ -11,16 +11,12 @@ use std::time::Duration;
 use super::claims::{Claims, Known};
 use super::client::Client;
 use super::keys;
-use super::link::ANSWER_FOR;
 use super::moves::touch;
 use super::record::{self, Place, Standing};
 use super::session::Session;
 use super::store::Store;
 use super::view::View;
-use super::wire::{
-    self, Compare, KeyValue, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, PutRequest, RequestOp,
-    TxnRequest, TxnResponse,
-};
+use super::wire::{self, Compare, KeyValue, PutRequest, RequestOp, TxnRequest, TxnResponse};
 use crate::backend::{Freed, NOTICE};
 use crate::claim::{Claim, ClaimId};
 use crate::clock::Instant;
@@ -29,13 +25,10 @@ use crate::name::LockName;
 use crate::queue::admits;
 
 /// How often a write is begun anew because the key had been moved to another lease.
-const TURNS: usize = 4;
+const TURNS: u32 = 4;
 
 /// How many an evicted waiter may have in its way to be put out by one transaction; etcd takes 128 conditions.
 const IN_THE_WAY: usize = 120;
-
-/// How long after the lease that it names a write may arrive, and the lease still be long enough.
-pub(super) const WRITTEN_WITHIN: Duration = ANSWER_FOR;
 
 /// How long a release that was begun may take before whoever keeps the lease sees to it: its future may be kept, and not polled.
 const POLLED_WITHIN: Duration = Duration::from_secs(3);
@@ -199,7 +192,7 @@ impl Store {
     /// that ends when the lock opens, and says that nobody holds it. So it closes the lock to every program.
     async fn close(&self, claim: &Claim, key: &[u8], linger: Duration) -> Result<RequestOp> {
         let value = record::closed(claim, linger, self.client.env.clock().wall())?;
-        let lease = self.lease_for(linger).await?;
+        let lease = self.grant(linger).await?.id;
         Ok(PutRequest { key: key.to_vec(), value, lease, ..PutRequest::default() }.into())
     }
 
@@ -214,7 +207,7 @@ impl Store {
 
     /// An operator's release; opens a lock that lingers closed as well.
     pub(super) async fn evict_claim(&self, name: &LockName, id: ClaimId) -> Result<Freed> {
-        for _ in 0..TURNS {
+        for turn in 1..=TURNS {
             let places = self.places(name).await?;
             for closed in &places {
                 if matches!(closed.standing, Standing::Closed { evicted: None, .. }) {
@@ -230,7 +223,7 @@ impl Store {
             let freed = match in_the_way(ahead, place) {
                 Some(few) if few.len() <= IN_THE_WAY => self.evict_waiter(place, few).await?,
                 few => {
-                    let freed = self.evict_holder(place).await?;
+                    let freed = self.evict_holder(place, turn).await?;
                     if few.is_some() && freed == Freed::Removed {
                         // If this fails, time opens what it closes.
                         let _ = self.open_if_it_waits(name, place).await;
@@ -271,34 +264,21 @@ impl Store {
 
     /// Takes the lock from its holder, but keeps it closed until the holder has heard of that and released it, until its lease
     /// would have run out, or [`NOTICE`] has passed. Another program's holder has nothing that would open it again.
-    async fn evict_holder(&self, place: &Place) -> Result<Freed> {
+    async fn evict_holder(&self, place: &Place, turn: u32) -> Result<Freed> {
         // It may renew its lease before this is written, so what is left of that now says nothing.
         let time = self.granted_for(place.lease).await?.map_or(NOTICE, |ttl| ttl.min(NOTICE));
         let Some(value) = record::evicted(place, time, self.client.env.clock().wall())? else {
             return self.client.delete_as_seen(place).await;
         };
-        let asked = self.now();
-        let lease = self.lease_for(time + WRITTEN_WITHIN).await?;
+        let ticket = self.ticket(turn).await?;
+        let lease = self.grant(time + ticket.slack()).await?.id;
         let stand = Stand { created: place.created, lease: place.lease };
         let put = PutRequest { key: place.key.clone(), value, lease, ..PutRequest::default() };
         let compare = Stand::compare(Some(stand), &place.key);
         let success = vec![put.into(), touch(keys::session(self.prefix(), place.lease))];
         let txn = TxnRequest { compare, success, failure: Vec::new() };
-        if !self.client.txn(txn).await?.is_some_and(|answer| answer.succeeded) {
-            return Ok(Freed::Absent);
-        }
-        if self.now() > asked + WRITTEN_WITHIN {
-            let _ = self.client.keep_alive(&LeaseRequest { id: lease }, ANSWER_FOR).await;
-        }
-        Ok(Freed::Removed)
-    }
-
-    /// A lease that nobody keeps.
-    async fn lease_for(&self, time: Duration) -> Result<i64> {
-        let seconds = time.as_nanos().div_ceil(1_000_000_000);
-        let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX) };
-        let granted: LeaseGrantResponse = self.client.call(wire::LEASE_GRANT, &request).await?;
-        Ok(granted.id)
+        let is_evicted = self.write_in_time(ticket, txn).await?;
+        Ok(if is_evicted { Freed::Removed } else { Freed::Absent })
     }
 
     /// The claim of this id, wherever it was made.

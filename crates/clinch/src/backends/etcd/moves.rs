@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::claims::{Known, session_ended};
-use super::free::{Stand, WRITTEN_WITHIN};
+use super::free::Stand;
 use super::keys;
 use super::session::Session;
 use super::store::{Store, deleted};
@@ -21,7 +21,7 @@ use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 
 /// How often a move is begun anew because the key had been moved to another lease, or leases end under it.
-const TURNS: usize = 8;
+const TURNS: u32 = 8;
 
 /// What is known of the moves of one claim's key.
 #[derive(Clone, Default)]
@@ -257,7 +257,7 @@ impl Store {
     /// Renews a claim that another client, or this one in another life, made: on its own lease if that is long enough, else
     /// on a new one. What others have on the lease that it is on is none of our business.
     pub(super) async fn renew_detached(&self, claim: &Claim) -> Result<Renewal> {
-        for _ in 0..TURNS {
+        for turn in 1..=TURNS {
             let Some(place) = self.find(&claim.name, claim.id).await? else {
                 return Ok(Renewal::Lost(deleted()));
             };
@@ -280,13 +280,8 @@ impl Store {
             // Its holder may live, and watch the one that it had for itself: whoever ends the claim gives that back.
             // It may renew until the move arrives, so what it has is to end no later than the lease that its key comes to hang on.
             let former = former.unwrap_or_default();
-            let session = self.sessions.open_after(ttl + WRITTEN_WITHIN, former).await?;
-            let kept = self.sessions.keep(&session, WRITTEN_WITHIN / 4).await;
-            if !matches!(kept, Ok(Some(_))) {
-                self.sessions.give_back([session]);
-                kept?;
-                continue;
-            }
+            let ticket = self.ticket(turn).await?;
+            let session = self.sessions.open_after(ttl + ticket.slack(), former).await?;
             let stand = Stand { created: place.created, lease: place.lease };
             let txn = TxnRequest {
                 compare: Stand::compare(Some(stand), &place.key),
@@ -297,13 +292,8 @@ impl Store {
                 ],
                 failure: Vec::new(),
             };
-            let answer = self.client.txn(txn).await;
-            if self.now() > session.confirmed() + WRITTEN_WITHIN {
-                let request = LeaseRequest { id: session.lease };
-                let _ = self.client.keep_alive(&request, backend::attempt(ttl)).await;
-            }
-            let moved = match answer {
-                Ok(answer) => answer.is_some_and(|answer| answer.succeeded),
+            let moved = match self.write_in_time(ticket, txn).await {
+                Ok(moved) => moved,
                 Err(error) => {
                     // Where it may hang on it, the lease runs out by itself.
                     self.sessions.give_back(Some(session).filter(|_| error.kind() != ErrorKind::Unknown));

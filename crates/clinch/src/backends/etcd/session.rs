@@ -341,7 +341,7 @@ impl Sessions {
         Ok(record.map(|record| record.former.into_iter().chain([lease]).collect()))
     }
 
-    async fn revoke_lease(&self, lease: i64) {
+    pub(super) async fn revoke_lease(&self, lease: i64) {
         let request = LeaseRequest { id: lease };
         let _: Result<LeaseRevokeResponse> = self.client.call(wire::LEASE_REVOKE, &request).await;
     }
