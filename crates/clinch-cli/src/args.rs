@@ -392,7 +392,8 @@ The command runs in a process group of its own, which has the terminal if clinch
 WINCH, TSTP and CONT reach it once. Its environment has CLINCH_NAME, CLINCH_TOKEN (larger than that of every earlier
 holder: give it to the store that you write to), CLINCH_CLAIM and CLINCH_HELD. A CLINCH_URL with a password is removed.
 
-A job that holds NAME may run `clinch run NAME` on the same store again: the inner one runs its command at once.
+A job that holds NAME may run `clinch run NAME` on the same store again: the inner one runs its command at once. If the job ends
+before an inner one does, the lock is kept until that has ended too; a signal to clinch then reaches it.
 
 If the lock is about to be lost, the command's group gets TERM, and KILL before anybody else can be given the lock; clinch
 then exits with 79. If clinch itself is killed by KILL, the command keeps the lock on file:// until it ends and whatever it started

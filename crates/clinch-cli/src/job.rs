@@ -12,6 +12,7 @@
 //! | `loss.rs` | when to stop a child whose lock is about to be lost: pure |
 //! | `supervise.rs` | the loop that holds these together |
 //! | `nesting.rs` | jobs inside jobs that hold the same lock |
+//! | `reentry.rs` | the runs of them, seen from outside |
 //! | `events.rs` | the JSON lines of `--events` |
 //! | `sys.rs` | the few unsafe system calls |
 
@@ -21,6 +22,7 @@ pub(crate) mod events;
 pub(crate) mod kin;
 pub(crate) mod loss;
 pub(crate) mod nesting;
+pub(crate) mod reentry;
 pub(crate) mod signals;
 pub(crate) mod spawn;
 pub(crate) mod supervise;

@@ -1,13 +1,16 @@
 //! Reaping: the child itself, and orphans that fall to us as process 1 or as their subreaper.
 
+use clinch::ClaimId;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, WaitOptions, getpid, kill_process, kill_process_group,
     wait, waitid, waitpid,
 };
 
-use super::kin::{Kin, children};
+use super::kin::{Found, Kin, children};
+use super::reentry::About;
 use super::watch::Watch;
+use crate::args::Orphans;
 use crate::exit::SIGNAL_BASE;
 
 /// The child, in a process group of its own.
@@ -49,8 +52,8 @@ pub(crate) enum Change {
 }
 
 impl Child {
-    pub(crate) fn new(pid: Pid, watch: Option<Watch>) -> Child {
-        let kin = Kin::sparing(watch.as_ref().map(Watch::pid));
+    pub(crate) fn new(pid: Pid, claim: ClaimId, orphans: Orphans, watch: Option<Watch>) -> Child {
+        let kin = Kin::new(claim, orphans, watch.as_ref().map(Watch::pid));
         Child { pid, exit: None, reaped: false, kin, watch }
     }
 
@@ -99,6 +102,17 @@ impl Child {
         // Who is stopped does not hear it.
         self.signal(Signal::CONT);
         self.kin.signal(signal, Some(self.pid).filter(|_| !self.reaped))
+    }
+
+    /// The runs of the same lock that the job has left behind. When there is none, none will be: whoever is about to enter the lock sees
+    /// that we are about to end.
+    pub(crate) fn entered(&self) -> Vec<Found> {
+        About::End.tell();
+        let entered = self.kin.entered();
+        if !entered.is_empty() {
+            About::Nothing.tell();
+        }
+        entered
     }
 
     /// Reaps every child that has ended, but for the main one; says whether any other is left.

@@ -6,7 +6,8 @@ use std::fs;
 use clinch::ClaimId;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::kin::{Found, children};
+use super::kin::Found;
+use super::reentry::{has_entered, was_told};
 use crate::args::EndJob;
 use crate::exit::{Failure, Outcome};
 
@@ -18,11 +19,10 @@ pub(crate) fn run(args: &EndJob) -> Outcome {
         // The last of them, and members of its group that have lost their parents.
         let _ = kill_process_group(job, Signal::KILL);
     }
-    if args.all {
-        for root in holders(claim) {
-            end(root);
-            Found { pid: root, parent: None }.send(Signal::KILL);
-        }
+    let is_of_it = if args.all { was_told } else { has_entered };
+    for root in everybody().filter(|pid| is_of_it(*pid, claim)) {
+        end(root);
+        Found { pid: root, parent: None }.send(Signal::KILL);
     }
     Ok(0)
 }
@@ -52,20 +52,13 @@ fn tree(root: Pid) -> Vec<Found> {
     let mut all = vec![Found { pid: root, parent: None }];
     let mut next = 0;
     while let Some(parent) = all.get(next).map(|found| found.pid) {
-        all.extend(children(parent, true).map(|pid| Found { pid, parent: Some(parent) }));
+        all.extend(Found::children(parent));
         next += 1;
     }
     all
 }
 
-/// Those that were told of this claim: all that the job has started and that did not hide it.
-fn holders(claim: ClaimId) -> Vec<Pid> {
-    let claim = claim.to_string();
-    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = pids.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
-    let told = |pid: &Pid| {
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.windows(claim.len()).any(|part| part == claim.as_bytes())
-    };
-    pids.filter(told).collect()
+fn everybody() -> impl Iterator<Item = Pid> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
 }

@@ -1,15 +1,17 @@
 //! All that descends from us once the job has to stop, in whatever process groups: found anew for each signal, and remembered by
 //! nobody, since whoever loses its parent from then on falls to us.
 //!
-//! What has left its parents before that, a daemon, is not found: it is no part of the job any more.
+//! What has left its parents before that, a daemon, is no part of the job any more, unless it is a run of the same lock.
 
 use std::collections::HashSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use rustix::process::{
-    Pid, PidfdFlags, Signal, child_subreaper, getpid, pidfd_open, pidfd_send_signal, set_child_subreaper,
-};
+use clinch::ClaimId;
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+
+use super::reentry::entered;
+use crate::args::Orphans;
 
 /// How long is looked for those who are to be asked, which delays all else. Who is to be killed is looked for in any case.
 const LOOK_FOR: Duration = Duration::from_millis(50);
@@ -17,23 +19,30 @@ const LOOK_FOR: Duration = Duration::from_millis(50);
 /// The descendants of this process, but for those that are not of the job.
 #[derive(Debug)]
 pub(crate) struct Kin {
-    /// Children that this process had before it became `clinch`, and the watch.
+    claim: ClaimId,
+    /// Whether what was left behind before the first signal is no part of the job.
+    leaves: bool,
+    gathered: bool,
+    /// Children that this process had before it became `clinch`, what the job has left behind, and the watch.
     spared: HashSet<Pid>,
 }
 
 impl Kin {
-    pub(crate) fn sparing(watch: Option<Pid>) -> Kin {
-        Kin { spared: watch.into_iter().collect() }
+    pub(crate) fn new(claim: ClaimId, orphans: Orphans, watch: Option<Pid>) -> Kin {
+        let leaves = orphans == Orphans::Leave && !getpid().is_init();
+        Kin { claim, leaves, gathered: false, spared: watch.into_iter().collect() }
     }
 
-    /// From now on, what loses its parent falls to us, as it does to process 1. Before the first signal, since those orphan.
+    /// From now on, what loses its parent is of the job. Before the first signal, since those orphan.
     pub(crate) fn gather(&mut self, leader: Pid) {
-        if getpid().is_init() || matches!(child_subreaper(), Ok(Some(_))) {
-            return;
+        if self.leaves && !std::mem::replace(&mut self.gathered, true) {
+            self.spared.extend(children(getpid(), true).filter(|pid| *pid != leader));
         }
-        self.spared.extend(children(getpid(), true).filter(|pid| *pid != leader));
-        // Kernels without it are older than all that clinch runs on.
-        let _ = set_child_subreaper(Some(getpid()));
+    }
+
+    /// Runs of the same lock that go on under ours.
+    pub(crate) fn entered(&self) -> Vec<Found> {
+        entered(self.claim, Found::children(getpid()))
     }
 
     /// Sends a signal to all of them but the members of a process group that has it already; says whether there was any.
@@ -42,6 +51,11 @@ impl Kin {
         let mut found = false;
         let mut seen = self.spared.clone();
         let mut next: Vec<(Pid, Pid)> = children(us, true).map(|child| (child, us)).collect();
+        for found in entered(self.claim, Found::children(us).filter(|found| self.spared.contains(&found.pid)))
+        {
+            seen.remove(&found.pid);
+            next.extend(found.parent.map(|parent| (found.pid, parent)));
+        }
         while let Some((pid, parent)) = next.pop() {
             if signal != Signal::KILL && since.elapsed() > LOOK_FOR {
                 break;
@@ -74,6 +88,11 @@ pub(crate) struct Found {
 }
 
 impl Found {
+    /// The children of a process.
+    pub(crate) fn children(of: Pid) -> impl Iterator<Item = Found> {
+        children(of, true).map(move |pid| Found { pid, parent: Some(of) })
+    }
+
     /// Sends it a signal, unless its id is another's by now.
     pub(crate) fn send(&self, signal: Signal) {
         let Ok(held) = pidfd_open(self.pid, PidfdFlags::empty()) else { return };

@@ -93,7 +93,7 @@ pub(crate) fn start(
         _ => not_started(command.get_program(), &error),
     })?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    pid.map(|pid| Child::new(pid, watch))
+    pid.map(|pid| Child::new(pid, guard.claim_id(), orphans, watch))
         .ok_or_else(|| Failure::system("cannot start the command", "it has no process id"))
 }
 

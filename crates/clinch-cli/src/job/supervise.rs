@@ -19,6 +19,9 @@ use crate::output::say;
 /// How soon is looked again for what is left of a killed job.
 const ROUND: Duration = Duration::from_millis(10);
 
+/// How soon is looked again for a run that was left behind: it is no child of ours, so nobody tells us of its end.
+const LEFT_BEHIND: Duration = Duration::from_millis(100);
+
 /// A running job and the lock that it runs under.
 pub(crate) struct Supervisor<'a> {
     pub(crate) env: &'a Env,
@@ -28,8 +31,6 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) plan: Plan,
     pub(crate) run: &'a Run,
     pub(crate) events: &'a mut Events,
-    /// Whether children of others fall to us.
-    pub(crate) adopts: bool,
     pub(crate) progress: Progress,
 }
 
@@ -40,11 +41,13 @@ pub(crate) struct Progress {
     told: Option<Instant>,
     exit: Option<Exit>,
     standing: Standing,
+    /// Whether it waits for a run of the same lock that the job has left behind.
+    waits: bool,
 }
 
 impl Default for Progress {
     fn default() -> Progress {
-        Progress { stage: Stage::Running, told: None, exit: None, standing: Standing::Held }
+        Progress { stage: Stage::Running, told: None, exit: None, standing: Standing::Held, waits: false }
     }
 }
 
@@ -59,14 +62,17 @@ pub(crate) struct Ended {
 impl Supervisor<'_> {
     /// Returns when the job has ended. `deaths` must have been listened to since before it began.
     pub(crate) async fn supervise(mut self, signals: &mut Signals, deaths: &mut unix::Signal) -> Ended {
+        let mut died = false;
         loop {
-            if let Some(exit) = self.look() {
+            if let Some(exit) = self.look(std::mem::take(&mut died)) {
                 return Ended { exit, stopped: self.progress.stage != Stage::Running };
             }
-            let again = self.hold_or_stop().map(|time| self.env.clock().now() + time);
+            let again = self.hold_or_stop();
+            let again = again.into_iter().chain(self.progress.waits.then_some(LEFT_BEHIND)).min();
+            let again = again.map(|time| self.env.clock().now() + time);
             tokio::select! {
                 biased;
-                _ = deaths.recv() => {}
+                _ = deaths.recv() => died = true,
                 signal = signals.next() => self.pass_on(signal),
                 standing = self.guard.changed(&self.progress.standing) => self.stands(standing),
                 () = sleep_until(self.env, again) => {}
@@ -74,8 +80,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Looks after children; tells how the job ended if it is over.
-    fn look(&mut self) -> Option<Exit> {
+    /// Looks after children, of which some may have died; tells how the job ended if it is over.
+    fn look(&mut self, died: bool) -> Option<Exit> {
         match self.child.look() {
             Some(Change::Ended(exit)) => {
                 if self.progress.stage != Stage::Running {
@@ -89,15 +95,37 @@ impl Supervisor<'_> {
             Some(Change::Stopped(signal)) => self.stopped(signal),
             None => {}
         }
+        let left = (died || self.progress.exit.is_some()) && self.child.reap_all();
+        let waits = left && self.progress.stage != Stage::Killed && self.waits();
+        if self.progress.exit.is_some() && !waits && self.progress.stage == Stage::Terminated {
+            // What it had to end for has ended; what that has started has not.
+            self.progress.stage = Stage::Killed;
+        }
         if self.progress.stage == Stage::Killed {
             // In rounds, since what was killed may just have started others, until there is nobody who can be.
             self.child.reap_all();
             let left = self.child.end(Signal::KILL);
             return self.progress.exit.filter(|_| !left);
         }
-        let left = self.adopts && self.child.reap_all();
-        let wait = self.run.orphans == Orphans::Wait && left;
-        self.progress.exit.filter(|_| !wait)
+        self.progress.exit.filter(|_| !waits)
+    }
+
+    /// Whether something that the job has left behind is waited for: all of it if that was asked for, else what runs under the same lock.
+    fn waits(&mut self) -> bool {
+        if self.run.orphans == Orphans::Wait || self.progress.exit.is_none() {
+            return true;
+        }
+        let entered = self.child.entered();
+        if let Some(first) = entered.first()
+            && !std::mem::replace(&mut self.progress.waits, true)
+            && !self.run.quiet
+        {
+            let (name, pid) = (&self.run.name, first.pid);
+            say(format_args!(
+                "lock \"{name}\": waiting for a run of it that the job has left behind (pid {pid})"
+            ));
+        }
+        !entered.is_empty()
     }
 
     fn ended(&mut self, exit: Exit) {
@@ -135,7 +163,11 @@ impl Supervisor<'_> {
 
     /// Sends to the job, or to what it left behind.
     fn send(&self, signal: Signal) {
-        if self.progress.exit.is_none() { self.child.signal(signal) } else { signal_orphans(signal) }
+        match self.progress.exit {
+            None => self.child.signal(signal),
+            Some(_) if self.run.orphans == Orphans::Wait => signal_orphans(signal),
+            Some(_) => self.child.entered().iter().for_each(|entered| entered.send(signal)),
+        }
     }
 
     /// Stops the job if it is time; says when to look again.

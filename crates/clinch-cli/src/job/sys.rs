@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -59,6 +60,12 @@ pub(crate) fn start_within(command: &mut Command, time: Duration) {
     let check = move || if now() < end { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)) };
     // SAFETY: reads a clock, which is async-signal-safe, and nothing allocates: an error of the system has no box.
     unsafe { command.pre_exec(check) };
+}
+
+/// Names this thread; the name of the first one is that of the process.
+pub(crate) fn set_name(name: &CStr) {
+    // SAFETY: the text ends with a zero, and only the name is changed.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }
 
 /// Lets a signal through that our caller had blocked. A child of ours has none blocked in any case.

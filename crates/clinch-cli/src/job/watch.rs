@@ -24,6 +24,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, getpid, kill_process, kill_process_group, pidfd_open, pidfd_send_signal, setsid,
 };
 
+use super::sys;
 use crate::args::Orphans;
 
 /// What `ps` shows for it.
@@ -114,8 +115,7 @@ fn fork(hear: RawFd, words: &[CString]) -> io::Result<Pid> {
 /// The life of the copy. Allocates nothing.
 fn watch(hear: RawFd, arguments: &mut [*const c_char], place: usize) {
     let _ = setsid();
-    // SAFETY: sets this thread's name; the text ends with a zero.
-    unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
+    sys::set_name(NAME);
     close_all_but(hear);
     // SAFETY: the only descriptor that was left open.
     let hear = unsafe { BorrowedFd::borrow_raw(hear) };

@@ -9,16 +9,17 @@ use rustix::process::{Signal, getpid, set_child_subreaper};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{OnLost, Orphans, Run, Store};
+use crate::args::{OnLost, Run, Store};
 use crate::connect::{CLOSE_FOR, Limits, block_on, close, connect_within};
 use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::events::Events;
 use crate::job::loss::Plan;
+use crate::job::reentry::About;
 use crate::job::signals::Signals;
 use crate::job::spawn;
 use crate::job::supervise::{Ended, Progress, Supervisor, report_loss};
 use crate::job::terminal::Terminal;
-use crate::job::{nesting, sys};
+use crate::job::{nesting, reentry, sys};
 use crate::output::{ClaimJson, describe, local, say};
 use crate::request::{Request, with_lease};
 
@@ -144,12 +145,9 @@ impl<'a> Session<'a> {
         let turn = self.take_turn().await?;
         let mut command = spawn::command(self.run)?;
         spawn::tell(&mut command, guard);
-        let mut adopts = getpid().is_init();
-        if self.run.orphans == Orphans::Wait {
-            set_child_subreaper(Some(getpid()))
-                .map_err(|error| Failure::system("cannot wait for orphans", error))?;
-            adopts = true;
-        }
+        // What loses its parent falls to us, as it does to process 1: the job may have to be waited for, or to be ended.
+        set_child_subreaper(Some(getpid()))
+            .map_err(|error| Failure::system("cannot look after what the job leaves behind", error))?;
         signals.pass_on().map_err(cannot_listen)?;
         sys::unblock(Signal::CHILD);
         let mut deaths = signal(SignalKind::child()).map_err(cannot_listen)?;
@@ -165,7 +163,6 @@ impl<'a> Session<'a> {
             plan: self.plan,
             run: self.run,
             events: &mut self.events,
-            adopts,
             progress: Progress::default(),
         };
         // Whatever becomes of that, the job has to be stopped when its lock is lost.
@@ -258,11 +255,25 @@ impl<'a> Session<'a> {
     /// may be of a job that ended long ago.
     async fn reenter(&mut self, outer: &[ClaimId]) -> Result<Option<u8>, Failure> {
         let Run { name, share, .. } = self.run;
-        let state = self.limits.keep(self.locks.state(name)).await?;
-        let claims = state.map(|state| state.claims).unwrap_or_default();
-        let Some(claim) = claims.iter().find(|claim| claim.granted && outer.contains(&claim.id)) else {
-            return Ok(None);
+        let claim = loop {
+            About::Enter.tell();
+            let state = self.limits.keep(self.locks.state(name)).await;
+            let claims = state.map(|state| state.map(|state| state.claims).unwrap_or_default());
+            let held =
+                claims.map(|claims| claims.into_iter().find(|one| one.granted && outer.contains(&one.id)));
+            if let Ok(Some(claim)) = &held
+                && !About::End.is_of(claim.owner.pid)
+            {
+                break claim.clone();
+            }
+            About::Nothing.tell();
+            if held?.is_none() {
+                return Ok(None);
+            }
+            // What is about to end is held until it has.
+            tokio::time::sleep(LOOK_AGAIN).await;
         };
+        let claim = &claim;
         if !nesting::covers(claim, share) {
             let mode = claim.mode;
             return Err(Failure::usage(format!(
@@ -281,6 +292,9 @@ impl<'a> Session<'a> {
         );
         self.tell(|| "held by the job around this one".to_owned());
         let mut command = spawn::command(self.run)?;
+        command.env("CLINCH_NAME", name).env("CLINCH_CLAIM", claim.id.to_string());
+        command.envs(claim.token.map(|token| ("CLINCH_TOKEN", token.to_string())));
+        command.env(reentry::REENTERED, reentry::mark(claim.id));
         // No process group and no supervision: signals and losses of the outer job concern this one as they are.
         let error = command.exec();
         Err(spawn::not_started(command.get_program(), &error))

@@ -1,0 +1,89 @@
+//! Runs inside a job that enter its lock, and outlive it: nothing runs on under a lock that is free.
+
+mod common;
+
+use clinch_testkit::Redis;
+use common::{Running, World, eventually, runs};
+use rustix::process::Signal;
+
+/// A job that ends when an inner run of its lock works, which it leaves behind. `$INNER` starts that.
+const JOB: &str = "while [ ! -s inner.pid ]; do sleep 0.02; done; exit 6";
+const INNER: &str = r#""$CLINCH" run x sh ./inner > /dev/null 2>&1 &"#;
+
+/// What the inner run runs, until there is `stop`.
+const WORK: &str = "echo $$ > inner.pid; while [ ! -e stop ]; do sleep 0.02; done";
+
+/// Starts such a job, and waits until it has ended.
+fn leave_behind(world: &World, inner: &str, work: &str) -> Running {
+    world.write("inner", work);
+    let run = world.start(["run", "--events", "events", "x", "-c", &format!("{inner} {JOB}")]);
+    eventually("the job has ended", || world.read("events").contains("exited"));
+    run
+}
+
+/// An inner run goes on without the lock, beside the next holder.
+#[test]
+fn a_lock_is_not_released_under_an_inner_run() {
+    for inner in [INNER, &format!("(setsid {INNER}) &"), &format!("({INNER} sleep 60) &")] {
+        let world = World::new();
+        let mut run = leave_behind(&world, inner, WORK);
+        assert_eq!(world.code(["run", "-n", "x", "true"]), 75, "{inner}");
+        assert!(runs(world.pid("inner.pid")));
+        world.write("stop", "");
+        assert_eq!(run.code(), 6, "{inner}");
+        assert_eq!(world.code(["run", "-n", "x", "true"]), 0);
+    }
+}
+
+/// Nobody can end what is waited for, or its lock cannot be taken away.
+#[test]
+fn an_inner_run_that_is_left_behind_ends_on_a_signal_and_with_the_lock() {
+    let world = World::new();
+    let mut run = leave_behind(&world, INNER, WORK);
+    run.signal(Signal::TERM);
+    assert_eq!(run.code(), 6);
+    assert!(!runs(world.pid("inner.pid")));
+    let world = World::new();
+    let work = "trap '' TERM; (echo $(exec sh -c 'echo $PPID') > part.pid; while :; do sleep 0.02; done) & sh -c 'exit'; ";
+    let mut run = leave_behind(&world, INNER, &format!("{work}{WORK}"));
+    let parts = [world.pid("inner.pid"), world.pid("part.pid")];
+    assert_eq!(world.code(["break", "--yes", "x"]), 0);
+    assert_eq!(run.code(), 79);
+    assert!(!parts.into_iter().any(runs), "they work on without the lock");
+}
+
+/// What an inner run has started and left behind, or a daemon, keeps the lock for ever.
+#[test]
+fn what_an_inner_run_leaves_behind_does_not_keep_the_lock() {
+    let world = World::new();
+    let inner = r#""$CLINCH" run x -c 'setsid sleep 60 > /dev/null 2>&1 & echo $! > inner.pid'; "#;
+    let mut run = leave_behind(&world, inner, "");
+    assert_eq!(run.code(), 6);
+    assert!(runs(world.pid("inner.pid")));
+}
+
+/// The wrapper is killed, and an inner run that has left the job goes on without the lock.
+#[test]
+fn an_inner_run_ends_with_a_killed_wrapper_where_it_cannot_keep_the_lock() {
+    let redis = Redis::start();
+    let world = World::on(redis.url());
+    let run = leave_behind(&world, &format!("(setsid {INNER}) &"), WORK);
+    run.signal(Signal::KILL);
+    eventually("the inner run has ended", || !runs(world.pid("inner.pid")));
+}
+
+/// A run that enters the lock of a job that is just ending works beside the next holder.
+#[test]
+fn an_inner_run_that_begins_as_the_job_ends_excludes_others() {
+    const ROUNDS: usize = 20;
+    let world = World::new();
+    world.write("inner", "mkdir alone || echo >> two; sleep 0.01; rmdir alone; echo >> done");
+    let outer =
+        r#"(sleep 0.0$((CLINCH_TOKEN % 3)); "$CLINCH" run x sh ./inner > /dev/null 2>&1) & sleep 0.01"#;
+    let others = |_| world.start(["run", "x", "-c", &format!("sh ./inner; {outer}")]);
+    for _ in 0..ROUNDS / 4 {
+        (0..4).map(others).collect::<Vec<_>>().iter_mut().for_each(|run| assert_eq!(run.code(), 0));
+    }
+    eventually("all inner runs are done", || world.lines("done") == 2 * ROUNDS);
+    assert_eq!(world.lines("two"), 0, "two at once");
+}
