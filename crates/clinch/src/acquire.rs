@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use crate::backend::{Busy, Grant, Progress, Wake};
 use crate::claim::{Claim, LossKind, Mode, Owner};
+use crate::claimed::Claimed;
 use crate::clock::Instant;
 use crate::engine::{Engine, REPEATS};
 use crate::error::{Error, ErrorKind, Result};
-use crate::guard::{Claimed, Guard};
+use crate::guard::Guard;
 use crate::keeper::Kept;
 use crate::lease;
 use crate::name::LockName;

@@ -79,6 +79,7 @@ pub mod backend;
 pub mod backends;
 mod calm;
 mod claim;
+mod claimed;
 mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
