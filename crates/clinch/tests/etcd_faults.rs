@@ -35,6 +35,8 @@ mod detached;
 mod evictions;
 #[path = "etcd_faults/frames.rs"]
 mod frames;
+#[path = "etcd_faults/full.rs"]
+mod full;
 #[path = "etcd_faults/ghosts.rs"]
 mod ghosts;
 #[path = "etcd_faults/hung.rs"]

@@ -25,8 +25,11 @@ const TO_STOP: Duration = Duration::from_secs(4);
 /// Proves that everything before it was taken in.
 const MARK: &[u8] = b"frames!!";
 
+/// The end of a stream, with its headers whole.
+const END: u8 = 0x05;
+
 /// A proxy that can keep the server's frames back on the first connection, and say something in its name.
-struct Frames {
+pub(super) struct Frames {
     addr: SocketAddr,
     shared: Arc<Shared>,
 }
@@ -50,7 +53,12 @@ struct State {
     dropped: BTreeSet<u32>,
     /// Nor of those that name a key, from now on: as of a member whose disk hangs, which passes keepalives on to the leader.
     is_stale: bool,
+    /// The next request that is like this is answered, but with the words of a server that is full.
+    refuse: Option<IsIt>,
+    refused: Option<u32>,
 }
+
+type IsIt = Box<dyn Fn(&[u8]) -> bool + Send>;
 
 impl State {
     fn hang_the_disk(&mut self) {
@@ -78,7 +86,7 @@ fn stream(frame: &[u8]) -> u32 {
 }
 
 impl Frames {
-    async fn start(server: SocketAddr) -> Frames {
+    pub(super) async fn start(server: SocketAddr) -> Frames {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (addr, shared) = (listener.local_addr().unwrap(), Arc::<Shared>::default());
         let all = shared.clone();
@@ -98,6 +106,20 @@ impl Frames {
             }
         });
         Frames { addr, shared }
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("etcd://{}", self.addr)
+    }
+
+    /// Has the server refuse the next request that is like this once it is applied, as one does whose quota is crossed meanwhile.
+    pub(super) fn refuse(&self, is_it: impl Fn(&[u8]) -> bool + Send + 'static) {
+        self.state(|state| state.refuse = Some(Box::new(is_it)));
+    }
+
+    /// Whether it was.
+    pub(super) fn has_refused(&self) -> bool {
+        self.state(|state| state.refuse.is_none() && state.refused.is_none())
     }
 
     fn state<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
@@ -128,6 +150,9 @@ async fn up(shared: Arc<Shared>, mut from: OwnedReadHalf, mut to: OwnedWriteHalf
             if frame[3] == DATA && state.is_stale && contains(&frame[9..], b"/clinch/") {
                 state.dropped.insert(stream(&frame));
             }
+            if frame[3] == DATA && state.refuse.take_if(|is_it| is_it(&frame[9..])).is_some() {
+                state.refused = Some(stream(&frame));
+            }
             if frame[3] == PING && frame[9..] == *MARK {
                 state.is_marked = true;
                 continue;
@@ -153,14 +178,35 @@ async fn down(shared: Arc<Shared>, mut from: OwnedReadHalf, mut to: OwnedWriteHa
         tokio::select! {
             () = shared.said.notified() => {}
             frame = frames.recv(), if !is_held => {
-                let frame = frame?;
-                let is_dropped = shared.state.lock().unwrap().dropped.contains(&stream(&frame));
+                let mut frame = frame?;
+                let is_dropped = {
+                    let mut state = shared.state.lock().unwrap();
+                    let is_refused = state.refused == Some(stream(&frame));
+                    let is_end = frame[3] == HEADERS && frame[4] & END == END;
+                    if is_refused && is_end {
+                        frame = self::frame(HEADERS, END, stream(&frame), &full());
+                        state.refused = None;
+                    }
+                    is_refused && !is_end || state.dropped.contains(&stream(&frame))
+                };
                 if !is_dropped {
                     to.write_all(&frame).await.ok()?;
                 }
             }
         }
     }
+}
+
+/// The head of an answer that a full server gives, packed without a table.
+fn full() -> Vec<u8> {
+    let fields = [
+        ("content-type", "application/grpc"),
+        ("grpc-status", "8"),
+        ("grpc-message", "etcdserver: mvcc: database space exceeded"),
+    ];
+    let pack = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
+    let fields = fields.map(|(name, value)| [vec![0], pack(name), pack(value)].concat()).concat();
+    [vec![0x88], fields].concat()
 }
 
 /// A client with a release on its way whose answer is kept back.

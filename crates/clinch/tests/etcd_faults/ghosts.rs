@@ -211,3 +211,79 @@ async fn a_release_that_nobody_polls_frees_the_lock() {
     release.await.unwrap();
     assert_eq!(keys(&etcd, "job"), [backend.key(next.id).unwrap()], "it frees another's lock");
 }
+
+/// Has a claim hang on a lease of its own, and its client know of it no more.
+async fn detach(backend: &dyn Backend, claim: &Claim) {
+    let renewals = backend.renew(&[Arc::new(Claim { isolated: true, ..claim.clone() })]).await;
+    assert!(matches!(renewals[..], [Renewal::Renewed(_)]), "{renewals:?}");
+    backend.forget(claim);
+}
+
+/// A claim that never came to a key of its own is given up beside one that did: what is made good of both releases takes nothing
+/// from whoever else has such a key.
+#[tokio::test]
+async fn a_release_that_is_made_good_frees_no_other_claim() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.addr());
+    let backend = open(&format!("etcd://{}", proxy.addr())).await;
+    let [detached, late, left, kept] =
+        [(1, "job"), (2, "job"), (3, "left"), (4, "kept")].map(|(id, name)| claim(id, name, LONG_TTL));
+    for claim in [&detached, &left, &kept] {
+        granted(&*backend, claim).await;
+    }
+    let key = backend.key(detached.id).unwrap();
+    detach(&*backend, &detached).await;
+    proxy.refuse(true);
+    proxy.cut_all();
+    backend.claim(&late).await.unwrap_err();
+    for claim in [&late, &left] {
+        backend.release(claim, Duration::ZERO).await.unwrap_err();
+    }
+    proxy.refuse(false);
+    eventually("the releases are made good", async || {
+        let renewals = backend.renew(std::slice::from_ref(&kept)).await;
+        assert!(!matches!(renewals[..], [Renewal::Lost(_)]), "{renewals:?}");
+        keys(&etcd, "left").is_empty().then_some(())
+    })
+    .await;
+    assert_eq!(keys(&etcd, "job"), [key], "a claim that never was freed another's lock");
+}
+
+/// A step whose answer was lost arrives when its claim has taken another key, since something else stood under the first, and was
+/// released since.
+#[tokio::test]
+async fn a_step_that_arrives_after_its_claim_took_another_key_leaves_no_ghost() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (env, far) = (silent::split_env_by(sieve.addr()), open(&etcd.url()).await);
+    let backend = clinch::backends::etcd::open(&etcd.url(), env).await.unwrap();
+    let [other, waiting, detached, job] =
+        [(50, "other"), (1, "other"), (2, "job"), (3, "job")].map(|(id, name)| claim(id, name, LONG_TTL));
+    // Somebody waits elsewhere, so that there is a lease of places, which is kept.
+    granted(&*far, &other).await;
+    assert!(matches!(backend.claim(&waiting).await.unwrap(), Progress::Queued(_)));
+    let place = Arc::new(Claim { place: true, ..(*waiting).clone() });
+    let keep = async || moves::renewed(&*backend, &place).await;
+    granted(&*backend, &detached).await;
+    detach(&*backend, &detached).await;
+    let elsewhere = moves::elsewhere();
+    let (reader, name) = (backend.clone(), job.name.clone());
+    // Its connection stands from then on.
+    elsewhere.spawn(async move { reader.state(&name).await.unwrap() }).await.unwrap();
+    keep().await;
+    sieve.catch(Fate::Late, |request| turns::contains(request, b"/clinch/job/"));
+    let (backend_there, claim) = (backend.clone(), job.clone());
+    let unheard = elsewhere.spawn(async move { backend_there.claim(&claim).await });
+    sieve.caught().await;
+    unheard.abort();
+    assert!(unheard.await.unwrap_err().is_cancelled());
+    let progress = backend.claim(&job).await.unwrap();
+    assert!(matches!(progress, Progress::Queued(_)), "{progress:?}");
+    assert_eq!(far.release(&detached, Duration::ZERO).await.unwrap(), Freed::Removed);
+    granted(&*backend, &job).await;
+    keep().await;
+    sieve.let_go().await;
+    assert_eq!(backend.release(&job, Duration::ZERO).await.unwrap(), Freed::Removed);
+    assert_eq!(keys(&etcd, "job"), [""; 0], "a ghost holds the lock");
+    elsewhere.shutdown_background();
+}

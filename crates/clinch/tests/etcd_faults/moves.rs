@@ -10,15 +10,15 @@ use super::*;
 
 const SHORT: Duration = Duration::from_secs(600);
 
-fn isolated(name: &str, ttl: Duration) -> Arc<Claim> {
+pub(super) fn isolated(name: &str, ttl: Duration) -> Arc<Claim> {
     Arc::new(Claim { isolated: true, ..(*ghosts::claim(1, name, ttl)).clone() })
 }
 
-fn with_ttl(claim: &Claim, ttl: Duration) -> Arc<Claim> {
+pub(super) fn with_ttl(claim: &Claim, ttl: Duration) -> Arc<Claim> {
     Arc::new(Claim { ttl, ..claim.clone() })
 }
 
-async fn renew(backend: &dyn Backend, claim: &Claim) -> Renewal {
+pub(super) async fn renew(backend: &dyn Backend, claim: &Claim) -> Renewal {
     backend.renew(&[Arc::new(claim.clone())]).await.pop().unwrap()
 }
 

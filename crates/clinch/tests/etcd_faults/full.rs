@@ -1,0 +1,93 @@
+//! A server that is full. It refuses what it is asked for from then on, and what was under way when it became full, though it applies
+//! that: with the same words.
+
+use clinch::Claim;
+use clinch::backend::{Backend, Freed, Progress, Renewal};
+
+use super::frames::Frames;
+use super::moves::{isolated, renew, renewed, with_ttl};
+use super::turns::{contains, moves};
+use super::*;
+
+const TTL: Duration = Duration::from_secs(600);
+
+/// A server, and a client that it can be made to refuse once.
+async fn refusing() -> (Etcd, Frames, Arc<dyn Backend>) {
+    let etcd = Etcd::start();
+    let frames = Frames::start(etcd.addr()).await;
+    let backend = open(&frames.url()).await;
+    (etcd, frames, backend)
+}
+
+/// Checks that a claim's key hangs on a lease of so many seconds, and that no other lease is left.
+async fn hangs_on(etcd: &Etcd, name: &str, seconds: u64) {
+    let only = async || (etcd.leases().len() == 1).then_some(());
+    eventually("the lease that it has left is given back, and no other", only).await;
+    let [key] = &keys(etcd, name)[..] else { panic!("{:?} stands", keys(etcd, name)) };
+    assert_eq!(carrier(etcd, key).1, seconds);
+}
+
+/// The lease of a move that was refused and made carries the lock.
+#[tokio::test]
+async fn a_move_that_is_refused_after_it_was_made_takes_no_lock_along() {
+    let (etcd, frames, backend) = refusing().await;
+    let claim = isolated("job", TTL);
+    ghosts::granted(&*backend, &claim).await;
+    frames.refuse(|request| moves(request, "job"));
+    renewed(&*backend, &with_ttl(&claim, 2 * TTL)).await;
+    assert!(frames.has_refused());
+    hangs_on(&etcd, "job", 2 * TTL.as_secs()).await;
+    assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+}
+
+/// The same of a move by another client, as an operator's.
+#[tokio::test]
+async fn a_move_by_another_that_is_refused_after_it_was_made_takes_no_lock_along() {
+    let (etcd, frames, far) = refusing().await;
+    let near = open(&etcd.url()).await;
+    let claim = isolated("job", TTL);
+    ghosts::granted(&*near, &claim).await;
+    frames.refuse(|request| moves(request, "job"));
+    renewed(&*far, &with_ttl(&claim, 2 * TTL)).await;
+    assert!(frames.has_refused());
+    let key = near.key(claim.id).unwrap();
+    assert!(carrier(&etcd, &key).1 >= 2 * TTL.as_secs());
+    renewed(&*near, &claim).await;
+    assert_eq!(near.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+}
+
+/// A turn, too, and a claim that is new: the first is taken, the second is withdrawn.
+#[tokio::test]
+async fn a_claim_that_is_refused_after_it_was_made_is_no_ghost() {
+    let (etcd, frames, backend) = refusing().await;
+    let near = connect(&etcd.url()).await;
+    let (guard, claim) = (lock(&near, "job").await, isolated("job", TTL));
+    assert!(matches!(backend.claim(&claim).await.unwrap(), Progress::Queued(_)));
+    release(guard).await;
+    frames.refuse(|request| moves(request, "job"));
+    ghosts::granted(&*backend, &claim).await;
+    assert!(frames.has_refused());
+    assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+    for enqueue in [false, true] {
+        let claim = Claim { id: ClaimId::from_bits(5), enqueue, ..(*claim).clone() };
+        frames.refuse(|request| contains(request, b"/clinch/job/"));
+        let refused = backend.claim(&claim).await.unwrap_err();
+        assert_eq!((refused.kind(), keys(&etcd, "job").len()), (ErrorKind::Exhausted, 1));
+        assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+    }
+    expect_unused(&etcd, &near, "job").await;
+}
+
+/// A lease of its own that cannot be made longer is kept as long as it was.
+#[tokio::test]
+async fn a_lock_with_its_own_lease_outlives_an_extension_that_there_is_no_room_for() {
+    let etcd = Etcd::builder().arg("--quota-backend-bytes", "200000").start();
+    let backend = open(&etcd.url()).await;
+    let claim = isolated("job", TTL);
+    ghosts::granted(&*backend, &claim).await;
+    let filled = async || etcd.try_ctl(&["put", "ballast", &"x".repeat(20_000)]).is_err().then_some(());
+    eventually("the server is full", filled).await;
+    let renewal = renew(&*backend, &with_ttl(&claim, 2 * TTL)).await;
+    assert!(matches!(renewal, Renewal::Renewed(Some(left)) if left <= TTL), "{renewal:?}");
+    assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+}
