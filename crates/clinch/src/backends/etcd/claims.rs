@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use super::free::Stand;
 use super::moves::Moves;
 use super::session::Session;
-use super::slots::{Deleting, Slots};
+use super::slots::{Deleting, STANDS_FOR, Slots};
 use super::step::Step;
 use super::view::View;
 use crate::claim::{ClaimId, Loss, LossKind};
@@ -25,6 +25,7 @@ use crate::sync::{AtWork, lock};
 
 use entries::{Entries, Entry};
 pub(super) use known::Known;
+pub(super) use leaving::Sweeping;
 
 /// A claim whose key was made: its id, the key, and at which revision that was created.
 pub(super) type Made = (ClaimId, Arc<[u8]>, i64);
@@ -63,6 +64,7 @@ impl Claims {
         queue: &[u8],
         step: &Arc<Step>,
         is_ended: bool,
+        now: Instant,
     ) -> Option<Known> {
         let mut table = lock(&self.table);
         let former = table.entries.get(id).map(|old| &old.known);
@@ -75,7 +77,7 @@ impl Claims {
         let old = table.entries.remove(id);
         let anew = || {
             old.iter().for_each(|old| table.slots.leave(&old.known.key));
-            (table.slots.take(queue, &session), Vec::new(), Moves::default())
+            (table.slots.take(queue, &session, now), Vec::new(), Moves::default())
         };
         let (key, doubts, moves) = same.unwrap_or_else(anew);
         // Nobody is to hear of what was lost before.
@@ -99,13 +101,16 @@ impl Claims {
         Some(known)
     }
 
-    /// Has a claim take another key: something that is not ours stands under this one.
-    pub(super) fn move_over(&self, id: ClaimId, queue: &[u8]) {
+    /// Has a claim of which no step may still come take another key: something that is not its own stands under this one.
+    pub(super) fn move_over(&self, id: ClaimId, queue: &[u8], now: Instant) {
         let mut table = lock(&self.table);
         let Some(known) = table.entries.get(id).map(|entry| entry.known.clone()) else { return };
-        let key = table.slots.take(queue, &known.session);
-        table.slots.spend(&known.key);
-        table.entries.change(id, |entry| entry.known.key = key);
+        let key = table.slots.take(queue, &known.session, now);
+        table.slots.park(&known.key, now + STANDS_FOR);
+        table.entries.change(id, |entry| {
+            entry.known.key = key;
+            entry.known.doubts.clear();
+        });
     }
 
     /// Notes that the answer did not come of a step behind the fence of this session, which may hang the key on its lease or
@@ -197,10 +202,22 @@ impl Claims {
 
     /// Forgets a claim that will take no more steps here, if its lease ends by itself. One on a lease that others keep is still
     /// to be swept.
-    pub(super) fn forget_isolated(&self, id: ClaimId) {
+    pub(super) fn forget_isolated(&self, id: ClaimId, now: Instant) {
         if self.get(id).is_some_and(|known| known.carrier().isolated) {
-            self.forget(id);
+            self.forget_standing(id, now + STANDS_FOR);
         }
+    }
+
+    /// Forgets a claim whose key stands for longer, and is not to be met before then.
+    pub(super) fn forget_standing(&self, id: ClaimId, until: Instant) {
+        let mut table = lock(&self.table);
+        let entry = table.entries.remove(id);
+        if let Some(entry) = &entry {
+            table.slots.park(&entry.known.key, until);
+        }
+        drop(table);
+        // Ends watches, which takes other locks.
+        drop(entry);
     }
 
     /// Forgets a claim that is gone.

@@ -74,15 +74,15 @@ impl Store {
         let former = self.claims.get(claim.id);
         // On the same lease, a step of it that came through unheard is found.
         let session = self.carrier_to_be(claim, former.as_ref()).await?;
-        if let Some(known) = self.claims.begin(claim.id, session.clone(), &queue, step, false) {
+        if let Some(known) = self.claims.begin(claim.id, session.clone(), &queue, step, false, self.now()) {
             return Ok(known);
         }
         let is_doubted = match former {
             Some(former) => self.end_own(claim, &former, Duration::ZERO).await?.1,
             None => false,
         };
-        let known = self.claims.begin(claim.id, session, &queue, step, !is_doubted);
-        known.ok_or_else(|| Error::new(ErrorKind::Unavailable, "an earlier step of the claim may still come"))
+        let known = self.claims.begin(claim.id, session, &queue, step, !is_doubted, self.now());
+        known.ok_or_else(may_still_come)
     }
 
     /// Makes the claim's key: on the lease of its TTL if nobody else is there, for then it is granted; else on that of the
@@ -123,13 +123,13 @@ impl Store {
             return self.granted(claim, session, created, sent).await;
         }
         let Some(inner) = answer.inner() else {
-            if self.stands_as_expected(claim, known, &answer)? {
+            if self.stands_as_expected(claim, known, &answer).await? {
                 self.sessions.open(PLACE_TTL, false).await?;
             }
             return Ok(Entered::Again);
         };
         if !inner.succeeded {
-            self.stands_as_expected(claim, known, inner)?;
+            self.stands_as_expected(claim, known, inner).await?;
             return Ok(Entered::Again);
         }
         self.made(claim, created)?;
@@ -162,7 +162,7 @@ impl Store {
                 self.seen(claim.id, Stand { created, lease: session.lease }, created);
                 return self.granted(claim, session, created, sent).await;
             }
-            if !self.stands_as_expected(claim, known, &answer)? {
+            if !self.stands_as_expected(claim, known, &answer).await? {
                 return Ok(Entered::Again);
             }
             let places = places(answer.ranges().next().map_or(&[], |range| &range.kvs));
@@ -351,7 +351,7 @@ impl Store {
 
     /// Takes in how key and session stand, by an answer that ends with what was read of them; false: not as expected, so
     /// that another turn has to be taken.
-    fn stands_as_expected(&self, claim: &Claim, known: &Known, answer: &TxnResponse) -> Result<bool> {
+    async fn stands_as_expected(&self, claim: &Claim, known: &Known, answer: &TxnResponse) -> Result<bool> {
         let session = &known.session;
         let fence = session.fence();
         let mut ends = answer.ranges().collect::<Vec<_>>().into_iter().rev();
@@ -366,11 +366,26 @@ impl Store {
                 // An earlier step had come through after all.
                 self.made(claim, kv.create_revision)?;
             } else {
-                self.claims.move_over(claim.id, &self.queue(&claim.name));
+                self.move_over(claim, known).await?;
             }
             return Ok(false);
         }
         Ok(fenced.is_some_and(|kv| kv.mod_revision == fence))
+    }
+
+    /// Has a claim take another key, for something that is not its own stands under this one. No step of it may still come then: it
+    /// would make the first one after all, and nobody would release that.
+    async fn move_over(&self, claim: &Claim, known: &Known) -> Result<()> {
+        let known = self.claims.get(claim.id).unwrap_or_else(|| known.clone());
+        if known.in_doubt() {
+            let mut doubted = known.doubts.clone();
+            self.end_key(claim, &known.key, None, &mut doubted, Duration::ZERO).await?;
+            if !doubted.is_empty() {
+                return Err(may_still_come());
+            }
+        }
+        self.claims.move_over(claim.id, &self.queue(&claim.name), self.now());
+        Ok(())
     }
 
     fn made(&self, claim: &Claim, created: i64) -> Result<()> {
@@ -409,6 +424,10 @@ fn ahead(queue: &[u8], mode: Mode, created: i64) -> impl Iterator<Item = RangeRe
         Mode::Shared | Mode::Permits { .. } => (all, None),
     };
     [Some(last), first].into_iter().flatten()
+}
+
+fn may_still_come() -> Error {
+    Error::new(ErrorKind::Unavailable, "an earlier step of the claim may still come")
 }
 
 fn places(kvs: &[KeyValue]) -> Vec<Place> {

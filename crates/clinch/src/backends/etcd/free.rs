@@ -14,6 +14,7 @@ use super::keys;
 use super::moves::touch;
 use super::record::{self, Place, Standing};
 use super::session::Session;
+use super::slots::STANDS_FOR;
 use super::store::Store;
 use super::view::View;
 use super::wire::{self, Compare, KeyValue, PutRequest, RequestOp, TxnRequest, TxnResponse};
@@ -80,10 +81,12 @@ impl Store {
         };
         // It may have been moved meanwhile.
         let known = self.claims.get(claim.id).unwrap_or(known);
+        let now = self.now();
         match is_doubted {
-            false => self.claims.forget(claim.id),
-            // A step of it may still come, which the next keepalive sees to.
-            true => self.claims.leave(claim.id, self.now()),
+            false if linger.is_zero() => self.claims.forget(claim.id),
+            false => self.claims.forget_standing(claim.id, now + linger.min(STANDS_FOR) + POLLED_WITHIN),
+            // A step of it may still come, which a keepalive sees to, once the lock is open.
+            true => self.claims.leave(claim.id, now + linger),
         }
         let left = known.own_leases().map(|session| self.sessions.revoke(session));
         futures_util::future::join_all(left).await;
@@ -133,7 +136,7 @@ impl Store {
 
     /// Deletes or closes a claim's key; for a claim in doubt, raises the fences of those sessions, and takes them out of
     /// `doubted`. Without `stand` it is read first whether the key is there.
-    async fn end_key(
+    pub(super) async fn end_key(
         &self,
         claim: &Claim,
         key: &[u8],
@@ -142,7 +145,7 @@ impl Store {
         linger: Duration,
     ) -> Result<Freed> {
         let end = if linger.is_zero() { wire::delete(key) } else { self.close(claim, key, linger).await? };
-        let mut is_full = false;
+        let (mut is_full, mut maybe_freed) = (false, false);
         for _ in 0..TURNS {
             doubted.retain(|session| !session.is_over());
             let raised = doubted.iter().filter(|_| !is_full);
@@ -157,6 +160,8 @@ impl Store {
                 // On a full server the fence cannot be raised, but the key can be deleted.
                 Err(error) if error.kind() == ErrorKind::Exhausted && !doubted.is_empty() && !is_full => {
                     is_full = true;
+                    // What it was asked for when it became full it refuses, and does.
+                    maybe_freed = stand.is_some();
                     continue;
                 }
                 answer => answer?,
@@ -178,10 +183,11 @@ impl Store {
                 Some(found) => stand = Some(found),
                 None => {
                     let place = answer.ranges().next().and_then(|range| range.kvs.first()).map(Place::read);
+                    let is_freed = maybe_freed && place.is_none();
                     if let Some(place) = place.filter(|place| place.is_evicted(claim.id)) {
                         self.client.delete_as_seen(&place).await?;
                     }
-                    return Ok(Freed::Absent);
+                    return Ok(if is_freed { Freed::Removed } else { Freed::Absent });
                 }
             }
         }

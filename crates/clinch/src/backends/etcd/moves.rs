@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::claims::{Known, session_ended};
 use super::free::Stand;
 use super::keys;
+use super::record::Place;
 use super::session::Session;
 use super::store::{Store, deleted};
 use super::wire::{self, LeaseKeepAliveResponse, LeaseRequest, PutRequest, RequestOp, TxnRequest};
@@ -117,7 +118,7 @@ impl Store {
                 // As it was granted, for there is no room for more.
                 Some(known)
                     if error.kind() == ErrorKind::Exhausted
-                        && !claim.isolated
+                        && (known.carrier().isolated || !claim.isolated)
                         && known.lost.is_none()
                         && known.moves.are_settled() =>
                 {
@@ -225,10 +226,6 @@ impl Store {
             failure: vec![wire::get(key).into()],
         };
         let answer = self.client.txn(txn).await;
-        let fail = || {
-            let failed = to.map(|to| self.claims.not_moved(id, stand.lease, to));
-            self.sessions.give_back(failed.flatten());
-        };
         match answer {
             Ok(Some(answer)) => {
                 let seen = match answer.succeeded {
@@ -241,17 +238,49 @@ impl Store {
                 Ok(seen.is_some())
             }
             Ok(None) => {
-                fail();
-                to.into_iter().for_each(|to| self.sessions.end(to));
+                if let Some(to) = to {
+                    self.sessions.give_back(self.claims.not_moved(id, stand.lease, to));
+                    self.sessions.end(to);
+                }
                 Ok(true)
             }
-            Err(error) => {
-                if error.kind() != ErrorKind::Unknown {
-                    fail();
-                }
-                Err(error)
-            }
+            Err(error) => match to {
+                Some(to) if self.is_moved_yet(id, key, stand, to, &error).await? => Ok(true),
+                _ => Err(error),
+            },
         }
+    }
+
+    /// Takes in what came of a move that failed like this: whether the key is where it was to go all the same. A full server
+    /// refuses what it is asked for, and also what it had under way when it became full and has made; what it did is done when it
+    /// says so.
+    pub(super) async fn is_moved_yet(
+        &self,
+        id: ClaimId,
+        key: &[u8],
+        stand: Stand,
+        to: &Arc<Session>,
+        error: &Error,
+    ) -> Result<bool> {
+        let own = match error.kind() {
+            // It may still come.
+            ErrorKind::Unknown => return Ok(false),
+            ErrorKind::Exhausted => {
+                let found = self.client.read(vec![wire::get(key)]).await?;
+                let own = found.ranges.first().and_then(|range| range.kvs.first()).map(Place::read);
+                let own = own.filter(|own| own.is(id) && own.created == stand.created);
+                own.map(|own| (own.lease, found.revision))
+            }
+            _ => None,
+        };
+        let is_moved = own.is_some_and(|(lease, _)| lease == to.lease);
+        if !is_moved {
+            self.sessions.give_back(self.claims.not_moved(id, stand.lease, to));
+        }
+        if let Some((lease, revision)) = own {
+            self.seen(id, Stand { lease, ..stand }, revision);
+        }
+        Ok(is_moved)
     }
 
     /// Renews a claim that another client, or this one in another life, made: on its own lease if that is long enough, else
@@ -294,10 +323,17 @@ impl Store {
             };
             let moved = match self.write_in_time(ticket, txn).await {
                 Ok(moved) => moved,
+                // Where it may hang on it, the lease runs out by itself.
+                Err(error) if error.kind() == ErrorKind::Unknown => return Err(error),
+                // A full server may have made what it refuses.
                 Err(error) => {
-                    // Where it may hang on it, the lease runs out by itself.
-                    self.sessions.give_back(Some(session).filter(|_| error.kind() != ErrorKind::Unknown));
-                    return Err(error);
+                    let is_there = |place: Place| place.lease == session.lease;
+                    let is_full = error.kind() == ErrorKind::Exhausted;
+                    if !is_full || !self.find(&claim.name, claim.id).await?.is_some_and(is_there) {
+                        self.sessions.give_back([session]);
+                        return Err(error);
+                    }
+                    true
                 }
             };
             if moved {

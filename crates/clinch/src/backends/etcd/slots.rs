@@ -2,11 +2,17 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::claims::Claims;
 use super::keys;
 use super::session::Session;
+use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
+
+/// How long a key is let alone under which something stands of which nobody knows when it goes. Whoever meets that once more takes
+/// another.
+pub(super) const STANDS_FOR: Duration = Duration::from_secs(60);
 
 /// The keys of all claims, and those that something on its way may still delete.
 #[derive(Default)]
@@ -14,6 +20,8 @@ pub(super) struct Slots {
     slots: HashMap<Arc<[u8]>, Slot>,
     /// Those that are spent, by the lease that they are named after, until that is over.
     spent: HashMap<i64, Vec<Arc<[u8]>>>,
+    /// Those under which something was left to stand, by when they are worth another try.
+    parked: BTreeSet<(Instant, Arc<[u8]>)>,
     /// By what keys of one lock on one lease begin with.
     numbers: HashMap<Vec<u8>, Numbers>,
 }
@@ -27,6 +35,8 @@ struct Slot {
     deletes: u32,
     /// A delete of it was never answered: it may come at any time.
     is_spent: bool,
+    /// Something was left to stand there, which the next claim would meet.
+    is_parked: bool,
 }
 
 impl Slot {
@@ -34,7 +44,8 @@ impl Slot {
     fn is_free(&self) -> bool {
         #[cfg(test)]
         super::claims::looks::count();
-        !self.is_used && self.deletes == 0 && (!self.is_spent || self.session.is_over())
+        let is_let_alone = self.is_spent || self.is_parked;
+        !self.is_used && self.deletes == 0 && (!is_let_alone || self.session.is_over())
     }
 }
 
@@ -49,7 +60,12 @@ struct Numbers {
 
 impl Slots {
     /// Takes a key on this lease that no claim has, and that nothing may still delete: the first of them.
-    pub(super) fn take(&mut self, queue: &[u8], session: &Arc<Session>) -> Arc<[u8]> {
+    pub(super) fn take(&mut self, queue: &[u8], session: &Arc<Session>, now: Instant) -> Arc<[u8]> {
+        while self.parked.first().is_some_and(|(until, _)| *until <= now) {
+            let Some((_, key)) = self.parked.pop_first() else { break };
+            self.slots.get_mut(&key).into_iter().for_each(|slot| slot.is_parked = false);
+            self.forget(&key);
+        }
         let start = keys::claims(queue, session.lease);
         let numbers = self.numbers.entry(start.clone()).or_default();
         let number = numbers.free.pop_first().unwrap_or_else(|| {
@@ -57,7 +73,8 @@ impl Slots {
             numbers.next - 1
         });
         let key: Arc<[u8]> = keys::claim(start, number).into();
-        let slot = Slot { session: session.clone(), is_used: true, deletes: 0, is_spent: false };
+        let slot =
+            Slot { session: session.clone(), is_used: true, deletes: 0, is_spent: false, is_parked: false };
         self.slots.insert(key.clone(), slot);
         key
     }
@@ -75,13 +92,13 @@ impl Slots {
         self.forget(key);
     }
 
-    /// Notes that something that is not ours stands under a key.
-    pub(super) fn spend(&mut self, key: &[u8]) {
-        if let Some(slot) = self.slots.get_mut(key) {
-            slot.is_used = false;
+    /// Notes that a claim does not need its key any more, but that something stands under it, perhaps until then.
+    pub(super) fn park(&mut self, key: &[u8], until: Instant) {
+        if let Some(slot) = self.slots.get_mut(key).filter(|slot| !slot.is_parked) {
+            slot.is_parked = true;
+            self.parked.insert((until, key.into()));
         }
-        self.set_spent(key);
-        self.forget(key);
+        self.leave(key);
     }
 
     /// Notes that a delete of a key goes out.
@@ -170,34 +187,34 @@ impl Drop for Deleting {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+
+    const NOW: Instant = Instant::from_nanos(0);
 
     #[test]
     fn the_first_free_key_is_taken_and_none_that_may_still_be_deleted() {
         let session = Session::of_lease(0x1f, Duration::from_secs(9), false);
         let mut slots = Slots::default();
-        let keys: Vec<_> = (0..4).map(|_| slots.take(b"q/", &session)).collect();
+        let keys: Vec<_> = (0..4).map(|_| slots.take(b"q/", &session, NOW)).collect();
         assert_eq!(&keys[3][..], b"q/1f-3");
-        assert_eq!(&slots.take(b"p/", &session)[..], b"p/1f-0");
+        assert_eq!(&slots.take(b"p/", &session, NOW)[..], b"p/1f-0");
         slots.leave(&keys[2]);
         slots.delete(&keys[1]).unwrap();
         slots.leave(&keys[1]);
-        assert_eq!(slots.take(b"q/", &session), keys[2], "a delete of the one before is on its way");
+        assert_eq!(slots.take(b"q/", &session, NOW), keys[2], "a delete of the one before is on its way");
         slots.deleted(&keys[1], true);
-        assert_eq!(slots.take(b"q/", &session), keys[1]);
+        assert_eq!(slots.take(b"q/", &session, NOW), keys[1]);
         slots.delete(&keys[0]).unwrap();
         slots.leave(&keys[0]);
         slots.deleted(&keys[0], false);
-        assert_eq!(&slots.take(b"q/", &session)[..], b"q/1f-4", "the first may be deleted at any time");
+        assert_eq!(&slots.take(b"q/", &session, NOW)[..], b"q/1f-4", "the first may be deleted at any time");
     }
 
     #[test]
     fn nothing_is_kept_of_keys_that_nobody_has() {
         let session = Session::of_lease(0x1f, Duration::from_secs(9), false);
         let mut slots = Slots::default();
-        let keys: Vec<_> = (0..9).map(|_| slots.take(b"q/", &session)).collect();
+        let keys: Vec<_> = (0..9).map(|_| slots.take(b"q/", &session, NOW)).collect();
         keys.iter().for_each(|key| slots.leave(key));
         assert!(slots.slots.is_empty() && slots.numbers.is_empty());
     }
@@ -206,17 +223,36 @@ mod tests {
     fn nothing_is_kept_of_keys_that_may_be_deleted_when_their_lease_is_over() {
         let session = Session::of_lease(0x1f, Duration::from_secs(9), false);
         let mut slots = Slots::default();
-        let keys: Vec<_> = (0..4).map(|_| slots.take(b"q/", &session)).collect();
+        let keys: Vec<_> = (0..4).map(|_| slots.take(b"q/", &session, NOW)).collect();
         keys[1..3].iter().for_each(|key| slots.delete(key).unwrap());
-        slots.spend(&keys[0]);
+        slots.park(&keys[0], NOW);
         slots.leave(&keys[1]);
         slots.deleted(&keys[1], false);
         session.run_out();
         slots.forget_spent(0x1f);
-        assert_eq!(slots.slots.len(), 2, "one is used, and one is being deleted");
+        assert_eq!(slots.slots.len(), 3, "one is used, one is being deleted, and one was left to stand");
         slots.leave(&keys[2]);
         slots.deleted(&keys[2], false);
-        slots.spend(&keys[3]);
+        slots.park(&keys[3], NOW);
+        // Whoever takes the next, of whichever lease, forgets the rest.
+        let other = Session::of_lease(0x2f, Duration::from_secs(9), false);
+        let key = slots.take(b"q/", &other, NOW);
+        slots.leave(&key);
+        assert!(slots.parked.is_empty());
         assert!(slots.slots.is_empty() && slots.spent.is_empty() && slots.numbers.is_empty());
+    }
+
+    #[test]
+    fn a_key_under_which_something_stands_is_let_alone_and_then_used_again() {
+        let session = Session::of_lease(0x1f, Duration::from_secs(9), false);
+        let (mut slots, until) = (Slots::default(), NOW + STANDS_FOR);
+        let first = slots.take(b"q/", &session, NOW);
+        slots.park(&first, until);
+        slots.park(&first, until + STANDS_FOR);
+        let second = slots.take(b"q/", &session, NOW);
+        assert_eq!(&second[..], b"q/1f-1");
+        slots.leave(&second);
+        assert_eq!(slots.take(b"q/", &session, NOW), second);
+        assert_eq!(slots.take(b"q/", &session, until), first, "a turn for each key, for ever");
     }
 }

@@ -221,7 +221,7 @@ impl Backend for Store {
     }
 
     fn forget(&self, claim: &Claim) {
-        self.claims.forget_isolated(claim.id);
+        self.claims.forget_isolated(claim.id, self.now());
     }
 
     async fn wait(&self, claim: &Claim) -> Result<Wake> {

@@ -86,12 +86,10 @@ impl Store {
                 self.sessions.end(&session);
                 Ok(Turn::NotYet(None))
             }
-            Err(error) => {
-                if error.kind() != ErrorKind::Unknown {
-                    fail();
-                }
-                full(error)
-            }
+            Err(error) => match self.is_moved_yet(claim.id, &known.key, stand, &session, &error).await? {
+                true => Ok(Turn::NotYet(None)),
+                false => full(error),
+            },
         }
     }
 

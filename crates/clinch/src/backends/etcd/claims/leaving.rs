@@ -3,11 +3,29 @@
 use std::sync::Arc;
 
 use super::{Claims, Entry, Known, Table};
+use crate::backends::etcd::record::Place;
 use crate::backends::etcd::session::Session;
 use crate::backends::etcd::slots::Deleting;
 use crate::claim::ClaimId;
 use crate::clock::Instant;
 use crate::sync::lock;
+
+/// A claim whose release failed, and whose key is deleted now.
+pub(in crate::backends::etcd) struct Sweeping {
+    pub(in crate::backends::etcd) id: ClaimId,
+    created: Option<i64>,
+    pub(in crate::backends::etcd) deleting: Deleting,
+}
+
+impl Sweeping {
+    /// Whether what stands under its key is its own: a claim that never came to have one may have met another's there.
+    pub(in crate::backends::etcd) fn owns(&self, place: &Place) -> bool {
+        match self.created {
+            Some(created) => place.created == created,
+            None => place.is(self.id) || place.is_evicted(self.id),
+        }
+    }
+}
 
 impl Claims {
     /// Notes that a release has begun, and that the claim's key shall be gone from this moment on, if that release does not end.
@@ -44,10 +62,14 @@ impl Claims {
         lease: i64,
         now: Instant,
         count: usize,
-    ) -> Vec<(ClaimId, Deleting)> {
+    ) -> Vec<Sweeping> {
         let mut table = lock(&self.table);
-        let leaving = table.leaving(lease, now, count);
-        leaving.into_iter().filter_map(|(id, _)| Some((id, table.deleting(self, id)?))).collect()
+        let leaving = table.leaving(lease, now, count).into_iter();
+        let sweeping = leaving.filter_map(|(id, known)| {
+            let deleting = table.deleting(self, id)?;
+            Some(Sweeping { id, created: known.created, deleting })
+        });
+        sweeping.collect()
     }
 
     /// Forgets claims whose keys were deleted, unless a step of them may still come.

@@ -27,7 +27,7 @@ fn looks(leases: i64) -> usize {
     for lease in 1..=leases {
         let (id, session) =
             (ClaimId::from_bits(lease as u128), Session::of_lease(lease, Duration::from_secs(9), true));
-        claims.begin(id, session, b"q/", &Step::new(Clock::host()), false).unwrap();
+        claims.begin(id, session, b"q/", &Step::new(Clock::host()), false, now).unwrap();
         claims.made(id, lease);
         claims.leave(id, now);
     }
@@ -48,7 +48,8 @@ fn a_claim_is_found_by_each_lease_that_it_may_hang_on_and_by_no_other() {
     let [one, two, three] =
         [1, 2, 3].map(|lease| Session::of_lease(lease, Duration::from_secs(9), lease != 2));
     let hangs_on = || [1, 2, 3].map(|lease| claims.hang_on(lease));
-    claims.begin(id, one.clone(), b"q/", &Step::new(Clock::host()), false).unwrap();
+    let now = Instant::from_nanos(0);
+    claims.begin(id, one.clone(), b"q/", &Step::new(Clock::host()), false, now).unwrap();
     assert_eq!(hangs_on(), [true, false, false]);
     claims.placed(id, two);
     claims.made(id, 5);

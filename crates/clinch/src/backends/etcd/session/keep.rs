@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use super::{Session, Sessions};
 use crate::backend;
-use crate::backends::etcd::claims::{Known, Made};
+use crate::backends::etcd::claims::{Known, Made, Sweeping};
 use crate::backends::etcd::free::Stand;
 use crate::backends::etcd::record::Place;
 use crate::backends::etcd::turn::pass_on;
-use crate::backends::etcd::wire::{self, KeyValue, LeaseRequest, RangeResponse, TxnRequest};
+use crate::backends::etcd::wire::{
+    self, Compare, KeyValue, LeaseRequest, RangeResponse, RequestOp, TxnRequest,
+};
 use crate::claim::ClaimId;
 use crate::clock::Instant;
 use crate::error::Result;
@@ -107,13 +109,33 @@ impl Sessions {
         }
         // Those that were released meanwhile are left out: their keys may be others' by now.
         let sweeping = self.claims.sweeping(session.lease, self.client.env.now(), SWEEP_BATCH);
-        let deletes = sweeping.iter().map(|(_, deleting)| wire::delete(deleting.key())).collect();
-        let answer = self.client.txn(TxnRequest { success: deletes, ..TxnRequest::default() }).await;
-        let (swept, deleting): (Vec<_>, Vec<_>) = sweeping.into_iter().unzip();
-        deleting.into_iter().for_each(|deleting| deleting.came_to(&answer));
-        if let Ok(Some(_)) = answer {
-            self.claims.swept(swept.into_iter());
+        let swept = self.delete_swept(&sweeping).await;
+        let ids: Vec<ClaimId> = sweeping.iter().map(|sweeping| sweeping.id).collect();
+        sweeping.into_iter().for_each(|Sweeping { deleting, .. }| deleting.came_to(&swept));
+        if let Ok(Some(())) = swept {
+            self.claims.swept(ids.into_iter());
         }
+    }
+
+    /// Deletes of these claims what stands and is their own, by one transaction.
+    async fn delete_swept(&self, sweeping: &[Sweeping]) -> Result<Option<()>> {
+        let reads = sweeping.iter().map(|sweeping| wire::get(sweeping.deleting.key())).collect();
+        let found = self.client.read(reads).await?;
+        let places = found.ranges.iter().map(|range| range.kvs.first().map(Place::read));
+        let own = sweeping
+            .iter()
+            .zip(places)
+            .filter_map(|(sweeping, place)| place.filter(|place| sweeping.owns(place)));
+        let deletes = own.map(|place| {
+            let compare = vec![Compare::created(&place.key, place.created)];
+            TxnRequest { compare, success: vec![wire::delete(&place.key)], failure: Vec::new() }.into()
+        });
+        let deletes: Vec<RequestOp> = deletes.collect();
+        if deletes.is_empty() {
+            return Ok(Some(()));
+        }
+        let answer = self.client.txn(TxnRequest { success: deletes, ..TxnRequest::default() }).await?;
+        Ok(answer.map(drop))
     }
 
     /// Reads the session's key linearizably, and with every third renewal some of its claims'. Where the session's was written,
