@@ -55,7 +55,7 @@
 //!   A guard with a shorter TTL ends in time all the same; the lock of a holder that died comes free later.
 //! - A waiter's place hangs on a lease of 3 s, which all waiters of a client share, so that one that died delays nobody for long;
 //!   its grant, on the lease of its TTL. On a server that is full nothing can be moved: a grant then lives for 3 s at a time,
-//!   and one with a lease of its own is refused.
+//!   and one with a lease of its own is refused; an [`extend`](crate::Guard::extend) to a longer TTL leaves the lease as long as it was.
 //! - What an evicted holder had stays closed until it lets go, until its lease would have run out, or for 15 s at most; 8 s longer
 //!   for whoever only tries, and for other programs. Another program's holder loses its key at once.
 //! - After a lost leader, etcd keeps every lease for its whole TTL from the election on.

@@ -90,6 +90,7 @@ impl Failure {
     fn conclusion(&self) -> (ErrorKind, &'static str) {
         let says = |word: &str| self.status.message().contains(word);
         match self.status.code() {
+            // Perhaps applied: what was under way when the quota was crossed is answered like this, and done by then.
             _ if says("database space exceeded") => (
                 ErrorKind::Exhausted,
                 "; etcd takes no new key until it is compacted and defragmented and `etcdctl alarm disarm` is run, or \
