@@ -108,6 +108,20 @@ async fn a_key_without_an_expiry_is_a_strangers_lock() {
     costs_votes(Bad::Eternal).await;
 }
 
+#[tokio::test]
+async fn a_lock_that_an_operator_made_eternal_is_still_held() {
+    let servers = three();
+    let locks = connect(&url(&servers, DURABLE)).await.ttl(Duration::from_secs(300)).unwrap();
+    let guard = lock(&locks, NAME).await;
+    let is_eternal = |server: &Redis| {
+        server.call(&["PERSIST", KEY]);
+        server.call(&["PTTL", KEY]).int() == -1
+    };
+    eventually("all have it, without an end", async || servers.iter().all(is_eternal).then_some(())).await;
+    guard.verify().await.unwrap();
+    release(guard).await;
+}
+
 /// Locks are renewed together; one whose key is a list on a server must not cost the others that server.
 #[tokio::test]
 async fn a_list_in_place_of_one_lock_does_not_end_another() {

@@ -1,5 +1,7 @@
 //! Servers that come back, and have forgotten everything.
 
+use std::io::Write as _;
+
 use super::*;
 
 /// The longest TTL in these tests, and so for how long a restarted server does not vote.
@@ -184,22 +186,102 @@ async fn a_renewal_under_way_does_not_bring_a_released_lock_back() {
     }
 }
 
-/// A server that was failed over to its replica, and back: one process all the while, with what stood there before.
+/// Makes a server a replica of another until it has what that one has.
+async fn follow(servers: &Servers, replica: usize, master: usize) {
+    servers.0[replica].call(&["REPLICAOF", "127.0.0.1", &servers.0[master].port().to_string()]);
+    expect_info(&servers.0[replica], "master_link_status", "up").await;
+    servers.0[replica].call(&["REPLICAOF", "NO", "ONE"]);
+}
+
+async fn expect_info(server: &Redis, field: &str, value: &str) {
+    let is = || server.client().info("replication")[field] == value;
+    eventually(&format!("{field}:{value}"), async || is().then_some(())).await;
+}
+
+/// A server that was failed over to its replica, and back: one process all the while, with most of what stood there before. Later it
+/// does not even tell any more that it was a replica.
 #[tokio::test]
 async fn a_server_that_was_a_replica_meanwhile_is_not_vouched_for() {
     let servers = Servers::forgetful(4);
     let three = || servers.0[..3].iter().map(|server| server.addr().to_string());
     drop(connect_forgetful(three()).await);
-    let follow = async |replica: usize, master: usize| {
-        servers.0[replica].call(&["REPLICAOF", "127.0.0.1", &servers.0[master].port().to_string()]);
-        let linked = || servers.0[replica].client().info("replication")["master_link_status"] == "up";
-        eventually("it is a replica", async || linked().then_some(())).await;
-        servers.0[replica].call(&["REPLICAOF", "NO", "ONE"]);
-    };
-    follow(3, 0).await;
-    follow(0, 3).await;
+    follow(&servers, 3, 0).await;
+    servers.0[0].call(&["SET", "what", "it forgets"]);
+    follow(&servers, 0, 3).await;
     servers.0[2].kill();
-    let newcomer = clinch::connect(&url_of(three(), "max_ttl=4s")).await.unwrap();
-    let error = newcomer.mutex("job").unwrap().try_lock().await.expect_err("it may have forgotten locks");
-    assert!(chain(&error).contains("may have forgotten"), "{}", chain(&error));
+    for replid2_is_cleared in [false, true] {
+        if replid2_is_cleared {
+            servers.0[0].call(&["CONFIG", "SET", "repl-backlog-ttl", "1"]);
+            expect_info(&servers.0[0], "master_replid2", &"0".repeat(40)).await;
+        }
+        let newcomer = clinch::connect(&url_of(three(), "max_ttl=4s")).await.unwrap();
+        let error = newcomer.mutex("job").unwrap().try_lock().await.expect_err("it may have forgotten locks");
+        assert!(chain(&error).contains("may have forgotten"), "{}", chain(&error));
+    }
+}
+
+/// What `redis-cli --rdb` or a first replica begins is another history of the same data.
+#[tokio::test]
+async fn a_backup_takes_no_vote() {
+    let servers = Servers::forgetful(3);
+    let living = connect_forgetful(hosts(&servers)).await;
+    for server in &servers.0 {
+        let mut backup = std::net::TcpStream::connect(server.addr()).unwrap();
+        backup.write_all(b"SYNC\r\n").unwrap();
+        expect_info(server, "repl_backlog_active", "1").await;
+        server.call(&["CLIENT", "KILL", "TYPE", "normal"]);
+    }
+    let newcomer = clinch::connect(&servers.url("max_ttl=4s")).await.unwrap();
+    for locks in [newcomer, living] {
+        let mutex = locks.mutex("job").unwrap();
+        let granted = async || {
+            let granted = mutex.try_lock().await;
+            let why = granted.as_ref().err().map(chain).unwrap_or_default();
+            assert!(!why.contains("does not vote"), "{why}");
+            granted.ok().flatten()
+        };
+        drop(eventually("it is granted", granted).await);
+    }
+}
+
+/// Uses the servers from another runtime of the same process, which has its own connections.
+async fn look_from_elsewhere(locks: &Locks) {
+    let locks = locks.clone();
+    let look = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            eventually("all answer", async || locks.list("").await.ok()).await;
+        });
+    };
+    tokio::task::spawn_blocking(look).await.unwrap();
+}
+
+/// A connection of ours outlives that its server was a replica; another runtime notices.
+#[tokio::test]
+async fn a_connection_from_before_does_not_keep_a_server_from_voting() {
+    let servers = Servers::forgetful(4);
+    let three = servers.0[..3].iter().map(|server| server.addr().to_string());
+    let locks = connect_forgetful(three).await;
+    follow(&servers, 0, 3).await;
+    look_from_elsewhere(&locks).await;
+    servers.0[2].kill();
+    drop(lock(&locks, &unique("before")).await);
+}
+
+/// The old server lives on under its old connections, but nobody else asks it any more.
+#[tokio::test]
+async fn a_server_that_was_replaced_renews_nothing() {
+    let mut servers = Servers::durable(4);
+    let stand_in = servers.0.pop().unwrap();
+    let proxy = Proxy::start(servers.0[1].addr());
+    let through =
+        [servers.0[0].addr(), proxy.addr(), servers.0[2].addr()].map(|addr| addr.to_string()).into_iter();
+    let locks = connect(&servers.url_at(through, "durable=on&max_ttl=24h")).await;
+    let name = unique("replaced");
+    let guard = lock_on_all(&servers, &locks, &name).await;
+    proxy.set_upstream(stand_in.addr());
+    look_from_elsewhere(&locks).await;
+    servers.0[2].kill();
+    let error = guard.extend(LONG_TTL).await.expect_err("one of three has renewed");
+    assert!(chain(&error).contains("1 of 3"), "{}", chain(&error));
 }

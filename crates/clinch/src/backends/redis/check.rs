@@ -108,7 +108,7 @@ pub(super) struct Server {
     policy: String,
     /// Names this run of the server; empty when it does not say.
     pub(super) run: String,
-    /// Names the history of its data: another one, where it was a replica meanwhile.
+    /// Names the history of its data in this run: another one, where it was a replica meanwhile.
     pub(super) history: String,
     /// For how many whole seconds it has run.
     pub(super) uptime: u64,
@@ -128,7 +128,12 @@ impl Server {
             maxmemory: field("maxmemory").parse().unwrap_or(0),
             policy: field("maxmemory_policy").to_owned(),
             run: field("run_id").to_owned(),
-            history: field("master_replid").to_owned(),
+            history: match field("total_net_repl_input_bytes") {
+                // Redis 6 and KeyDB do not tell a replica from a backup, for which they take a new id, too.
+                "" => field("master_replid").to_owned(),
+                // What it was given as a replica. An operator can set that back to 0; for a time, the other tells even so.
+                bytes => format!("{bytes}-{}", field("master_replid2").trim_start_matches('0')),
+            },
             uptime: field("uptime_in_seconds").parse().unwrap_or(0),
             logs_writes: field("aof_enabled") == "1",
         }
@@ -219,5 +224,22 @@ mod tests {
             assert!(error.to_string().contains(word), "{error}");
         }
         Server::read(&info("master", 1, "allkeys-lfu")).refuse_unfit(true).unwrap();
+    }
+
+    #[test]
+    fn a_replica_gets_another_history_and_a_backup_leaves_it_alone() {
+        const NONE: &str = "0000000000000000000000000000000000000000";
+        let of = |id: &str, second: &str, bytes: &str| {
+            Server::read(&format!("master_replid:{id}\r\nmaster_replid2:{second}\r\n{bytes}")).history
+        };
+        let bytes = |count: u32| format!("total_net_repl_input_bytes:{count}\r\n");
+        let never = of("a", NONE, &bytes(0));
+        assert_eq!(of("b", NONE, &bytes(0)), never, "a backup");
+        let promoted = of("c", "b", &bytes(274));
+        let (forgot, set_back) = (of("d", NONE, &bytes(274)), of("c", "b", &bytes(0)));
+        assert!([&promoted, &forgot, &set_back].iter().all(|history| **history != never));
+        assert_eq!(of("e", NONE, &bytes(274)), forgot, "a backup");
+        assert_ne!(of("f", NONE, &bytes(560)), forgot, "a replica once more");
+        assert_ne!(of("a", NONE, ""), of("b", NONE, ""), "it may have been a replica");
     }
 }

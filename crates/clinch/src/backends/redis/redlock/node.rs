@@ -5,7 +5,7 @@ mod line;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-pub(super) use self::line::{Line, Runs};
+pub(super) use self::line::{Line, Runs, process};
 use super::super::dial::Dialer;
 use super::super::failure::Failure;
 use super::super::inbox::Inbox;
@@ -205,9 +205,14 @@ impl Node {
         is_met
     }
 
-    /// Whether a connection leads to the run that was met last, of which it is known whether its vote counts.
+    /// Whether a connection leads to the run that was met last, of which it is known whether its vote counts. One that does not
+    /// would never be of use again, and is closed.
     pub(super) fn is_met_by(&self, line: &Line) -> bool {
-        lock(&self.known).is_met(line.run())
+        let is_met = lock(&self.known).is_met(line.run());
+        if !is_met {
+            line.link.close();
+        }
+        is_met
     }
 
     /// Notes what stands on a run of the server now.
@@ -265,6 +270,9 @@ impl Node {
         }
         // What was read of another's tells nothing of this one.
         known.clock = None;
+        // What is left on a run of the same process tells of that run alone, unless it is called durable.
+        let is_other = |before: &str| self.rules.durable || process(before) != process(run);
+        let before = before.filter(|(before, _)| is_other(before));
         let stands_in = before.is_some_and(|(_, ended)| {
             let seen = ended.get().copied().unwrap_or(now);
             timing::stands_in(now, uptime, seen)

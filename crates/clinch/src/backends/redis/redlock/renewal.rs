@@ -135,6 +135,9 @@ impl Quorum {
 async fn renew_on(node: Arc<Node>, command: Arc<Command>) -> Result<(Arc<Line>, Vec<Held>)> {
     let line = node.line().await?;
     let answer = node.run_on(&line, &script::RENEW_HELD, &command).await?;
+    if !node.is_met_by(&line) {
+        return Err(Error::new(ErrorKind::Unavailable, "is another server than the one that has renewed"));
+    }
     let held = |held: &Value| match held {
         Value::Int(1) => Held::Ours,
         Value::Int(-1) => Held::Evicted,

@@ -229,10 +229,11 @@ impl Backend for Quorum {
             &claim.name,
             |left, value| {
                 let rest = value.strip_prefix(&id);
-                match left {
-                    // A star: a client of one of the servers waits for it.
-                    Some(left) if rest.is_some_and(|rest| rest.starts_with([' ', '*'])) => ours.push(left),
-                    _ => gone += 1,
+                // A star: a client of one of the servers waits for it.
+                match rest.is_some_and(|rest| rest.starts_with([' ', '*'])) {
+                    // Without an end, so at least for as long as a renewal would make it.
+                    true => ours.push(left.unwrap_or(claim.ttl)),
+                    false => gone += 1,
                 }
                 is_evicted |= rest.is_some_and(|rest| rest.starts_with('!'));
                 ours.len() >= self.quorum() || gone > self.nodes.len() - self.quorum()

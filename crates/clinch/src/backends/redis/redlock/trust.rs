@@ -8,7 +8,7 @@ use super::super::keys::FENCE;
 use super::super::reply;
 use super::super::resp::{Command, Value};
 use super::super::script;
-use super::node::{Abstention, Acquaintance, Left, Node, Standing};
+use super::node::{Abstention, Acquaintance, Left, Node, Standing, process};
 use super::round::Round;
 use super::settings::Rules;
 use super::timing::{Evenness, Lead, Offset};
@@ -108,7 +108,8 @@ impl Trust {
             .filter_map(|(_, node)| Some((node, node.acquaintance()?)))
             .filter(|(_, met)| (durable || !met.run.is_empty()) && met.clock.is_fresh(now))
             .map(|(node, met)| {
-                let name = if durable { node.address.to_string() } else { met.run };
+                // Not by its run: a clock stays what it is when the data change.
+                let name = if durable { node.address.to_string() } else { process(&met.run).to_owned() };
                 (name, met.clock.ahead_of(clock, now, evenness))
             })
             .collect();

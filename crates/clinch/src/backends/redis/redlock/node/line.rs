@@ -48,7 +48,7 @@ impl Runs {
 }
 
 /// The process of a run. In one process a server can have several: it was a replica meanwhile, and has other data.
-fn process(run: &str) -> &str {
+pub(in super::super) fn process(run: &str) -> &str {
     run.split_once('/').map_or(run, |(process, _)| process)
 }
 
@@ -82,7 +82,9 @@ impl Connection for Line {
 impl Node {
     /// The connection of the current runtime.
     pub(in super::super) async fn line(self: &Arc<Node>) -> Result<Arc<Line>> {
-        if let Some(line) = self.lines.peek(self.dialer.env.lane()) {
+        if let Some(line) = self.lines.peek(self.dialer.env.lane())
+            && self.is_met_by(&line)
+        {
             return Ok(line);
         }
         if let Some((until, error)) = &lock(&self.known).rests
