@@ -155,7 +155,7 @@ fn a_loss_can_be_ignored_but_is_told() {
 #[test]
 fn a_renewed_lease_keeps_its_job() {
     let world = World::new();
-    let args = ["run", "-u", "memory://", "--ttl", "300ms", "--grace", "75ms", "x", "sleep", "1"];
+    let args = ["run", "-u", "memory://", "--ttl", "1200ms", "--grace", "300ms", "x", "sleep", "3"];
     assert_eq!(world.code(args), 0);
     assert_eq!(world.code(["run", "-u", "memory://?ttl=300ms", "--grace", "80ms", "x", "true"]), 64);
 }
