@@ -233,8 +233,9 @@ impl Shared {
     /// Tells the holders of claims what the store said of them.
     fn tell(&self, losses: Vec<(ClaimId, Loss)>, env: &Env) {
         let losses: HashMap<ClaimId, Loss> = losses.into_iter().collect();
-        let kept: Vec<Arc<Tenure>> = lock(&self.schedule).due.values().cloned().collect();
-        for tenure in kept {
+        let is_lost = |tenure: &&Arc<Tenure>| losses.contains_key(&tenure.claim.id);
+        let lost: Vec<Arc<Tenure>> = lock(&self.schedule).due.values().filter(is_lost).cloned().collect();
+        for tenure in lost {
             if let Some(loss) = losses.get(&tenure.claim.id) {
                 self.tell_one(tenure, loss.clone(), env);
             }

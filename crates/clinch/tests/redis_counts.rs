@@ -41,6 +41,14 @@ impl Sent {
             |pair: &[String]| pair.len() == 2 && pair[0].len() == 32 && pair[1].parse::<u64>().is_ok();
         (!pairs.is_empty() && pairs.chunks(2).all(is_pair)).then_some(pairs.len() / 2)
     }
+
+    /// At how many held locks it looks, if that is what it does.
+    fn watched(&self) -> Option<usize> {
+        let keys: usize = self.words.get(2)?.parse().ok()?;
+        let ids = self.words.get(3 + keys..)?;
+        let is_id = |id: &String| id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        (keys > 0 && ids.len() == keys && ids.iter().all(is_id)).then_some(keys)
+    }
 }
 
 /// Reads what clients send, but for the calls of scripts and for those of this test, which come by the Unix socket.
@@ -242,9 +250,9 @@ async fn a_try_is_granted_for_its_ttl_and_no_longer() {
     writer.release().await.unwrap();
 }
 
-/// Waits until so many renewals were sent; how many each command had.
-async fn renewals(monitor: &mut Monitor, count: usize) -> Vec<usize> {
-    let mut sizes = Vec::new();
+/// Waits until so many renewals were sent; how many each command had, and at how many locks each look looked.
+async fn renewals(monitor: &mut Monitor, count: usize) -> (Vec<usize>, Vec<usize>) {
+    let (mut sizes, mut looks) = (Vec::new(), Vec::new());
     let end = tokio::time::Instant::now() + PATIENCE;
     while sizes.iter().sum::<usize>() < count {
         assert!(
@@ -252,9 +260,11 @@ async fn renewals(monitor: &mut Monitor, count: usize) -> Vec<usize> {
             "not within {PATIENCE:?}: {count} renewals, only {sizes:?}"
         );
         tokio::time::sleep(Duration::from_millis(20)).await;
-        sizes.extend(monitor.take().iter().filter_map(Sent::renewed));
+        let sent = monitor.take();
+        sizes.extend(sent.iter().filter_map(Sent::renewed));
+        looks.extend(sent.iter().filter_map(Sent::watched));
     }
-    sizes
+    (sizes, looks)
 }
 
 #[tokio::test]
@@ -269,9 +279,12 @@ async fn renewals_of_many_locks_share_commands() {
     }
     let guards = taking.join_all().await;
     let mut monitor = Monitor::start(&redis);
-    let sizes = renewals(&mut monitor, 3 * LOCKS).await;
+    let (sizes, looks) = renewals(&mut monitor, 3 * LOCKS).await;
     let renewed: usize = sizes.iter().sum();
     assert!(renewed >= 50 * sizes.len(), "{sizes:?}");
+    // The server tells of each key by itself, also where one command has renewed many.
+    let looked: usize = looks.iter().sum();
+    assert!(looked >= 2 * LOCKS && looked >= 50 * looks.len(), "{looks:?}");
     assert!(guards.iter().all(Guard::is_held));
 }
 
@@ -284,7 +297,7 @@ async fn places_of_many_waiters_of_one_lock_share_commands() {
     let waiters: Vec<_> = (0..WAITERS).map(|_| queue(&locks, "job")).collect();
     sees_waiters(&redis, WAITERS).await;
     let mut monitor = Monitor::start(&redis);
-    let sizes = renewals(&mut monitor, 3 * WAITERS).await;
+    let (sizes, _) = renewals(&mut monitor, 3 * WAITERS).await;
     let renewed: usize = sizes.iter().sum();
     assert!(renewed >= 50 * sizes.len() && *sizes.iter().max().unwrap() > WAITERS / 2, "{sizes:?}");
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()));

@@ -107,9 +107,11 @@ impl Reader {
         while let Ok(len) = inotify.read(&mut bytes).await {
             let state = lock(&self.0);
             for descriptor in events(bytes.get(..len).unwrap_or_default()) {
-                let all = descriptor == OVERFLOW;
-                let concerned = state.watched.iter().filter(|(watched, _)| all || **watched == descriptor);
-                concerned.flat_map(|(_, watchers)| watchers).for_each(|(_, closed)| closed.notify_one());
+                let tell = |(_, closed): &(u64, Arc<Notify>)| closed.notify_one();
+                match descriptor {
+                    OVERFLOW => state.watched.values().flatten().for_each(tell),
+                    one => state.watched.get(&one).into_iter().flatten().for_each(tell),
+                }
             }
         }
     }

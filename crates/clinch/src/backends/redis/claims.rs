@@ -16,11 +16,18 @@ use crate::token::Token;
 
 /// The claims of one client.
 pub(super) struct Claims {
-    /// Those that are not plainly held or gone.
-    pending: Mutex<HashMap<ClaimId, Pending>>,
+    known: Mutex<Known>,
     pub(super) held: Held,
     clock: Clock,
     process: Process,
+}
+
+#[derive(Default)]
+struct Known {
+    /// Those that are not plainly held or gone.
+    pending: HashMap<ClaimId, Pending>,
+    /// Those that are to see when a foreign client leaves, by the lock's key.
+    foreign: HashMap<String, Vec<ClaimId>>,
 }
 
 #[derive(Default)]
@@ -68,42 +75,45 @@ pub(super) enum Note {
 
 impl Claims {
     pub(super) fn new(clock: Clock) -> Claims {
-        Claims { pending: Mutex::default(), held: Held::default(), clock, process: Process::this() }
+        Claims { known: Mutex::default(), held: Held::default(), clock, process: Process::this() }
     }
 
     /// Notes that a step of this claim goes out that may queue it; says which inbox listens for it. `listening` knows
     /// for a claim that is new.
     pub(super) fn asking(&self, id: ClaimId, listening: impl FnOnce() -> u64) -> u64 {
-        let mut claims = lock(&self.pending);
-        claims.entry(id).or_insert_with(|| Pending { inbox: listening(), ..Pending::default() }).inbox
+        let pending = &mut lock(&self.known).pending;
+        pending.entry(id).or_insert_with(|| Pending { inbox: listening(), ..Pending::default() }).inbox
     }
 
     /// Notes that a step of a try on a lease of its own goes out, so that its release knows it from one that was detached.
     pub(super) fn trying(&self, id: ClaimId) {
-        lock(&self.pending).entry(id).or_default();
+        lock(&self.known).pending.entry(id).or_default();
     }
 
     /// Notes that a step's answer did not come.
     pub(super) fn doubt(&self, id: ClaimId) {
-        lock(&self.pending).entry(id).or_default().in_doubt = true;
+        lock(&self.known).pending.entry(id).or_default().in_doubt = true;
     }
 
     /// When the claim was first known to be queued: now, if it was not before.
     pub(super) fn place_since(&self, id: ClaimId, now: Instant) -> Instant {
-        *lock(&self.pending).entry(id).or_default().since.get_or_insert(now)
+        *lock(&self.known).pending.entry(id).or_default().since.get_or_insert(now)
     }
 
     /// Notes that the claim is queued. Messages that came meanwhile stay.
     pub(super) fn queued(&self, id: ClaimId, asked: Asked) {
-        lock(&self.pending).entry(id).or_default().asked = Some(asked);
+        let mut known = lock(&self.known);
+        known.pending.entry(id).or_default();
+        known.set_asked(id, Some(asked));
     }
 
     /// Notes that the claim waits no more, for it is granted or was refused.
     pub(super) fn settled(&self, id: ClaimId) {
-        let mut claims = lock(&self.pending);
-        match claims.get_mut(&id) {
-            Some(pending) if pending.in_doubt => (pending.asked, pending.note) = (None, None),
-            Some(_) => drop(claims.remove(&id)),
+        let mut known = lock(&self.known);
+        known.set_asked(id, None);
+        match known.pending.get_mut(&id) {
+            Some(pending) if pending.in_doubt => pending.note = None,
+            Some(_) => drop(known.pending.remove(&id)),
             None => {}
         }
     }
@@ -111,56 +121,79 @@ impl Claims {
     /// Notes which inbox listens from now on. False: another one than when the last step was sent, so that a message
     /// may have been missed.
     pub(super) fn listening(&self, id: ClaimId, inbox: u64) -> bool {
-        let mut claims = lock(&self.pending);
-        let Some(pending) = claims.get_mut(&id) else { return false };
+        let mut known = lock(&self.known);
+        let Some(pending) = known.pending.get_mut(&id) else { return false };
         pending.inbox = inbox;
         pending.asked.as_ref().is_some_and(|asked| asked.inbox == inbox)
     }
 
     /// What the last answer to a waiting claim said, and what wakes it.
     pub(super) fn waiting(&self, id: ClaimId) -> Option<(Asked, Arc<Notify>)> {
-        let claims = lock(&self.pending);
-        let pending = claims.get(&id)?;
+        let known = lock(&self.known);
+        let pending = known.pending.get(&id)?;
         Some((pending.asked.clone()?, pending.woken.clone()))
     }
 
     /// Whether a step of the claim is known that may still reach the server.
     pub(super) fn is_in_doubt(&self, id: ClaimId) -> bool {
-        lock(&self.pending).get(&id).is_some_and(|pending| pending.in_doubt)
+        lock(&self.known).pending.get(&id).is_some_and(|pending| pending.in_doubt)
     }
 
     /// Whether it is noted here what became of the claim's steps.
     pub(super) fn knows(&self, id: ClaimId) -> bool {
-        lock(&self.pending).contains_key(&id)
+        lock(&self.known).pending.contains_key(&id)
     }
 
     pub(super) fn take_note(&self, id: ClaimId) -> Option<Note> {
-        lock(&self.pending).get_mut(&id)?.note.take()
+        lock(&self.known).pending.get_mut(&id)?.note.take()
     }
 
     /// Has a claim that waits ask again.
     pub(super) fn ask(&self, id: ClaimId) {
-        if let Some(pending) = lock(&self.pending).get_mut(&id).filter(|pending| pending.asked.is_some()) {
+        let mut known = lock(&self.known);
+        if let Some(pending) = known.pending.get_mut(&id).filter(|pending| pending.asked.is_some()) {
             pending.tell(Note::Ask);
         }
     }
 
     /// Forgets a claim that was released.
     pub(super) fn forget(&self, id: ClaimId) {
-        lock(&self.pending).remove(&id);
+        let mut known = lock(&self.known);
+        known.set_asked(id, None);
+        known.pending.remove(&id);
     }
 
     /// How many claims something is known of.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
-        lock(&self.pending).len()
+        lock(&self.known).pending.len()
     }
 
     fn note(&self, id: &str, note: Note) {
         let Ok(id) = id.parse::<ClaimId>() else { return };
-        if let Some(pending) = lock(&self.pending).get_mut(&id) {
+        if let Some(pending) = lock(&self.known).pending.get_mut(&id) {
             pending.tell(note);
         }
+    }
+}
+
+impl Known {
+    /// Takes in what the last answer to a claim said, while it waits.
+    fn set_asked(&mut self, id: ClaimId, asked: Option<Asked>) {
+        let Some(pending) = self.pending.get_mut(&id) else { return };
+        let is_foreign = |asked: &&Asked| asked.foreign;
+        if let Some(Asked { key, .. }) = pending.asked.as_ref().filter(is_foreign)
+            && let Some(ids) = self.foreign.get_mut(key)
+        {
+            ids.retain(|other| *other != id);
+            if ids.is_empty() {
+                self.foreign.remove(key);
+            }
+        }
+        if let Some(Asked { key, .. }) = asked.as_ref().filter(is_foreign) {
+            self.foreign.entry(key.clone()).or_default().push(id);
+        }
+        pending.asked = asked;
     }
 }
 
@@ -189,9 +222,10 @@ impl Listener for Claims {
 
     /// A key changed that a foreign client holds, or that is held here.
     fn changed(&self, key: &str) {
-        self.held.changed(key);
-        for pending in lock(&self.pending).values_mut() {
-            if pending.asked.as_ref().is_some_and(|asked| asked.foreign && asked.key == key) {
+        self.held.changed(key, self.clock.now());
+        let Known { pending, foreign } = &mut *lock(&self.known);
+        for id in foreign.get(key).into_iter().flatten() {
+            if let Some(pending) = pending.get_mut(id) {
                 pending.tell(Note::Ask);
             }
         }
@@ -199,7 +233,8 @@ impl Listener for Claims {
 
     /// The database was emptied, places included.
     fn all_changed(&self) {
-        lock(&self.pending)
+        lock(&self.known)
+            .pending
             .values_mut()
             .filter(|pending| pending.asked.is_some())
             .for_each(|pending| pending.tell(Note::Emptied));
@@ -215,7 +250,7 @@ impl Listener for Claims {
 
     /// What is in doubt waits for no message.
     fn is_idle(&self) -> bool {
-        self.held.is_idle() && lock(&self.pending).values().all(|pending| pending.asked.is_none())
+        self.held.is_idle() && lock(&self.known).pending.values().all(|pending| pending.asked.is_none())
     }
 }
 
@@ -276,6 +311,37 @@ mod tests {
         assert!(claims.is_in_doubt(id) && claims.waiting(id).is_none());
         assert!(claims.is_idle(), "nothing is told to what is in doubt");
         claims.forget(id);
-        assert!(lock(&claims.pending).is_empty());
+        assert!(lock(&claims.known).pending.is_empty());
+    }
+
+    #[test]
+    fn a_change_is_told_to_who_waits_for_a_foreign_client_to_leave() {
+        let claims = Claims::new(Clock::host());
+        let now = Instant::from_nanos(1);
+        let asked = |key: &str, foreign| Asked {
+            key: key.into(),
+            sent: now,
+            server: 1,
+            look: now,
+            foreign,
+            inbox: 1,
+        };
+        let ids = [1, 2, 3, 4].map(ClaimId::from_bits);
+        for (id, key, foreign) in
+            [(ids[0], "a", true), (ids[1], "a", false), (ids[2], "b", true), (ids[3], "a", true)]
+        {
+            claims.queued(id, asked(key, true));
+            claims.queued(id, asked(key, foreign));
+        }
+        claims.changed("a");
+        let told = |id: &ClaimId| claims.take_note(*id).is_some();
+        assert_eq!(ids.each_ref().map(told), [true, false, false, true]);
+        claims.doubt(ids[0]);
+        claims.settled(ids[0]);
+        claims.forget(ids[3]);
+        claims.changed("a");
+        assert_eq!(ids.each_ref().map(told), [false; 4]);
+        claims.settled(ids[2]);
+        assert!(lock(&claims.known).foreign.is_empty());
     }
 }

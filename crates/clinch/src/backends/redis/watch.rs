@@ -6,7 +6,7 @@
 //!
 //! Exclusive locks only: the key of a lock that has readers or permits changes with each of them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -28,6 +28,9 @@ use crate::sync::lock;
 
 /// How long a lock is held before it is watched.
 const YOUNG: Duration = Duration::from_millis(500);
+
+/// For how long changes are gathered: the server tells of each key by itself, also where one command has renewed many.
+const GATHER: Duration = Duration::from_millis(5);
 
 /// How long a server that could not tell is left alone.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -51,6 +54,9 @@ struct State {
     leases: HashMap<ClaimId, Lease>,
     /// The claims whose keys the server tells of.
     told: HashMap<Arc<str>, ClaimId>,
+    /// Those that are to be read, by when; and those that were not found. So no step looks through all.
+    due: BTreeSet<(Instant, ClaimId)>,
+    missed: BTreeSet<ClaimId>,
     /// When to look for leases that are not watched; `None`: when there is one again.
     next: Option<Instant>,
     looking: bool,
@@ -64,22 +70,32 @@ struct Lease {
 enum Sight {
     /// To be read from then on.
     Due(Instant),
+    /// About to be read.
+    Looked,
     /// Not found when it was read.
     Missed,
-    /// Read on this inbox, or about to be, and not changed since.
+    /// Read on this inbox, and not changed since.
     Watched { inbox: u64, key: Arc<str> },
+}
+
+impl Lease {
+    fn sight(&self) -> &Sight {
+        #[cfg(test)]
+        tests::LOOKED.set(tests::LOOKED.get() + 1);
+        &self.sight
+    }
 }
 
 impl Held {
     /// Notes that a claim was granted.
     pub(super) fn hold(&self, claim: &Claim, now: Instant) {
-        let mut state = lock(&self.state);
         if claim.mode != Mode::Exclusive {
             return;
         }
+        let mut state = lock(&self.state);
         state.remove(claim.id);
-        let lease = Lease { name: claim.name.clone(), sight: Sight::Due(now + YOUNG) };
-        state.leases.insert(claim.id, lease);
+        state.leases.insert(claim.id, Lease { name: claim.name.clone(), sight: Sight::Looked });
+        state.set(claim.id, Sight::Due(now + YOUNG));
         if state.arm(now + YOUNG) {
             self.news.notify_one();
         }
@@ -96,24 +112,25 @@ impl Held {
     }
 
     /// The server told of this key.
-    pub(super) fn changed(&self, key: &str) {
+    pub(super) fn changed(&self, key: &str, now: Instant) {
         let mut state = lock(&self.state);
-        if let Some(id) = state.told.remove(key) {
-            state.look_again(|other, _| other == id);
-            self.news.notify_one();
+        if let Some(id) = state.told.get(key).copied() {
+            state.set(id, Sight::Due(now + GATHER));
+            if state.arm(now + GATHER) {
+                self.news.notify_one();
+            }
         }
     }
 
     /// The database was emptied.
     pub(super) fn all_changed(&self) {
-        lock(&self.state).look_again(|_, _| true);
+        lock(&self.state).look_again(|_| true);
         self.news.notify_one();
     }
 
     /// This inbox tells nothing any more.
     pub(super) fn closed(&self, gone: u64) {
-        lock(&self.state)
-            .look_again(|_, sight| matches!(sight, Sight::Watched { inbox, .. } if *inbox == gone));
+        lock(&self.state).look_again(|sight| matches!(sight, Sight::Watched { inbox, .. } if *inbox == gone));
         self.news.notify_one();
     }
 
@@ -123,24 +140,22 @@ impl Held {
         if state.looking || state.next.is_none_or(|next| next > now) {
             return None;
         }
-        let due = |lease: &Lease| matches!(lease.sight, Sight::Due(at) if at <= now);
-        let due: Vec<_> = state.leases.iter().filter(|(_, lease)| due(lease)).collect();
-        let due: Vec<_> = due.into_iter().map(|(id, lease)| (*id, lease.name.clone())).collect();
+        let mut due = Vec::new();
+        // What is due soon comes along.
+        while let Some(id) = state.take_due(now + YOUNG / 4) {
+            due.extend(state.leases.get(&id).map(|lease| (id, lease.name.clone())));
+        }
         state.looking = !due.is_empty();
         // One look for all that grow up meanwhile.
-        state.next = state.earliest(|at| at > now).map(|at| at.max(now + YOUNG));
+        state.next = state.earliest().map(|at| at.max(now + YOUNG));
         state.looking.then_some(due)
     }
 
     /// Notes that these are read on an inbox from now on: what it tells from here on counts.
     fn reading(&self, watches: &[Watch], inbox: u64) {
         let mut state = lock(&self.state);
-        let State { leases, told, .. } = &mut *state;
         for (id, key) in watches {
-            if let Some(lease) = leases.get_mut(id) {
-                lease.sight = Sight::Watched { inbox, key: key.clone() };
-                told.insert(key.clone(), *id);
-            }
+            state.set(*id, Sight::Watched { inbox, key: key.clone() });
         }
     }
 
@@ -164,7 +179,7 @@ impl Held {
     fn done(&self) {
         let mut state = lock(&self.state);
         state.looking = false;
-        state.next = state.earliest(|_| true);
+        state.next = state.earliest();
         self.news.notify_one();
     }
 
@@ -176,10 +191,11 @@ impl Held {
         }
     }
 
+    /// Some that were not found.
     fn missed(&self) -> Vec<(ClaimId, LockName)> {
         let state = lock(&self.state);
-        let missed = state.leases.iter().filter(|(_, lease)| matches!(lease.sight, Sight::Missed));
-        missed.map(|(id, lease)| (*id, lease.name.clone())).collect()
+        let name = |id: &ClaimId| state.leases.get(id).map(|lease| (*id, lease.name.clone()));
+        state.missed.iter().take(BATCH).filter_map(name).collect()
     }
 
     fn next(&self) -> Option<Instant> {
@@ -190,17 +206,26 @@ impl Held {
 
 impl State {
     fn remove(&mut self, id: ClaimId) {
-        self.set(id, Sight::Missed);
+        self.set(id, Sight::Looked);
         self.leases.remove(&id);
     }
 
     fn set(&mut self, id: ClaimId, sight: Sight) {
-        let Some(lease) = self.leases.get_mut(&id) else { return };
-        if let Sight::Watched { key, .. } = std::mem::replace(&mut lease.sight, sight)
-            && self.told.get(&key) == Some(&id)
-        {
-            self.told.remove(&key);
+        let State { leases, told, due, missed, .. } = self;
+        let Some(lease) = leases.get_mut(&id) else { return };
+        match lease.sight() {
+            Sight::Due(at) => drop(due.remove(&(*at, id))),
+            Sight::Missed => drop(missed.remove(&id)),
+            Sight::Watched { key, .. } if told.get(key) == Some(&id) => drop(told.remove(key)),
+            Sight::Watched { .. } | Sight::Looked => {}
         }
+        match &sight {
+            Sight::Due(at) => drop(due.insert((*at, id))),
+            Sight::Missed => drop(missed.insert(id)),
+            Sight::Watched { key, .. } => drop(told.insert(key.clone(), id)),
+            Sight::Looked => {}
+        }
+        lease.sight = sight;
     }
 
     /// Has somebody look at this moment; says whether that is sooner than was known.
@@ -213,22 +238,25 @@ impl State {
     }
 
     /// Has leases be read at once.
-    fn look_again(&mut self, which: impl Fn(ClaimId, &Sight) -> bool) {
+    fn look_again(&mut self, which: impl Fn(&Sight) -> bool) {
         let at = Instant::from_nanos(0);
         let ids: Vec<_> =
-            self.leases.iter().filter(|(id, lease)| which(**id, &lease.sight)).map(|(id, _)| *id).collect();
+            self.leases.iter().filter(|(_, lease)| which(lease.sight())).map(|(id, _)| *id).collect();
         for id in ids {
             self.set(id, Sight::Due(at));
             self.next = Some(at);
         }
     }
 
-    fn earliest(&self, which: impl Fn(Instant) -> bool) -> Option<Instant> {
-        let due = self.leases.values().filter_map(|lease| match lease.sight {
-            Sight::Due(at) => Some(at),
-            _ => None,
-        });
-        due.filter(|at| which(*at)).min()
+    /// The first, if it is due by then.
+    fn take_due(&mut self, by: Instant) -> Option<ClaimId> {
+        let (_, id) = self.due.first().copied().filter(|(at, _)| *at <= by)?;
+        self.set(id, Sight::Looked);
+        Some(id)
+    }
+
+    fn earliest(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
     }
 }
 
@@ -248,9 +276,15 @@ impl Store {
                     held.done();
                 }
             }
-            let lost = self.confirm(held.missed()).await;
-            if !lost.is_empty() {
-                return lost;
+            loop {
+                let missed = held.missed();
+                if missed.is_empty() {
+                    break;
+                }
+                let lost = self.confirm(missed).await;
+                if !lost.is_empty() {
+                    return lost;
+                }
             }
             let next = async {
                 match held.next() {
@@ -341,6 +375,8 @@ async fn read(route: &Route, held: &Held, slot: u16, batch: &[Watch]) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use crate::claim::Owner;
 
@@ -358,6 +394,38 @@ mod tests {
     }
 
     const START: Instant = Instant::from_nanos(1 << 40);
+
+    thread_local! {
+        /// How often it was looked what is to be done about a lease.
+        pub(super) static LOOKED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// A renewal is a change, too, and all that this costs is paid by who renews.
+    #[test]
+    fn a_change_costs_the_same_however_many_are_held() {
+        let cost = |count: usize| {
+            let held = Held::default();
+            let claims: Vec<Claim> = (1..=count as u128).map(claim).collect();
+            let watches = watched(&held, &claims);
+            held.read(&watches, &vec![true; count]);
+            held.done();
+            let before = LOOKED.get();
+            for (_, key) in &watches[..100] {
+                held.changed(key, START + YOUNG);
+            }
+            let due = held.begin(START + YOUNG + GATHER).unwrap();
+            assert_eq!(due.len(), 100);
+            let watches: Vec<Watch> =
+                due.into_iter().map(|(id, name)| (id, Arc::from(name.as_str()))).collect();
+            held.reading(&watches, 1);
+            held.read(&watches, &[true; 100]);
+            held.done();
+            assert_eq!(held.missed(), []);
+            LOOKED.get() - before
+        };
+        let (few, many) = (cost(100), cost(1000));
+        assert_eq!(few, many);
+    }
 
     fn watched(held: &Held, claims: &[Claim]) -> Vec<Watch> {
         for claim in claims {
@@ -399,10 +467,10 @@ mod tests {
     fn a_change_between_the_read_and_its_answer_is_not_missed() {
         let held = Held::default();
         let watches = watched(&held, &[claim(1), claim(2)]);
-        held.changed("job/1");
+        held.changed("job/1", START + YOUNG);
         held.read(&watches, &[true, true]);
         held.done();
-        let due = held.begin(START + YOUNG).unwrap();
+        let due = held.begin(START + YOUNG + GATHER).unwrap();
         assert_eq!(due, [(claim(1).id, claim(1).name)], "what was told while it was read is read again");
         assert_eq!(held.missed(), []);
     }
