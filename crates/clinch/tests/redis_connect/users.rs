@@ -86,6 +86,46 @@ async fn a_user_with_the_least_rights_can_use_a_cluster() {
     hand_over(&url, servers.nodes()).await;
 }
 
+/// Who may not ask for the version listens as before version 7, and so does who connected before an upgrade.
+#[tokio::test]
+async fn who_listens_in_another_way_is_told_in_that_way() {
+    let servers = Cluster::start();
+    for node in servers.nodes() {
+        node.call(&["ACL", "SETUSER", "old", "on", ">pw", "~*", "&*", "+@all", "-info"]);
+    }
+    let new = connect(&servers.url()).await;
+    let old = connect(&servers.url().replace("://", "://old:pw@")).await;
+    let master = servers.master_of("clinch:job");
+    let listening = async |count: usize| {
+        eventually("they wait and listen", async || {
+            let keys = master.call(&["KEYS", "*claims:clinch:job"]).array();
+            let records = master.call(&["HVALS", &keys.into_iter().next()?.text()]).array();
+            let listening = records.into_iter().map(Reply::text).filter(|record| {
+                record.starts_with("w ") && record.split(' ').nth(5).is_some_and(|inbox| inbox != "-")
+            });
+            (listening.count() == count).then_some(())
+        })
+        .await;
+    };
+    for (holder, waiter, told) in [(&new, &old, "publish"), (&old, &new, "spublish")] {
+        let guard = lock(holder, "job").await;
+        let next = queue(waiter, "job");
+        listening(1).await;
+        let mut last = queue(holder, "job");
+        listening(2).await;
+        master.call(&["CONFIG", "RESETSTAT"]);
+        release(guard).await;
+        let next = tokio::select! {
+            next = next => next.unwrap(),
+            _ = &mut last => panic!("who came first was passed over"),
+        };
+        let stats = master.client().commandstats();
+        assert!(stats.contains_key(told), "not told by {told}: {stats:?}");
+        release(next).await;
+        release(last.await.unwrap()).await;
+    }
+}
+
 #[tokio::test]
 async fn a_user_with_the_least_rights_can_use_what_sentinel_names() {
     let servers = Sentinel::start();

@@ -31,7 +31,9 @@ pub(super) async fn open(settings: Settings, env: Env) -> Result<Arc<dyn Backend
     let (lean, wants_more) = (settings.lean, settings.durability.asks_for_more());
     let server = store.route.about(slot).await?;
     server.refuse_replica()?;
-    store.sharded = store.route.is_cluster() && server.major >= 7;
+    if store.route.is_cluster() && server.major >= 7 {
+        store.shard_channels();
+    }
 
     let mut probe = script::PROBE.on([key.as_str(), lock.as_str()]);
     probe.arg(store.channels(slot)).arg(if store.sharded { "SPUBLISH" } else { "PUBLISH" });

@@ -35,11 +35,11 @@ macro_rules! scripts {
 
 scripts! {
     /// Claim a lock.
-    ACQUIRE = "token" "acquire_fast" "queue" "acquire";
+    ACQUIRE = "token" "acquire_fast" "tell" "queue" "acquire";
     /// Turn an exclusive hold into a shared one.
-    DOWNGRADE = "token" "queue" "downgrade";
+    DOWNGRADE = "token" "tell" "queue" "downgrade";
     /// Take a claim away.
-    EVICT = "token" "queue" "evict";
+    EVICT = "token" "tell" "queue" "evict";
     /// Find out which commands are forbidden.
     PROBE = "probe";
     /// Claim one server's vote for a lock.
@@ -51,17 +51,17 @@ scripts! {
     /// Leave what is known of a server with it.
     REDLOCK_VOUCH = "redlock_vouch";
     /// Release a lock or leave its queue.
-    RELEASE = "release_fast" "token" "hand_over" "queue" "release";
+    RELEASE = "release_fast" "token" "tell" "hand_over" "queue" "release";
     /// Release a lock that has no queue.
     RELEASE_LEAN = "release_lean";
     /// Renew claims of one lock.
-    RENEW = "token" "queue" "renew";
+    RENEW = "token" "tell" "queue" "renew";
     /// Renew exclusive locks.
     RENEW_HELD = "renew_held";
     /// Go on with a queue that was too long for a release.
-    SETTLE = "token" "queue" "settle";
+    SETTLE = "token" "tell" "queue" "settle";
     /// Read one lock.
-    STATE = "token" "queue" "state";
+    STATE = "token" "tell" "queue" "state";
     /// Read who holds exclusive locks.
     WATCH = "watch";
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -38,11 +38,11 @@ pub(super) struct Store {
     pub(super) dialer: Arc<Dialer>,
     pub(super) route: Arc<Route>,
     pub(super) claims: Arc<Claims>,
-    /// Names this client's inbox.
+    /// Names this client's inbox; of one in channels that belong to slots it begins with an `s`.
     inbox: String,
-    /// What scripts are told alike, where it is the same for all slots.
-    unsharded: OnceLock<String>,
-    /// Whether channels belong to slots.
+    /// What all scripts are told alike; see `queue.lua`.
+    setting: String,
+    /// Whether this client listens to channels that belong to slots. Others may listen otherwise.
     pub(super) sharded: bool,
     owner: OwnerText,
 }
@@ -53,15 +53,11 @@ impl Store {
         let inbox = format!("{:016x}", env.random().claim_id()?.bits() as u64);
         let dialer = Arc::new(Dialer { env, settings });
         let route = Arc::new(Route::new(dialer.clone(), claims.clone()));
-        Ok(Store {
-            dialer,
-            route,
-            claims,
-            inbox,
-            unsharded: OnceLock::new(),
-            sharded: false,
-            owner: OwnerText::default(),
-        })
+        // In a cluster, PUBLISH tells only of the receivers on one server.
+        let counts = if route.is_cluster() { "0" } else { "1" };
+        let Fleet { run, gap } = dialer.settings.fleet;
+        let setting = format!("{counts} {} {}", millis(run), millis(gap));
+        Ok(Store { dialer, route, claims, inbox, setting, sharded: false, owner: OwnerText::default() })
     }
 
     pub(super) fn settings(&self) -> &Settings {
@@ -76,7 +72,13 @@ impl Store {
         Keys::of(&self.settings().prefix, name)
     }
 
-    /// What channels of a slot begin with.
+    /// Listens to channels that belong to slots from now on.
+    pub(super) fn shard_channels(&mut self) {
+        self.sharded = true;
+        self.inbox.insert(0, 's');
+    }
+
+    /// What this client's channels of a slot begin with.
     pub(super) fn channels(&self, slot: u16) -> String {
         match self.sharded {
             true => Home::of(slot).key(":inbox:", "").concat(),
@@ -89,31 +91,11 @@ impl Store {
         [&self.channels(slot), self.inbox.as_str()].concat()
     }
 
-    /// What all scripts are told alike; see `queue.lua`.
-    fn setting(&self, channels: &str) -> String {
-        // On a cluster of before version 7, PUBLISH tells only of the receivers on one server.
-        let publish = match (self.sharded, self.route.is_cluster()) {
-            (true, _) => "SPUBLISH 1",
-            (false, false) => "PUBLISH 1",
-            (false, true) => "PUBLISH 0",
-        };
-        let Fleet { run, gap } = self.settings().fleet;
-        format!("{publish} {} {} {channels}", millis(run), millis(gap))
-    }
-
     /// A script's command on all keys of a lock, with three words of the step's own before what all of them share.
     pub(super) fn command(&self, script: &script::Script, keys: &Keys, step: [&str; 3]) -> Command {
         let mut command = script.on(keys.all());
         let [one, two, three] = step;
-        let sharded;
-        let setting = match self.sharded {
-            true => {
-                sharded = self.setting(&self.channels(keys.slot));
-                &sharded
-            }
-            false => self.unsharded.get_or_init(|| self.setting(&self.channels(keys.slot))),
-        };
-        command.arg([one, " ", two, " ", three, " ", setting]);
+        command.arg([one, " ", two, " ", three, " ", &self.setting]);
         command
     }
 

@@ -1,19 +1,18 @@
 -- The way of an exclusive lock to the next in line, ahead of everything else: if that claim wants all of it, can be told,
 -- and has come so lately that those behind it still have their first look before them, by which they find it dead.
-local publish, counts, channels = string.match(ARGV[1], '^0 0 0 (%S+) (%d) 0 %d+ (.*)$')
+local simple = string.find(ARGV[1], '^0 0 0 %d 0 ')
 -- The first write: one that needs no memory, so that a full server does not refuse the script.
-local id = mine and publish and call('LPOP', KEYS[3])
+local id = mine and simple and call('LPOP', KEYS[3])
 if id then
   local record = call('HMGET', KEYS[2], id, '.foreign')
   -- Where others poll the lock has to be left free from time to time.
   local plain = not record[2] and record[1] or ''
-  local from, ttl, since, inbox, owner = string.match(plain, '^w x (%d+) (%d+) (%d+) (%x+) (.*)$')
+  local from, ttl, since, inbox, owner = string.match(plain, '^w x (%d+) (%d+) (%d+) (s?%x+) (.*)$')
   local now = string.sub(us, 1, 13)
   if from and tonumber(us) - tonumber(since) < WINDOW_MS * 1000 and tonumber(from) + tonumber(ttl) > tonumber(now) then
     local lease = tonumber(ttl) < WINDOW_MS and ttl or 'WINDOW_MS'
     local known, token = pcall(next_token)
-    local heard = known and redis.pcall(publish, channels .. inbox, 'g ' .. id .. ' ' .. token .. ' ' .. now .. ' ' .. lease)
-    if type(heard) == 'number' and (heard > 0 or counts ~= '1') then
+    if known and tell(inbox, 'g ' .. id .. ' ' .. token .. ' ' .. now .. ' ' .. lease) then
       call('HDEL', KEYS[2], id)
       call('SET', KEYS[1], id .. '*' .. token .. ' ' .. us .. ' ' .. owner, 'PX', lease)
       return 1
@@ -25,6 +24,6 @@ if id then
     -- The only one, so that the key is new.
     call('PEXPIRE', KEYS[3], left)
   end
-elseif mine and publish and call('EXISTS', KEYS[2]) == 0 then
+elseif mine and simple and call('EXISTS', KEYS[2]) == 0 then
   return call('DEL', KEYS[1])
 end

@@ -14,9 +14,9 @@
 -- KEYS[5] the fence: the last token of the hash slot. The only key without an expiry.
 -- What stands here with an end keeps it, whatever others do: no claim shortens or removes what is not its own, and the marker
 --   counts until its own end, even when the records that explain it are lost.
--- ARGV[1] "<three words of the step> <PUBLISH or SPUBLISH> <1 when its answer counts every receiver> <run> <gap> <prefix of
---   inbox channels>", in one argument, since each costs the server time. So does each byte of each text that a script makes,
---   each function that it makes, each number that is to become text, and each command.
+-- ARGV[1] "<three words of the step> <1 when the answer of PUBLISH counts every receiver> <run> <gap>", in one argument, since
+--   each costs the server time. So does each byte of each text that a script makes, each function that it makes, each number
+--   that is to become text, and each command.
 local LOCK, CLAIMS, QUEUE, HOLDERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = tonumber(string.sub(us, 1, 13))
 
@@ -176,17 +176,6 @@ end
 local function leave(id)
   call('LREM', QUEUE, '1', id)
   call('HDEL', CLAIMS, id)
-end
-
--- Sends a message to an inbox; answers whether somebody may have got it. A waiter without an inbox asks by itself. Who
--- may not publish must be able to release nevertheless.
-local function tell(inbox, message)
-  if inbox == '-' then
-    return true
-  end
-  local publish, counts, channels = string.match(ARGV[1], '^%S+ %S+ %S+ (%S+) (%d) %d+ %d+ (.*)$')
-  local heard = redis.pcall(publish, channels .. inbox, message)
-  return type(heard) == 'number' and (heard > 0 or counts ~= '1')
 end
 
 -- Tells the first waiter who hears it that the end that it knows no longer counts: `ms` from now is one.

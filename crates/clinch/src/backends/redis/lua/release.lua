@@ -6,7 +6,7 @@
 -- Answers 1: removed. 0: there was no such claim, or only what it had kept closed since it was evicted. {1 or 0, at}: the
 -- same, and from there on the queue has to be looked at by `settle.lua`.
 local id = ARGV[2]
-local linger, doubt, run, gap = string.match(ARGV[1], '^(%d+) (%d) %S+ %S+ %d (%d+) (%d+) ')
+local linger, doubt, run, gap = string.match(ARGV[1], '^(%d+) (%d) %S+ %d (%d+) (%d+)$')
 linger, run, gap = tonumber(linger), tonumber(run), tonumber(gap)
 local record = not mine and call('HGET', CLAIMS, id)
 record = record and string.sub(record, 1, 2) ~= 'x ' and record
