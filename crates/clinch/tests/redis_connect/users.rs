@@ -180,6 +180,12 @@ async fn without_subscribing_waiters_ask() {
     use_everything(&redis, &user(&redis, &all_but("subscribe"), "&*"), false).await;
 }
 
+#[tokio::test]
+async fn without_publishing_waiters_ask() {
+    let redis = Redis::start();
+    use_everything(&redis, &user(&redis, &all_but("publish"), "&*"), false).await;
+}
+
 /// Who waits may listen, but who releases may not tell.
 #[tokio::test]
 async fn a_release_that_may_not_publish_is_a_release() {

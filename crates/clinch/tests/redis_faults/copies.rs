@@ -3,7 +3,7 @@
 use super::queues::{backend, claim};
 use super::*;
 use crate::common::release;
-use clinch::backend::Progress;
+use clinch::backend::{Backend, Progress, Renewal};
 use clinch::{Claim, Mode};
 
 /// A master and its replica, which follows.
@@ -119,4 +119,86 @@ async fn a_refusal_and_a_look_wait_for_no_copies() {
         assert_eq!(asks.release(&step, Duration::ZERO).await.unwrap(), Freed::Removed, "{url}");
     }
     release(holder).await;
+}
+
+/// A client's store that waits for copies on one replica.
+async fn durable(url: &str, options: &str) -> Arc<dyn Backend> {
+    let url = format!("{url}?wait_replicas=1{options}");
+    clinch::backends::redis::open(&url, Env::host(Lane::thread())).await.unwrap()
+}
+
+/// Takes a claim; a replica that has just begun to follow may need more than one question.
+async fn granted(store: &dyn Backend, claim: &Claim) {
+    eventually("it is granted, with a copy", async || match store.claim(claim).await {
+        Ok(Progress::Granted(_)) => Some(()),
+        Err(error) if error.kind() == ErrorKind::Unknown => None,
+        other => panic!("{other:?}"),
+    })
+    .await;
+}
+
+/// P2: who is told nothing goes on beside the next holder. That a claim is gone has no copies and needs none; what stands beside it
+/// is not renewed without.
+#[tokio::test]
+async fn what_is_gone_is_told_though_no_copy_can_be_had() {
+    let (master, replica) = servers().await;
+    let exclusive = ["broken", "deleted", "kept"].map(|name| claim(name, Mode::Exclusive, 1));
+    let readers = [1, 2].map(|bits| claim("read", Mode::Shared, bits));
+    let permits = [1, 2].map(|bits| claim("permits", "1 of 2".parse().unwrap(), bits));
+    let (full, lean) =
+        (durable(&master.url(), "").await, durable(&master.url(), "&lean=on&prefix=lean:").await);
+    let full_claims: Vec<_> = exclusive.iter().cloned().chain(readers).chain(permits).map(Arc::new).collect();
+    let lean_claims: Vec<_> = exclusive.into_iter().map(Arc::new).collect();
+    for (store, claims) in [(&full, &full_claims), (&lean, &lean_claims)] {
+        for claim in claims {
+            granted(&**store, claim).await;
+        }
+    }
+    replica.pause();
+    let mut gone = vec![0, 1, 3, 5];
+    for (store, prefix, claims) in [(&full, "clinch:", &full_claims), (&lean, "lean:", &lean_claims)] {
+        assert_eq!(master.call(&["DEL", &format!("{prefix}deleted")]).int(), 1);
+        gone.retain(|at| *at < claims.len());
+        for claim in gone.iter().filter(|at| **at != 1).map(|at| &claims[*at]) {
+            assert_eq!(store.evict(&claim.name, claim.id).await.unwrap(), Freed::Removed);
+        }
+        let renewed = store.renew(claims).await;
+        for (at, renewal) in renewed.iter().enumerate() {
+            match renewal {
+                Renewal::Lost(_) => assert!(gone.contains(&at), "{:?} is there", claims[at]),
+                Renewal::Failed(error) => {
+                    assert!(!gone.contains(&at), "{:?} is told nothing: {error}", claims[at]);
+                    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+                }
+                Renewal::Renewed(_) => panic!("{:?} was renewed without a copy", claims[at]),
+            }
+        }
+    }
+    let error = full.downgrade(&full_claims[1]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    // Who has nothing left asks for no copies.
+    master.call(&["CONFIG", "RESETSTAT"]);
+    let renewed = full.renew(&full_claims[..2]).await;
+    assert!(matches!(renewed[..], [Renewal::Lost(_), Renewal::Lost(_)]), "{renewed:?}");
+    assert!(!master.client().commandstats().contains_key("wait"), "it asked for copies of nothing");
+}
+
+/// A master that became a replica between a step and the question for its copies refuses the question, in words of no code.
+#[tokio::test]
+async fn a_master_that_became_a_replica_leaves_a_claim_in_doubt() {
+    let (master, _replica) = servers().await;
+    let other = Redis::start();
+    let proxy = Proxy::start(master.addr());
+    let store = durable(&format!("redis://{}", proxy.addr()), "").await;
+    granted(&*store, &claim("warm", Mode::Exclusive, 1)).await;
+    proxy.hold_replies(true);
+    let step = claim("job", Mode::Exclusive, 2);
+    let demote = async {
+        eventually("it is done", async || holder(&master, "job")).await;
+        master.call(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
+        proxy.hold_replies(false);
+    };
+    let (answer, ()) = tokio::join!(store.claim(&step), demote);
+    let error = answer.expect_err("it was not confirmed");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
 }

@@ -2,8 +2,8 @@
 
 use super::queues::{backend, claim};
 use super::*;
-use clinch::Mode;
 use clinch::backend::{Progress, Renewal};
+use clinch::{Claim, Mode};
 
 /// What is left of a lock's lease, in milliseconds.
 fn lease_left(redis: &Redis, name: &str) -> i64 {
@@ -174,4 +174,48 @@ async fn an_eviction_opens_nothing_that_others_hold() {
             "granted beside a reader"
         );
     }
+}
+
+/// While a slot of a Cluster moves, its servers answer nothing that takes several keys: the lock's own tells.
+#[tokio::test]
+async fn the_key_of_an_evicted_lock_tells_its_holder() {
+    let redis = Redis::start();
+    let (backend, held) = (backend(&redis).await, Arc::new(claim("job", Mode::Exclusive, 1)));
+    assert!(matches!(backend.claim(&held).await.unwrap(), Progress::Granted(_)));
+    assert!(matches!(backend.renew(std::slice::from_ref(&held)).await[..], [Renewal::Renewed(_)]));
+    backend.evict(&held.name, held.id).await.unwrap();
+    let before = scripts_run(&redis);
+    assert!(matches!(backend.renew(std::slice::from_ref(&held)).await[..], [Renewal::Lost(_)]));
+    assert_eq!(scripts_run(&redis) - before, 1, "it asked for more keys");
+}
+
+/// What its lease no longer covered when it was released, it cannot keep closed for others.
+#[tokio::test]
+async fn a_part_that_has_ended_keeps_nothing_closed() {
+    let name = unique("ended-part");
+    let backend = backend(&SERVER).await;
+    let [first, second, third] = [1, 2, 3].map(|bits| claim(&name, Mode::Shared, bits));
+    let first = Claim { ttl: Duration::from_millis(200), ..first };
+    for reader in [&first, &second] {
+        assert!(matches!(backend.claim(reader).await.unwrap(), Progress::Granted(_)));
+    }
+    eventually("the first has ended", async || {
+        (backend.state(&first.name).await.unwrap()?.claims.len() == 1).then_some(())
+    })
+    .await;
+    backend.release(&first, LONG_TTL).await.unwrap();
+    let third = backend.claim(&third).await.unwrap();
+    assert!(matches!(third, Progress::Granted(_)), "closed by one whose lease was over: {third:?}");
+}
+
+/// P2: a foreign client has taken the lock of readers whose marker was deleted by force; a reader that asks again is none.
+#[tokio::test]
+async fn a_reader_whose_lock_a_foreign_client_took_is_not_granted_again() {
+    let name = unique("taken-part");
+    let (backend, reader) = (backend(&SERVER).await, claim(&name, Mode::Shared, 1));
+    assert!(matches!(backend.claim(&reader).await.unwrap(), Progress::Granted(_)));
+    SERVER.call(&["SET", &format!("clinch:{name}"), "theirs", "PX", "60000"]);
+    let again = backend.claim(&reader).await.unwrap();
+    assert!(matches!(again, Progress::Queued(_)), "granted beside a foreign holder: {again:?}");
+    backend.release(&reader, Duration::ZERO).await.unwrap();
 }

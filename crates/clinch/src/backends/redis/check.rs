@@ -41,7 +41,9 @@ pub(super) async fn open(settings: Settings, env: Env) -> Result<Arc<dyn Backend
         Ok(denied) => {
             let denied: Vec<&str> = reply::list(&denied)?.iter().filter_map(Value::text).collect();
             // Without messages waiters ask from time to time.
-            let missing: Vec<&str> = denied.into_iter().filter(|name| !name.ends_with("PUBLISH")).collect();
+            let (messages, missing): (Vec<&str>, Vec<&str>) =
+                denied.into_iter().partition(|name| name.ends_with("PUBLISH"));
+            store.tells = messages.is_empty();
             match missing.is_empty() {
                 true if lean => Ok(Arc::new(Lean { store, compare: Compare::Script })),
                 true => Ok(Arc::new(store)),

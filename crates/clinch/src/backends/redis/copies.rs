@@ -21,6 +21,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// connection may be given up as silent.
 const CONFIRM_MS: u32 = 800;
 
+/// What a server says that was asked for copies on its own disk and writes none.
+const NO_LOG: &str = "appendonly is disabled";
+
 /// A connection whose writes can be confirmed.
 pub(super) struct Copies {
     pub(super) link: Arc<Link>,
@@ -54,9 +57,12 @@ impl Copies {
             () = self.link.gone() => cut("the connection ended"),
         };
         let confirmed = told.map_err(|failure| {
-            // The command itself was done.
+            // The command itself was done. Of all that may be amiss, only this stays as it is: the user has no right to ask, or the
+            // server does not know how.
+            let lasts =
+                failure.code() == "NOPERM" || failure.detail().contains(NO_LOG) || failure.is_no_command();
             let error = failure.into_error(server);
-            let kind = if error.is_transient() { ErrorKind::Unknown } else { error.kind() };
+            let kind = if lasts { error.kind() } else { ErrorKind::Unknown };
             Error::new(kind, format!("{server} did it, but whether it is copied is not known: {error}"))
         })?;
         let (disks, replicas) = match &confirmed {

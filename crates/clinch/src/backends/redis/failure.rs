@@ -107,6 +107,18 @@ impl Failure {
         }
     }
 
+    /// Whether the server does not know the command: so nobody has passed it on.
+    pub(super) fn is_no_command(&self) -> bool {
+        self.detail().contains("unknown command")
+    }
+
+    pub(super) fn detail(&self) -> &str {
+        match self {
+            Failure::Server { detail, .. } => detail,
+            Failure::Cut { .. } => "",
+        }
+    }
+
     /// Where a Cluster says that a slot is: for `MOVED` and `ASK`. An empty host means the one that answered.
     pub(super) fn redirect(&self) -> Option<(u16, &str, u16)> {
         let Failure::Server { code, detail } = self else { return None };
@@ -138,8 +150,7 @@ impl Failure {
     pub(super) fn into_error_of_step(self, server: &str) -> Error {
         let is_known = match &self {
             Failure::Cut { .. } => true,
-            // Whoever does not know the command has not passed it on.
-            Failure::Server { code, detail } => meaning(code).is_some() || detail.contains("unknown command"),
+            Failure::Server { code, .. } => meaning(code).is_some() || self.is_no_command(),
         };
         let error = self.into_error(server);
         if is_known { error } else { Error::new(ErrorKind::Unknown, error.to_string()) }
@@ -157,6 +168,17 @@ impl Failure {
         let detail = detail.split(" script: ").next().unwrap_or_default().trim();
         let (kind, advice) = meaning(&code).unwrap_or((ErrorKind::Unsupported, ""));
         Error::new(kind, format!("{server} answered {code} {detail}{advice}"))
+    }
+}
+
+/// What it means for a step that no server can be asked. Nothing was sent, and the next opening may go well, whatever was amiss with
+/// this one; but who is refused is to hear of it.
+pub(super) fn of_opening(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Invalid | ErrorKind::Unknown | ErrorKind::Unsupported => {
+            Error::new(ErrorKind::Unavailable, error.to_string()).with_source(error)
+        }
+        _ => error,
     }
 }
 

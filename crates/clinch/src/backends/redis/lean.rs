@@ -122,8 +122,9 @@ impl Lean {
         let (slot, key) = self.key(&claim.name);
         let mut command = script::RENEW_HELD.on([key.as_str()]);
         command.arg(claim.id).arg(millis(claim.ttl));
-        let answer = self.store.route.run_durably(slot, &script::RENEW_HELD, &command, |_| true).await?;
-        Ok(matches!(reply::list(&answer)?, [Value::Int(1)]))
+        let did = |answer: &Value| reply::has(answer, |held| held == 1);
+        let done = self.store.route.run_durably(slot, &script::RENEW_HELD, &command, did).await?;
+        Ok(matches!(reply::list(&done.if_copied()?)?, [Value::Int(1)]))
     }
 
     async fn remove(&self, name: &LockName, id: ClaimId) -> Result<Freed> {

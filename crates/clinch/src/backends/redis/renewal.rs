@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 
 use super::dating::millis;
 use super::keys::{lock_key, slot_of};
 use super::reply;
 use super::resp::Value;
+use super::route::Done;
 use super::script;
 use super::store::{NO_STEP, Store, deleted};
 use crate::backend::Renewal;
@@ -24,34 +25,36 @@ impl Store {
         let pick = |group: &[usize]| -> Vec<&Claim> {
             group.iter().filter_map(|at| claims.get(*at)).map(|claim| &**claim).collect()
         };
-        let mut held: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
+        let (mut held, mut others) = (BTreeMap::<u16, Vec<usize>>::new(), Vec::new());
         for (at, claim) in claims.iter().enumerate() {
             if claim.mode == Mode::Exclusive && !claim.place {
                 let prefix = &self.settings().prefix;
                 let slot = if self.route.is_cluster() { slot_of(&lock_key(prefix, &claim.name)) } else { 0 };
                 held.entry(slot).or_default().push(at);
+            } else {
+                others.push(at);
             }
         }
+        let by_lock = |others: Vec<usize>| {
+            let mut locks: HashMap<(&LockName, bool), Vec<usize>> = HashMap::new();
+            for (at, claim) in others.into_iter().filter_map(|at| Some((at, claims.get(at)?))) {
+                locks.entry((&claim.name, claim.place)).or_default().push(at);
+            }
+            join_all(locks.into_values().map(|group| async move {
+                let renewals = self.renew_lock(&pick(&group), true).await;
+                (group, renewals.map(|renewals| renewals.into_iter().map(Some).collect()))
+            }))
+        };
         // Groups go out together: one that waits delays no other.
-        let held = held.into_iter().map(|(slot, group)| async move {
+        let held = join_all(held.into_iter().map(|(slot, group)| async move {
             let renewals = self.renew_held(slot, &pick(&group)).await;
             (group, renewals)
-        });
-        for (group, renewals) in join_all(held).await {
-            note(&mut answers, group, renewals);
-        }
-        // Those that are not the sole holder may hold a part, or wait.
-        let mut others: HashMap<(&LockName, bool), Vec<usize>> = HashMap::new();
-        for (at, (claim, answer)) in claims.iter().zip(&answers).enumerate() {
-            if answer.is_none() {
-                others.entry((&claim.name, claim.place)).or_default().push(at);
-            }
-        }
-        let others = others.into_values().map(|group| async move {
-            let renewals = self.renew_lock(&pick(&group), true).await;
-            (group, renewals.map(|renewals| renewals.into_iter().map(Some).collect()))
-        });
-        for (group, renewals) in join_all(others).await {
+        }));
+        let (held, others) = join(held, by_lock(others)).await;
+        held.into_iter().chain(others).for_each(|(group, renewals)| note(&mut answers, group, renewals));
+        // Those that are not the sole holder may hold a part.
+        let others = (0..claims.len()).filter(|at| matches!(answers.get(*at), Some(None))).collect();
+        for (group, renewals) in by_lock(others).await {
             note(&mut answers, group, renewals);
         }
         let unanswered = || Renewal::Failed(Error::new(ErrorKind::Unknown, "the server left a renewal out"));
@@ -62,13 +65,13 @@ impl Store {
     pub(super) async fn renew_lock(&self, claims: &[&Claim], write: bool) -> Result<Vec<Renewal>> {
         let Some(first) = claims.first() else { return Ok(Vec::new()) };
         let asks = claims.iter().map(|claim| (claim.id, if write { millis(claim.ttl) } else { 0 }));
-        let answer = self.ask_to_renew(&first.name, first.place, write, asks).await?;
+        let Done { answer, copied } = self.ask_to_renew(&first.name, first.place, write, asks).await?;
         let renewal = |(claim, left): (&&Claim, &Value)| {
             Ok(match u64::try_from(reply::number(left)?) {
-                Ok(_) if write => Renewal::Renewed(Some(claim.ttl)),
+                Ok(_) if write => renewed(claim.ttl, &copied),
                 Ok(left) => Renewal::Renewed(Some(Duration::from_millis(left))),
                 // Without an end, so at least for as long as a renewal would make it.
-                Err(_) if reply::number(left)? == -2 => Renewal::Renewed(Some(claim.ttl)),
+                Err(_) if reply::number(left)? == -2 => renewed(claim.ttl, &copied),
                 Err(_) => {
                     // Whoever lost its place asks for another at once.
                     self.claims.ask(claim.id);
@@ -81,7 +84,7 @@ impl Store {
 
     /// Reads whether a claim is there.
     pub(super) async fn is_there(&self, name: &LockName, id: ClaimId) -> Result<bool> {
-        let answer = self.ask_to_renew(name, false, false, [(id, 0)]).await?;
+        let answer = self.ask_to_renew(name, false, false, [(id, 0)]).await?.answer;
         // Less than nothing is also what is left of a lease without an end.
         reply::list(&answer)?.iter().try_fold(true, |there, left| Ok(there && reply::number(left)? != -1))
     }
@@ -92,16 +95,20 @@ impl Store {
         place: bool,
         write: bool,
         claims: impl IntoIterator<Item = (ClaimId, u64)>,
-    ) -> Result<Value> {
+    ) -> Result<Done> {
         let keys = self.keys(name);
         let step = if place { ["place", "-", "-"] } else { NO_STEP };
         let mut command = self.command(&script::RENEW, &keys, step);
         for (id, ttl) in claims {
             command.arg(id).arg(ttl);
         }
+        let renewed = |answer: &Value| reply::has(answer, |left| left != -1);
         match write {
-            true => self.route.run_durably(keys.slot, &script::RENEW, &command, |_| true).await,
-            false => self.route.run(keys.slot, &script::RENEW, &command).await,
+            true => self.route.run_durably(keys.slot, &script::RENEW, &command, renewed).await,
+            false => {
+                let answer = self.route.run(keys.slot, &script::RENEW, &command).await?;
+                Ok(Done { answer, copied: Ok(()) })
+            }
         }
     }
 
@@ -112,7 +119,9 @@ impl Store {
         for claim in claims {
             command.arg(claim.id).arg(millis(claim.ttl));
         }
-        let answer = match self.route.run_durably(slot, &script::RENEW_HELD, &command, |_| true).await {
+        let renewed_some = |answer: &Value| reply::has(answer, |held| held == 1);
+        let done = self.route.run_durably(slot, &script::RENEW_HELD, &command, renewed_some).await;
+        let Done { answer, copied } = match done {
             // While a slot moves, its servers refuse all that takes several keys.
             Err(error)
                 if error.kind() == ErrorKind::Unavailable && self.route.is_cluster() && claims.len() > 1 =>
@@ -122,12 +131,25 @@ impl Store {
                 let renewals = join_all(alone).await.into_iter();
                 return Ok(renewals.flat_map(|renewal| renewal.unwrap_or_else(failed)).collect());
             }
-            answer => answer?,
+            done => done?,
         };
         let renewal = |(claim, held): (&&Claim, &Value)| {
-            Ok((reply::number(held)? == 1).then_some(Renewal::Renewed(Some(claim.ttl))))
+            Ok(match reply::number(held)? {
+                1 => Some(renewed(claim.ttl, &copied)),
+                // Evicted, which its own key tells: while a slot moves, the others cannot be asked.
+                -1 => Some(Renewal::Lost(deleted())),
+                _ => None,
+            })
         };
         claims.iter().zip(reply::list(&answer)?).map(renewal).collect()
+    }
+}
+
+/// A renewal that was done, and counts only if it has its copies.
+fn renewed(ttl: Duration, copied: &Result<()>) -> Renewal {
+    match copied {
+        Ok(()) => Renewal::Renewed(Some(ttl)),
+        Err(error) => Renewal::Failed(error.again()),
     }
 }
 

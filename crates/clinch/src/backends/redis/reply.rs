@@ -67,6 +67,11 @@ pub(super) fn list(value: &Value) -> Result<&[Value]> {
     }
 }
 
+/// Whether one of the numbers of a list is such a one.
+pub(super) fn has(value: &Value, is: impl Fn(i64) -> bool) -> bool {
+    list(value).is_ok_and(|all| all.iter().any(|one| number(one).is_ok_and(&is)))
+}
+
 /// What stands in a lock's key, which may be no text at all.
 pub(super) fn lossy(value: &Value) -> String {
     match value {

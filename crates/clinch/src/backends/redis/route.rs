@@ -7,7 +7,7 @@ use super::claims::Claims;
 use super::cluster::Cluster;
 use super::copies::Copies;
 use super::dial::{Dialer, Endpoint};
-use super::failure::Failure;
+use super::failure::{Failure, of_opening};
 use super::inbox::Inbox;
 use super::link::Link;
 use super::resp::{Command, Value};
@@ -37,7 +37,13 @@ enum Kind {
 type Did = fn(&Value) -> bool;
 
 /// An answer; with a failure, the server that it is of.
-type Answered = Result<Value, (Failure, String)>;
+type Answered<T = Value> = Result<T, (Failure, String)>;
+
+/// What a server answered, and whether what it says was done has the copies that the URL asks for.
+pub(super) struct Done {
+    pub(super) answer: Value,
+    pub(super) copied: Result<()>,
+}
 
 /// One server.
 pub(super) struct Node {
@@ -149,46 +155,46 @@ impl Route {
     ///
     /// The command may be applied or not.
     pub(super) async fn run(&self, slot: u16, script: &Script, command: &Command) -> Result<Value> {
-        of_step(self.send(slot, command, Some(script), None).await?)
+        of_step(self.send(slot, command, Some(script), None).await).map(|done| done.answer)
     }
 
     /// As [`Route::run`], and confirms that what was written has the copies that the URL asks for, if the answer says that
-    /// something was.
+    /// something was. What else the answer says stands also where it has not.
     pub(super) async fn run_durably(
         &self,
         slot: u16,
         script: &Script,
         command: &Command,
         did: Did,
-    ) -> Result<Value> {
-        of_step(self.send(slot, command, Some(script), Some(did)).await?)
+    ) -> Result<Done> {
+        of_step(self.send(slot, command, Some(script), Some(did)).await)
     }
 
     /// As [`Route::run`], of a plain command that is a step.
     pub(super) async fn call(&self, slot: u16, command: &Command) -> Result<Value> {
-        of_step(self.send(slot, command, None, None).await?)
+        of_step(self.send(slot, command, None, None).await).map(|done| done.answer)
     }
 
     /// As [`Route::run_durably`], of a plain command that is a step and answers nil where it did nothing.
     pub(super) async fn call_durably(&self, slot: u16, command: &Command) -> Result<Value> {
-        of_step(self.send(slot, command, None, Some(|answer| *answer != Value::Nil)).await?)
+        of_step(self.send(slot, command, None, Some(|answer| *answer != Value::Nil)).await)?.if_copied()
     }
 
     /// Sends a plain command that is no step.
     pub(super) async fn probe(&self, slot: u16, command: &Command) -> Result<Value> {
         let sent = self.send(slot, command, None, None).await?;
-        sent.map_err(|(failure, server)| failure.into_error(&server))
+        sent.map(|done| done.answer).map_err(|(failure, server)| failure.into_error(&server))
     }
 
-    /// Sends a command and follows the server's redirections. What seldom happens is boxed: the futures of all steps are
-    /// as large as the largest that they may wait for.
+    /// Sends a command and follows the server's redirections. An error says that it was not sent. What seldom happens is boxed: the
+    /// futures of all steps are as large as the largest that they may wait for.
     async fn send(
         &self,
         slot: u16,
         command: &Command,
         script: Option<&Script>,
         durably: Option<Did>,
-    ) -> Result<Answered> {
+    ) -> Result<Answered<Done>> {
         let durably = durably.filter(|_| self.dialer.settings.durability.asks_for_more());
         let mut node = self.node(slot).await?;
         let mut asking = false;
@@ -196,12 +202,20 @@ impl Route {
             let sent = match durably {
                 Some(did) => Box::pin(self.send_confirmed(&node, command, script, asking, did)).await,
                 None => match self.link(&node).await {
-                    Ok(link) => Ok(self.ask_on(&link, &node.links, command, script, asking).await),
+                    Ok(link) => {
+                        let answer = self.ask_on(&link, &node.links, command, script, asking).await;
+                        Ok(answer.map(|answer| Done { answer, copied: Ok(()) }))
+                    }
                     Err(error) => Err(error),
                 },
             };
             let (failure, server) = match sent {
-                Ok(Ok(value)) => return Ok(Ok(value)),
+                Ok(Ok(done)) => {
+                    if done.copied.is_err() {
+                        self.mistrust(&node).await;
+                    }
+                    return Ok(Ok(done));
+                }
                 Ok(Err(failed)) => failed,
                 Err(error) => {
                     self.mistrust(&node).await;
@@ -233,19 +247,24 @@ impl Route {
         script: Option<&Script>,
         asking: bool,
         did: Did,
-    ) -> Result<Answered> {
+    ) -> Result<Answered<Done>> {
         let open = || Copies::open(self.dialer.clone(), node.endpoint.clone());
         let copies = node.copies.get(&self.dialer.env, open).await?;
         node.expect_latest(&copies.link)?;
-        let answer = self.ask_on(&copies.link, &node.copies, command, script, asking).await;
-        if answer.as_ref().is_ok_and(did) {
-            copies.confirm().await?;
-            node.expect_latest(&copies.link).map_err(|error| {
-                let server = copies.link.server();
-                Error::new(ErrorKind::Unknown, format!("{server} did it, but is left: {error}"))
-            })?;
+        let answer = match self.ask_on(&copies.link, &node.copies, command, script, asking).await {
+            Ok(answer) => answer,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        let mut copied = Ok(());
+        if did(&answer) {
+            copied = copies.confirm().await.and_then(|()| {
+                node.expect_latest(&copies.link).map_err(|error| {
+                    let server = copies.link.server();
+                    Error::new(ErrorKind::Unknown, format!("{server} did it, but is left: {error}"))
+                })
+            });
         }
-        Ok(answer)
+        Ok(Ok(Done { answer, copied }))
     }
 
     /// One command on a connection of this pool.
@@ -318,7 +337,7 @@ impl Route {
             Ok(inbox) => Ok(inbox),
             Err(error) => {
                 self.mistrust(node).await;
-                Err(error)
+                Err(of_opening(error))
             }
         }
     }
@@ -386,8 +405,15 @@ impl Route {
     }
 }
 
-fn of_step(answer: Answered) -> Result<Value> {
-    answer.map_err(|(failure, server)| failure.into_error_of_step(&server))
+impl Done {
+    /// The answer, which counts only with its copies.
+    pub(super) fn if_copied(self) -> Result<Value> {
+        self.copied.map(|()| self.answer)
+    }
+}
+
+fn of_step<T>(sent: Result<Answered<T>>) -> Result<T> {
+    sent.map_err(of_opening)?.map_err(|(failure, server)| failure.into_error_of_step(&server))
 }
 
 /// One command and its answer; a script that the server does not know is loaded on the way, in one trip more.

@@ -1,7 +1,7 @@
 //! Finding the master that Sentinel names, and leaving it when Sentinel names another.
 //!
 //! Every failover has an epoch, which grows. A sentinel that was cut off goes on naming an old master, and so does that
-//! master itself; whoever has heard of a later one never goes back.
+//! master itself; whoever has heard of a later one does not go back, unless most of the sentinels have not.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, Weak};

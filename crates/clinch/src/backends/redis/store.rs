@@ -13,8 +13,8 @@ use super::dial::Dialer;
 use super::failure;
 use super::keys::{Home, INBOXES, Keys, lock_key, refuse_reserved, slot_of};
 use super::reply::{self, Claimed};
-use super::resp::Command;
-use super::route::Route;
+use super::resp::{Command, Value};
+use super::route::{Done, Route};
 use super::script;
 use super::settings::{Fleet, Settings};
 use crate::backend::{
@@ -44,6 +44,8 @@ pub(super) struct Store {
     setting: String,
     /// Whether this client listens to channels that belong to slots. Others may listen otherwise.
     pub(super) sharded: bool,
+    /// Whether this user may tell waiters; who may not is, most likely, told by nobody either.
+    pub(super) tells: bool,
     owner: OwnerText,
 }
 
@@ -57,7 +59,16 @@ impl Store {
         let counts = if route.is_cluster() { "0" } else { "1" };
         let Fleet { run, gap } = dialer.settings.fleet;
         let setting = format!("{counts} {} {}", millis(run), millis(gap));
-        Ok(Store { dialer, route, claims, inbox, setting, sharded: false, owner: OwnerText::default() })
+        Ok(Store {
+            dialer,
+            route,
+            claims,
+            inbox,
+            setting,
+            sharded: false,
+            tells: true,
+            owner: OwnerText::default(),
+        })
     }
 
     pub(super) fn settings(&self) -> &Settings {
@@ -119,7 +130,8 @@ impl Store {
         command.arg(claim.id).arg(millis(claim.ttl)).arg(&*self.owner.of(&claim.owner)?);
         let sent = self.env().now();
         let doubt = Doubt { claims: &self.claims, id: claim.id };
-        let answer = self.route.run_durably(keys.slot, &script::ACQUIRE, &command, reply::is_granted).await;
+        let done = self.route.run_durably(keys.slot, &script::ACQUIRE, &command, reply::is_granted).await;
+        let answer = done.and_then(Done::if_copied);
         if !matches!(&answer, Err(error) if error.kind() == ErrorKind::Unknown) {
             std::mem::forget(doubt);
         }
@@ -293,8 +305,9 @@ impl Backend for Store {
         let keys = self.keys(&claim.name);
         let mut command = self.command(&script::DOWNGRADE, &keys, NO_STEP);
         command.arg(claim.id).arg(millis(claim.ttl));
-        let answer = self.route.run_durably(keys.slot, &script::DOWNGRADE, &command, |_| true).await?;
-        match reply::number(&answer)? {
+        let did = |answer: &Value| *answer == Value::Int(1);
+        let done = self.route.run_durably(keys.slot, &script::DOWNGRADE, &command, did).await?;
+        match reply::number(&done.if_copied()?)? {
             1 => Ok(()),
             _ => Err(Error::lost(&claim.name, deleted())),
         }
@@ -381,7 +394,7 @@ pub(super) mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
-    use super::super::resp::{Reader, Value};
+    use super::super::resp::Reader;
     use super::*;
     use crate::claim::Mode;
     use crate::lane::Lane;
@@ -449,6 +462,30 @@ pub(super) mod tests {
             assert_eq!(error.kind(), kind, "{error}");
             assert!(error.to_string().contains(text), "{error}");
             assert_eq!(store.claims.is_in_doubt(claim.id), in_doubt);
+        }
+    }
+
+    /// P7: what answers in the place of a server that is away, before anything was sent, ends no claim, wait or release: the server
+    /// may be back. Who connects for the first time is told as it is.
+    #[tokio::test]
+    async fn what_goes_wrong_with_a_connection_ends_no_step() {
+        for (command, answer) in
+            [("HELLO", "-ERR upstream failure\r\n"), ("INFO", "-ERR unknown command 'INFO'\r\n")]
+        {
+            let url = server_that_answers(command, answer).await;
+            let error = store(&url).route.about(0).await.unwrap_err();
+            assert!(!error.is_transient(), "{error:?}");
+            for step in 0..3 {
+                let (store, claim) = (store(&server_that_answers(command, answer).await), claim(1));
+                let error = match step {
+                    0 => store.claim(&claim).await.unwrap_err(),
+                    1 => store.release(&claim, Duration::ZERO).await.unwrap_err(),
+                    _ if command == "INFO" => continue,
+                    _ => store.route.inbox(0, "", false).await.map(drop).unwrap_err(),
+                };
+                assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+                assert!(error.to_string().contains(answer[5..].trim_end()), "{error}");
+            }
         }
     }
 

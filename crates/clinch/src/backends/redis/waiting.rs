@@ -47,11 +47,14 @@ impl Store {
         let channel = self.channel(slot);
         let poll = || POLL.mul_f64(0.5 + self.env().random().jitter());
         let mut look = asked.look;
-        let inbox = match self.route.inbox(slot, &channel, self.sharded).await {
-            Ok(inbox) => Some(inbox),
-            // Who may not listen asks, and so does everybody where nobody can.
-            Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Unsupported) => None,
-            Err(error) => return Err(error),
+        let inbox = match self.tells {
+            true => match self.route.inbox(slot, &channel, self.sharded).await {
+                Ok(inbox) => Some(inbox),
+                // Who may not listen asks, and so does everybody where nobody can.
+                Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Unsupported) => None,
+                Err(error) => return Err(error),
+            },
+            false => None,
         };
         if let Some(inbox) = &inbox {
             if !self.claims.listening(claim.id, inbox.id) {

@@ -19,7 +19,8 @@ if is_of(value, id) then
 end
 if record and string.sub(record, 1, 2) == 'h ' then
   local ends = tonumber(call('ZSCORE', HOLDERS, id) or 0)
-  if ends > now then
+  -- Beside the marker deleted by force, a foreign client may have taken the lock: see `renew.lua`.
+  if ends > now and (value == '' or is_marker(value)) then
     if string.find(record, '^h %S+ !') then
       return { 5 }
     end
@@ -27,7 +28,7 @@ if record and string.sub(record, 1, 2) == 'h ' then
     mark()
     return string.match(record, '^h %S+ (%d+)')
   end
-  -- Its lease ran out: it starts anew.
+  -- Its lease ran out, or was lost: it starts anew.
   call('ZREM', HOLDERS, id)
   call('HDEL', CLAIMS, id)
   record = nil

@@ -18,7 +18,9 @@ local removed = mine or record and not string.find(record, '^h %S+ !')
 local free = (mine or evicted) and linger == 0
 local ids = call('LRANGE', QUEUE, '0', '1')
 
-if linger > 0 and (mine or string.sub(record or '', 1, 2) == 'h ') then
+local holds = string.sub(record or '', 1, 2) == 'h '
+-- Whose lease was over has nothing left to keep closed.
+if linger > 0 and (mine or holds and tonumber(call('ZSCORE', HOLDERS, id) or 0) > now) then
   call('HSET', CLAIMS, '.closed', int(math.max(now + linger, closed_until() or 0)))
   keep(linger)
 end
@@ -29,7 +31,7 @@ if mine or evicted then
     mark()
   end
 end
-if record and string.sub(record, 1, 2) == 'h ' then
+if holds then
   call('HDEL', CLAIMS, id)
   if call('ZREM', HOLDERS, id) == 1 then
     mark(true, is_marker(held) and held or nil)
