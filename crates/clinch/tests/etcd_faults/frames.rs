@@ -117,9 +117,14 @@ impl Frames {
         self.state(|state| state.refuse = Some(Box::new(is_it)));
     }
 
-    /// Whether it was.
+    /// Whether it has refused that.
     pub(super) fn has_refused(&self) -> bool {
         self.state(|state| state.refuse.is_none() && state.refused.is_none())
+    }
+
+    /// Keeps back what the server says.
+    pub(super) fn hold(&self, is_held: bool) {
+        self.state(|state| state.is_held = is_held);
     }
 
     fn state<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {

@@ -78,6 +78,26 @@ async fn a_claim_that_is_refused_after_it_was_made_is_no_ghost() {
     expect_unused(&etcd, &near, "job").await;
 }
 
+/// Whoever releases a claim of which a step may still come also sees to that, which a full server has no room for. That it released it is
+/// true all the same.
+#[tokio::test]
+async fn a_release_that_is_refused_after_it_was_made_says_that_it_released() {
+    let (etcd, frames, backend) = refusing().await;
+    let [kept, claim] = [(1, "kept"), (2, "job")].map(|(id, name)| ghosts::claim(id, name, TTL));
+    ghosts::granted(&*backend, &kept).await;
+    let before = etcd.handled("Txn");
+    frames.hold(true);
+    tokio::select! {
+        early = backend.claim(&claim) => panic!("answered: {early:?}"),
+        () = eventually("it is done", async || (etcd.handled("Txn") > before).then_some(())) => {}
+    }
+    frames.hold(false);
+    ghosts::granted(&*backend, &claim).await;
+    frames.refuse(|request| contains(request, b"/clinch/job/"));
+    assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+    assert!(frames.has_refused() && keys(&etcd, "job").is_empty());
+}
+
 /// A lease of its own that cannot be made longer is kept as long as it was.
 #[tokio::test]
 async fn a_lock_with_its_own_lease_outlives_an_extension_that_there_is_no_room_for() {

@@ -212,11 +212,11 @@ async fn a_release_that_nobody_polls_frees_the_lock() {
     assert_eq!(keys(&etcd, "job"), [backend.key(next.id).unwrap()], "it frees another's lock");
 }
 
-/// Has a claim hang on a lease of its own, and its client know of it no more.
-async fn detach(backend: &dyn Backend, claim: &Claim) {
-    let renewals = backend.renew(&[Arc::new(Claim { isolated: true, ..claim.clone() })]).await;
-    assert!(matches!(renewals[..], [Renewal::Renewed(_)]), "{renewals:?}");
-    backend.forget(claim);
+/// The first key that claims on the lease of this one have for lock `job`. Something else stands there, as what was detached from them may.
+fn meet(etcd: &Etcd, backend: &dyn Backend, claim: &Claim) -> String {
+    let key = format!("/clinch/job/{}-0", moves::lease_of(backend, claim));
+    etcd.ctl(&["put", &key, "theirs"]);
+    key
 }
 
 /// A claim that never came to a key of its own is given up beside one that did: what is made good of both releases takes nothing
@@ -226,13 +226,12 @@ async fn a_release_that_is_made_good_frees_no_other_claim() {
     let etcd = Etcd::start();
     let proxy = Proxy::start(etcd.addr());
     let backend = open(&format!("etcd://{}", proxy.addr())).await;
-    let [detached, late, left, kept] =
-        [(1, "job"), (2, "job"), (3, "left"), (4, "kept")].map(|(id, name)| claim(id, name, LONG_TTL));
-    for claim in [&detached, &left, &kept] {
+    let [late, left, kept] =
+        [(1, "job"), (2, "left"), (3, "kept")].map(|(id, name)| claim(id, name, LONG_TTL));
+    for claim in [&left, &kept] {
         granted(&*backend, claim).await;
     }
-    let key = backend.key(detached.id).unwrap();
-    detach(&*backend, &detached).await;
+    let key = meet(&etcd, &*backend, &kept);
     proxy.refuse(true);
     proxy.cut_all();
     backend.claim(&late).await.unwrap_err();
@@ -257,15 +256,15 @@ async fn a_step_that_arrives_after_its_claim_took_another_key_leaves_no_ghost() 
     let sieve = Sieve::start(etcd.addr()).await;
     let (env, far) = (silent::split_env_by(sieve.addr()), open(&etcd.url()).await);
     let backend = clinch::backends::etcd::open(&etcd.url(), env).await.unwrap();
-    let [other, waiting, detached, job] =
-        [(50, "other"), (1, "other"), (2, "job"), (3, "job")].map(|(id, name)| claim(id, name, LONG_TTL));
+    let [other, waiting, kept, job] =
+        [(50, "other"), (1, "other"), (2, "kept"), (3, "job")].map(|(id, name)| claim(id, name, LONG_TTL));
     // Somebody waits elsewhere, so that there is a lease of places, which is kept.
     granted(&*far, &other).await;
     assert!(matches!(backend.claim(&waiting).await.unwrap(), Progress::Queued(_)));
     let place = Arc::new(Claim { place: true, ..(*waiting).clone() });
     let keep = async || moves::renewed(&*backend, &place).await;
-    granted(&*backend, &detached).await;
-    detach(&*backend, &detached).await;
+    granted(&*backend, &kept).await;
+    let theirs = meet(&etcd, &*backend, &kept);
     let elsewhere = moves::elsewhere();
     let (reader, name) = (backend.clone(), job.name.clone());
     // Its connection stands from then on.
@@ -279,7 +278,7 @@ async fn a_step_that_arrives_after_its_claim_took_another_key_leaves_no_ghost() 
     assert!(unheard.await.unwrap_err().is_cancelled());
     let progress = backend.claim(&job).await.unwrap();
     assert!(matches!(progress, Progress::Queued(_)), "{progress:?}");
-    assert_eq!(far.release(&detached, Duration::ZERO).await.unwrap(), Freed::Removed);
+    etcd.ctl(&["del", &theirs]);
     granted(&*backend, &job).await;
     keep().await;
     sieve.let_go().await;

@@ -167,7 +167,7 @@ async fn a_claim_that_is_moved_during_a_slow_renewal_is_not_lost() {
 }
 
 /// The lease that a claim was made on, in hex.
-fn lease_of(backend: &dyn Backend, claim: &Claim) -> String {
+pub(super) fn lease_of(backend: &dyn Backend, claim: &Claim) -> String {
     let key = backend.key(claim.id).unwrap();
     key.rsplit('/').next().unwrap().split('-').next().unwrap().to_owned()
 }
