@@ -1,8 +1,9 @@
 //! Watching what is held: a lock that is taken away by force is told at once, not at its next renewal.
 //!
 //! The server tells of the next change of a key that was read (client tracking). A renewal is such a change, too, so what was
-//! told of is read again, many keys at a time: two commands for each batch of renewals. What such a read misses is asked for
-//! with the strongest read before its holder is told. Locks that are held shortly are never watched and cost nothing.
+//! told of is read again, many keys at a time: two commands for each batch of renewals, or a few more. What such a read misses
+//! is asked for with the strongest read before its holder is told. Locks that are held shortly are never watched and cost
+//! nothing.
 //!
 //! Exclusive locks only: the key of a lock that has readers or permits changes with each of them.
 
@@ -470,6 +471,8 @@ mod tests {
         held.changed("job/1", START + YOUNG);
         held.read(&watches, &[true, true]);
         held.done();
+        assert_eq!(held.next(), Some(START + YOUNG + GATHER));
+        assert!(held.begin(START + YOUNG).is_none(), "others that change with it are not waited for");
         let due = held.begin(START + YOUNG + GATHER).unwrap();
         assert_eq!(due, [(claim(1).id, claim(1).name)], "what was told while it was read is read again");
         assert_eq!(held.missed(), []);
