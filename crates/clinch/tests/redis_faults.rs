@@ -9,6 +9,7 @@
 )]
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -20,7 +21,7 @@ use clinch_testkit::{Direction, Proxy, Redis, Reply, Resp, tools};
 
 mod common;
 
-use common::{PATIENCE, eventually, lock, queue, unique};
+use common::{PATIENCE, eventually, lock, queue, stand_in, unique};
 
 #[path = "redis_faults/copies.rs"]
 mod copies;

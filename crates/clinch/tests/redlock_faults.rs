@@ -19,7 +19,7 @@ use clinch_testkit::{Proxy, Redis, RedisBuilder, Reply, vouch};
 
 mod common;
 
-use common::{PATIENCE, eventually, lock, queue, unique};
+use common::{PATIENCE, eventually, lock, queue, stand_in, unique};
 
 #[path = "redlock_faults/clocks.rs"]
 mod clocks;

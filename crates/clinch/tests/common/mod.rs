@@ -3,10 +3,14 @@
 #![allow(dead_code, reason = "no test executable needs all of it")]
 
 use std::fmt::Debug;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clinch::{Error, ErrorKind, Guard, Locks, Released};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 /// How long a state may take to come about before the test counts as failed.
@@ -24,6 +28,26 @@ pub(crate) fn queue(locks: &Locks, name: &str) -> JoinHandle<Guard> {
 
 pub(crate) async fn release(guard: Guard) {
     assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
+
+/// What answers in the place of a Redis that is away, in words of its own, and how often it was asked.
+pub(crate) async fn stand_in() -> (SocketAddr, Arc<AtomicU64>) {
+    let (listener, asked) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), Arc::new(AtomicU64::new(0)));
+    let (addr, count) = (listener.local_addr().unwrap(), asked.clone());
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let count = count.clone();
+            tokio::spawn(async move {
+                while client.read(&mut [0; 1024]).await.is_ok_and(|bytes| bytes > 0) {
+                    count.fetch_add(1, Ordering::Relaxed);
+                    if client.write_all(b"-ERR upstream failure\r\n").await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (addr, asked)
 }
 
 /// A lock name that no other test uses.

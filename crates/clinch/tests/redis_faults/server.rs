@@ -213,3 +213,25 @@ async fn a_full_server_keeps_readers_and_permits() {
     let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
     assert_eq!(guard.release().await.unwrap(), Released::Released);
 }
+
+/// P7: before anything was sent, nothing that is said in the place of the server answers a release or a wait.
+#[tokio::test]
+async fn a_release_and_a_wait_outlast_what_speaks_for_a_server_that_is_away() {
+    let (mine, theirs) = (unique("spoken-for"), unique("spoken-for"));
+    let proxy = Proxy::start(SERVER.addr());
+    let (near, far) = (connect(&SERVER.url()).await, connect_through(&proxy).await);
+    let (guard, held) = (lock(&far, &mine).await, lock(&near, &theirs).await);
+    let waiter = queue(&far, &theirs);
+    sees_waiters(&SERVER, &theirs, 1).await;
+    let (addr, asked) = stand_in().await;
+    proxy.set_upstream(addr);
+    proxy.cut_all();
+    let releasing = tokio::spawn(guard.release());
+    eventually("it was asked in vain", async || (asked.load(Ordering::Relaxed) >= 8).then_some(())).await;
+    proxy.set_upstream(SERVER.addr());
+    assert_eq!(releasing.await.unwrap().unwrap(), Released::Released);
+    assert_eq!(held.release().await.unwrap(), Released::Released);
+    let guard = waiter.await.unwrap();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    expect_unused(&SERVER, &near, &mine).await;
+}

@@ -358,3 +358,26 @@ async fn a_vote_whose_script_broke_off_is_taken_back() {
         servers.expect_no_key(&name).await;
     }
 }
+
+/// P7: what is said in the place of servers that are away, before anything was sent there, ends no release.
+#[tokio::test]
+async fn a_release_outlasts_what_speaks_for_servers_that_are_away() {
+    let servers = Servers::durable(3);
+    let proxies = [1, 2].map(|at: usize| Proxy::start(servers.0[at].addr()));
+    let hosts = [servers.0[0].addr(), proxies[0].addr(), proxies[1].addr()].map(|addr| addr.to_string());
+    let locks = connect(&servers.url_at(hosts.into_iter(), "durable=on&max_ttl=24h")).await;
+    let name = unique("spoken-for");
+    let guard = super::restarts::lock_on_all(&servers, &locks, &name).await;
+    let (addr, asked) = stand_in().await;
+    for proxy in &proxies {
+        proxy.set_upstream(addr);
+        proxy.cut_all();
+    }
+    let releasing = tokio::spawn(guard.release());
+    eventually("both were asked in vain", async || (asked.load(Ordering::Relaxed) >= 4).then_some(())).await;
+    for (proxy, server) in proxies.iter().zip(&servers.0[1..]) {
+        proxy.set_upstream(server.addr());
+    }
+    assert_eq!(releasing.await.unwrap().unwrap(), Released::Released);
+    servers.expect_no_key(&name).await;
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt, stream};
 
 use super::super::dating::millis;
+use super::super::failure::of_release;
 use super::super::reply;
 use super::super::resp::Command;
 use super::super::script;
@@ -278,6 +279,7 @@ async fn leave_once(
         // What comes next comes after this, too.
         *last = Some(line.clone());
     }
-    let answer = node.run_while(&line, &script::RELEASE_LEAN, command, still_wanted).await?;
+    let answer = node.run_while(&line, &script::RELEASE_LEAN, command, still_wanted).await;
+    let answer = answer.map_err(|error| of_release(error, false))?;
     Ok((reply::number(&answer)? == 1, surely_after))
 }

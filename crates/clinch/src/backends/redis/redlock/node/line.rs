@@ -10,7 +10,7 @@ use super::{Left, Node, micros};
 use crate::backends::pool::Connection;
 use crate::backends::redis::check::Server;
 use crate::backends::redis::dial::Endpoint;
-use crate::backends::redis::failure::Failure;
+use crate::backends::redis::failure::{Failure, of_opening};
 use crate::backends::redis::inbox::{Inbox, Watched};
 use crate::backends::redis::link::Link;
 use crate::backends::redis::reply;
@@ -227,7 +227,8 @@ impl Node {
             Some(before) if before.is_open() => return Ok((before, true)),
             before => before,
         };
-        let line = self.line().await?;
+        // What is asked so is repeated for sure: who speaks for a server that is away does not end it.
+        let line = self.line().await.map_err(of_opening)?;
         let Some(before) = before else { return Ok((line, true)) };
         if line.run.is_empty() || before.run.is_empty() {
             return Ok((line, false));
