@@ -4,6 +4,7 @@
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -32,9 +33,14 @@ pub(crate) const MAX_ATTEMPT: Duration = Duration::from_secs(3);
 
 /// How long the engine gives one call of [`Backend::renew`] for leases of this TTL: a sixth of it, at most 3 s, so that three
 /// attempts fit between the first and the deadline (two with a `drift=` above 15 %), and two into the [notice](NOTICE) of an eviction.
-/// A lease that was handed over for less than its TTL, and was not renewed since, is given all that it has.
+/// A lease that was handed over for less than its TTL, and was not renewed since, is given all that it has, at most 3 s.
 pub fn attempt(ttl: Duration) -> Duration {
     (ttl / 6).min(MAX_ATTEMPT)
+}
+
+/// What [`Backend::shard`] says. A panic there ends neither the keeper nor a release.
+pub(crate) fn shard(backend: &dyn Backend, name: &LockName) -> u64 {
+    catch_unwind(AssertUnwindSafe(|| backend.shard(name))).unwrap_or_default()
 }
 
 /// One store that can hold locks.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{Backend, Grant, MAX_ATTEMPT, Renewal};
+use crate::backend::{Backend, Grant, MAX_ATTEMPT, Renewal, shard};
 use crate::claim::{Claim, ClaimId, Loss};
 use crate::clock::Instant;
 use crate::env::Env;
@@ -127,6 +127,8 @@ impl Keeper {
             // Before anything is waited for: this future may be dropped, and the deadline be nearer than it was.
             self.shared.look_again(std::slice::from_ref(tenure), sent);
         }
+        // After it is known what is asked for: what still asks for less was sent earlier.
+        let sent = self.env.now();
         let answer = tokio::select! {
             biased;
             answer = self.shared.ask(tenure, ttl.is_some()) => answer?,
@@ -355,7 +357,7 @@ fn batches(backend: &dyn Backend, renew: Vec<Arc<Tenure>>) -> impl Iterator<Item
     let mut alike: BTreeMap<(u64, u32), Vec<Arc<Tenure>>> = BTreeMap::new();
     for tenure in renew {
         let patience = tenure.patience().as_millis().max(1).ilog2();
-        alike.entry((backend.shard(&tenure.claim.name), patience)).or_default().push(tenure);
+        alike.entry((shard(backend, &tenure.claim.name), patience)).or_default().push(tenure);
     }
     let chunks = |alike: Vec<Arc<Tenure>>| alike.chunks(RENEW_BATCH).map(<[_]>::to_vec).collect::<Vec<_>>();
     alike.into_values().flat_map(chunks)

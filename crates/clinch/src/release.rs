@@ -221,7 +221,7 @@ impl Releases {
     /// Keeps a claim whose release nobody answered to be tried again.
     fn leave(self: &Arc<Releases>, claim: Arc<Claim>) {
         let until = self.env.now() + claim.ttl.max(LEFT_FOR);
-        let server = self.backend.shard(&claim.name);
+        let server = backend::shard(&*self.backend, &claim.name);
         let (sweeping, given_up) = {
             let mut state = lock(&self.state);
             let left = state.left.entry(server).or_default();

@@ -426,7 +426,7 @@ impl State {
 fn patience(state: &State) -> Duration {
     match state.ttl.filter(|_| state.handed_over) {
         // Its time is short, but the way to the store is not shorter for that, and who only waited may have to connect first.
-        Some(ttl) => ttl,
+        Some(ttl) => ttl.min(MAX_ATTEMPT).max(MIN_ATTEMPT),
         None => attempt(state),
     }
 }

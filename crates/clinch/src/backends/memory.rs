@@ -5,6 +5,7 @@
 //! bookkeeping. All other backends are compared with this.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -47,6 +48,8 @@ struct Store {
     /// The last ticket given; tickets are the fencing tokens.
     last: u64,
     queues: BTreeMap<LockName, Queue>,
+    /// The name that was looked at last for its own sake.
+    swept: Option<LockName>,
 }
 
 #[derive(Debug, Default)]
@@ -104,13 +107,14 @@ impl Memory {
     fn at<T>(&self, name: &LockName, step: impl FnOnce(&mut Queue, &mut u64, Instant) -> T) -> T {
         let mut store = lock(&self.store);
         let now = self.env.now();
-        let Store { last, queues } = &mut *store;
+        store.sweep(name, now);
+        let Store { last, queues, .. } = &mut *store;
         let queue = queues.entry(name.clone()).or_default();
         queue.expire(now);
         let result = step(queue, last, now);
         queue.wake(now);
         let called = std::mem::take(&mut queue.called);
-        if queue.claims.is_empty() && queue.closed_until.is_none() {
+        if queue.is_over(now) {
             queues.remove(name);
         }
         drop(store);
@@ -119,7 +123,31 @@ impl Memory {
     }
 }
 
+impl Store {
+    /// Whoever brings a name looks at another, in turn: what lingers there, or was left, may be over, and that name never be used
+    /// again.
+    fn sweep(&mut self, coming: &LockName, now: Instant) {
+        if self.queues.is_empty() || self.queues.contains_key(coming) {
+            return;
+        }
+        let after = self.swept.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.queues.range::<LockName, _>((after, Bound::Unbounded)).next();
+        let next = next.or_else(|| self.queues.first_key_value());
+        self.swept = next.map(|(name, _)| name.clone());
+        let is_over = next.is_some_and(|(_, queue)| queue.is_over(now));
+        if let Some(name) = self.swept.as_ref().filter(|_| is_over) {
+            self.queues.remove(name);
+        }
+    }
+}
+
 impl Queue {
+    /// Whether nothing is left of it by then.
+    fn is_over(&self, now: Instant) -> bool {
+        self.claims.iter().all(|entry| entry.end() <= now)
+            && self.closed_until.is_none_or(|until| until <= now)
+    }
+
     fn expire(&mut self, now: Instant) {
         self.claims.retain(|entry| entry.end() > now);
         self.closed_until = self.closed_until.filter(|until| *until > now);
@@ -384,4 +412,36 @@ fn gone() -> Renewal {
 
 fn loss() -> Loss {
     Loss::new(LossKind::Deleted, "the store no longer has the claim")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::locks::Locks;
+    use crate::random::Random;
+
+    /// Of names that are used once, nobody asks again.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_over_is_not_kept_for_a_name_that_nobody_uses_again() {
+        const NAMES: usize = 100;
+        let clock = crate::Clock::simulated(SystemTime::UNIX_EPOCH);
+        let lane = Lane::here().unwrap();
+        let net = Arc::new(crate::net::Tcp::new(clock, lane.clone()));
+        let env = Env::new(clock, Random::seeded(1), lane, net);
+        let memory = Memory::new(env.clone());
+        let locks = Locks::new(Arc::new(memory.clone()), env.clone()).ttl(Duration::from_secs(1)).unwrap();
+        let lock_of =
+            async |name: &str, at: usize| locks.mutex(&format!("{name} {at}")).unwrap().lock().await.unwrap();
+        for at in 0..NAMES {
+            lock_of("closed", at).await.release_closed(Duration::from_secs(10)).await.unwrap();
+            lock_of("left", at).await.detach().await.unwrap();
+        }
+        env.sleep_until(env.now() + Duration::from_secs(20)).await;
+        let kept = || lock(&memory.store).queues.len();
+        assert_eq!(kept(), 2 * NAMES, "nothing has come since");
+        for at in 0..2 * NAMES {
+            lock_of("next", at).await.release().await.unwrap();
+        }
+        assert_eq!(kept(), 0);
+    }
 }

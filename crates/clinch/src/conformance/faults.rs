@@ -313,6 +313,7 @@ impl Backend for Faulty {
     }
 
     fn shard(&self, name: &LockName) -> u64 {
+        assert!(!lock(&self.script).panicking.contains(&Step::Renew), "a panic in the backend (injected)");
         self.inner.shard(name)
     }
 
