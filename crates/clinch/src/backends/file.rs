@@ -26,7 +26,11 @@
 //! The directory must stay where it is. A lock is held wherever its file is, but newcomers go by the path: when the file, the
 //! directory or one above it is moved or removed, or the process changes its root, they take the lock in a new file. Its
 //! holder is told within 4 s, a client that makes new claims in the old one gets an error a second later, and nothing can
-//! keep the two apart until then.
+//! keep the two apart until then. Whoever may not look at the path any more, since it gave up its privileges, is not told: its
+//! renewals and `verify` fail, but it hears of an eviction.
+//!
+//! A process knows its own claims by host name and process id. Those in several PID namespaces that share a directory need host
+//! names of their own, as containers have: else one may give the claim of another an end, after which that can be freed under it.
 
 #[cfg(target_os = "linux")]
 mod dir;

@@ -31,6 +31,34 @@ async fn a_holder_whose_file_or_directory_was_moved_is_told() {
     }
 }
 
+/// It took the lock as root and then gave up its privileges, say: that it cannot see whether its path leads to its file
+/// must not hide from it what its record says.
+#[tokio::test]
+async fn a_holder_that_may_not_look_at_its_path_is_told_of_an_eviction() {
+    let dir = tempfile::tempdir().unwrap();
+    let (way, moved) = (dir.path().join("way"), dir.path().join("moved"));
+    let locks = connect(&way.join("locks")).await;
+    let unrenewed = locks.clone().ttl(Duration::from_secs(600)).unwrap().renew(Renew::Never);
+    let (guard, looked_at) = (lock(&locks, "job").await, lock(&unrenewed, "other").await);
+    // A loop of links, which nobody can follow, root included.
+    std::fs::rename(&way, &moved).unwrap();
+    std::os::unix::fs::symlink(&way, &way).unwrap();
+    let error = guard.verify().await.unwrap_err();
+    assert!(
+        error.kind() == ErrorKind::Unavailable && error.to_string().contains("way/locks/job.lock"),
+        "{error}"
+    );
+    assert!(guard.is_held(), "that nothing is known is no loss");
+    let other = connect(&moved.join("locks")).await;
+    let told = async { tokio::join!(guard.lost(), looked_at.lost()) };
+    let evict = |name, guard: &Guard| other.evict(name, guard.claim_id());
+    let evicted = async { tokio::join!(evict("job", &guard), evict("other", &looked_at)) };
+    let ((one, two), evicted) =
+        tokio::time::timeout(PATIENCE, async { tokio::join!(told, evicted) }).await.expect("told");
+    assert_eq!((evicted.0.unwrap(), evicted.1.unwrap()), (Freed::Removed, Freed::Removed));
+    assert!(one.to_string().contains("operator") && two.to_string().contains("operator"), "{one}, {two}");
+}
+
 /// Its claims would not meet those of other processes.
 #[tokio::test]
 async fn a_holder_that_nobody_renews_is_told_too() {

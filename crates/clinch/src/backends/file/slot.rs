@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::dir::{self, Stamp};
 use super::layout::{self, Header, META, Record};
-use super::lock_file::{Live, LockFile, World, failed, in_file, kept_busy};
+use super::lock_file::{Live, LockFile, World, in_file, kept_busy};
 use super::store::File;
 use super::times::{RECHECK, RECHECK_UNWATCHED, RESTARTS, STAMP_GRAIN};
 use super::watch::Watch;
@@ -126,19 +126,20 @@ impl Slot {
 type Place = (u64, Option<OwnedFd>);
 
 impl File {
-    /// The first step of a claim.
-    pub(super) fn enter(&self, claim: &Claim) -> Result<Progress> {
+    /// The first step of a claim, which was asked for at this moment. A grant is dated from then: the process may be stopped once it
+    /// has written it, for so long that an eviction is over.
+    pub(super) fn enter(&self, claim: &Claim, asked: Instant) -> Result<Progress> {
         for _ in 0..RESTARTS {
             let world = self.world(&claim.name);
             let Some(file) = self.open(&world.file, true)? else { continue };
             if let Some(ticket) = enter_alone(claim, &world, &file)? {
-                self.keep(Slot::new(file, claim, world, ticket, true, None, self.env.now()), claim.id);
+                self.keep(Slot::new(file, claim, world, ticket, true, None, asked), claim.id);
                 return Ok(granted(ticket));
             }
             if let Some((progress, place)) = self.enter_behind(claim, &world, &file)? {
                 if let Some((ticket, bell)) = place {
                     let grants = matches!(progress, Progress::Granted(_));
-                    self.keep(Slot::new(file, claim, world, ticket, grants, bell, self.env.now()), claim.id);
+                    self.keep(Slot::new(file, claim, world, ticket, grants, bell, asked), claim.id);
                 }
                 return Ok(progress);
             }
@@ -243,13 +244,15 @@ impl File {
         slot.leave()?;
         drop(slot);
         lock(&self.slots).remove(&claim.id);
-        self.enter(claim)
+        self.enter(claim, self.env.now())
     }
 
     /// Why a claim of this process does not count any more, if so. Whoever evicts it learns that it was told.
     pub(super) fn lost(&self, slot: &mut Slot) -> Result<Option<Loss>> {
         let lost = |why: &'static str| Ok(Some(Loss::new(LossKind::Deleted, why)));
-        if !self.leads_to(&slot.file_name, &slot.file)? {
+        // Whoever gave up its privileges may not look any more, but has the file.
+        let leads = self.leads_to(&slot.file_name, &slot.file);
+        if matches!(leads, Ok(false)) {
             return lost("somebody moved or removed the lock file or its directory");
         }
         let Some(record) = slot.file.record(slot.ticket)? else {
@@ -262,11 +265,12 @@ impl File {
         };
         slot.unreadable = None;
         if !record.is_ending() {
-            return Ok(None);
+            return leads.map(|_| None);
         }
         if !slot.told {
             slot.told = true;
-            self.say_told(slot)?;
+            // Where it fails, the evictor waits for the end that it wrote.
+            let _ = self.say_told(slot);
         }
         lost("an operator took the lock away")
     }
@@ -284,22 +288,27 @@ impl File {
 
     /// Looks whether a claim of this process still counts; with one call where its file was not touched since.
     pub(super) fn check(&self, slot: &mut Slot) -> Result<Renewal> {
-        let stamp = self.dir.stamp(&slot.file_name).map_err(failed)?;
-        if stamp.is_some() && slot.checked == stamp {
+        let stamp = self.dir.stamp(&slot.file_name);
+        if stamp.as_ref().is_ok_and(|stamp| stamp.is_some() && slot.checked == *stamp) {
             return Ok(Renewal::Renewed(None));
         }
         if let Some(loss) = self.lost(slot)? {
             return Ok(Renewal::Lost(loss));
         }
         let now = Duration::from_millis(layout::millis(self.env.clock().wall()));
-        slot.checked = stamp.filter(|stamp| stamp.changed + STAMP_GRAIN < now);
+        slot.checked = stamp.ok().flatten().filter(|stamp| stamp.changed + STAMP_GRAIN < now);
         Ok(Renewal::Renewed(None))
     }
 
     /// Whether newcomers meet in this file: nobody has moved or removed it, or the directory.
     fn leads_to(&self, file_name: &str, file: &LockFile) -> Result<bool> {
         let open = file.stamp()?.identity;
-        let leads = self.dir.stamp(file_name).map_err(failed)?.is_some_and(|found| found.identity == open);
+        let found = self.dir.stamp(file_name).map_err(|error| {
+            let path = self.dir.lock_path(file_name);
+            let message = format!("cannot see whether {} still is the lock file", path.display());
+            Error::new(dir::kind(&error), message).with_source(error)
+        })?;
+        let leads = found.is_some_and(|found| found.identity == open);
         if !leads {
             self.dir.mistrust_place();
         }
@@ -406,6 +415,7 @@ mod tests {
     use super::super::dir::Dir;
     use super::super::ofd;
     use super::*;
+    use crate::claim::Owner;
     use crate::env::Env;
     use crate::lane::Lane;
     use crate::locks::Locks;
@@ -438,6 +448,35 @@ mod tests {
         let released = guard.release().await.unwrap();
         assert!(matches!(released, crate::Released::AlreadyLost(_)), "nobody knows whether it was held");
         assert!(locks(&other).mutex("job").unwrap().try_lock().await.unwrap().is_some(), "a ghost");
+    }
+
+    /// Until its slot is made, a process may be stopped for so long that its claim is evicted and over.
+    #[test]
+    fn a_grant_is_dated_from_before_it_was_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        let asked = Instant::from_nanos(1);
+        // The second is not alone.
+        for number in [1, 2] {
+            let claim = Claim {
+                id: ClaimId::from_bits(number),
+                name: LockName::new("job").unwrap(),
+                mode: Mode::Shared,
+                ttl: Duration::from_secs(1),
+                enqueue: true,
+                place: false,
+                isolated: false,
+                owner: Arc::new(Owner {
+                    host: String::new(),
+                    pid: 1,
+                    user: String::new(),
+                    label: String::new(),
+                }),
+            };
+            assert!(matches!(store.enter(&claim, asked).unwrap(), Progress::Granted(_)));
+            let slot = lock(&store.slots).get(&claim.id).unwrap().clone();
+            assert_eq!(lock(&slot).granted_at, asked);
+        }
     }
 
     /// An operator is told that somebody is stopped, or a holder is not renewed.

@@ -213,7 +213,7 @@ impl Backend for File {
         loop {
             let progress = match self.slot(claim.id) {
                 Some(slot) => self.step(claim, &slot)?,
-                None => self.enter(claim)?,
+                None => self.enter(claim, self.env.now())?,
             };
             match progress {
                 // Somebody takes a ticket, which does not say that this one cannot have its own.
