@@ -121,7 +121,7 @@ pub trait Backend: Debug + Send + Sync + 'static {
     ///
     /// A live holder is told of its loss at once, where the store can tell, else by its next renewal. Nobody else is granted
     /// what it held until it has released the claim, until its lease would have run out, or until [`NOTICE`] has passed,
-    /// whichever comes first. A lock that lingers closed is opened.
+    /// whichever comes first. A lock that lingers closed is opened, whatever becomes of the claim.
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed>;
 
     /// Gives back what the client keeps in the store for claims to come. Called once no more are made; may be dropped at any

@@ -191,6 +191,7 @@ macro_rules! __for_each_property {
             operators {
                 close_abandons_releases
                 closed_client_claims
+                closed_lock_stays_closed
                 detached_lease_ends_with_its_client
                 evicted_holder_goes_on
                 evicted_waiter_blocks

@@ -227,6 +227,8 @@ impl Locks {
     /// Takes a claim away from whoever made it: an operator's last resort. The next holder's token is larger, so a
     /// fenced store refuses what the old one still writes.
     ///
+    /// A lock that lingers closed is opened, also where the claim only waits for that or is gone.
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::Unavailable`] when the store did not answer.

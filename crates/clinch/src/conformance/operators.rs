@@ -190,6 +190,35 @@ pub async fn lingering_lock_is_granted(fixture: &dyn Fixture) {
     .await;
 }
 
+/// An operator opens a lock that lingers closed: by evicting a claim that waits for it, after which those behind get it, or one
+/// that is gone.
+pub async fn closed_lock_stays_closed(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    if !one.capabilities().linger {
+        return;
+    }
+    let name = unique("linger-open");
+    let guard = one.lock(&name).await;
+    let evicted = queue(&other.locks, &name);
+    let place = other.waits(&name, 1).await[0];
+    let behind = queue(&one.locks, &name);
+    one.waits(&name, 1).await;
+    assert_eq!(guard.release_closed(LONG_TTL).await.unwrap(), Released::Released);
+    expect_waiting("the lock is closed", &evicted).await;
+    let evicted = tokio::spawn(async move { drop(evicted.await) });
+    // Where it is opened before that one is gone, it may have been granted and released, or is evicted as a holder.
+    one.locks.evict(&name, place).await.unwrap();
+    let guard = join("the one behind is granted", behind).await;
+    let id = guard.claim_id();
+    guard.verify().await.expect("the eviction of another took the lock");
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    join("the evicted waiter is granted in the end", evicted).await;
+    assert_eq!(one.lock(&name).await.release_closed(LONG_TTL).await.unwrap(), Released::Released);
+    assert!(!other.could_lock(&name).await);
+    assert_eq!(other.locks.evict(&name, id).await.unwrap(), Freed::Absent);
+    one.expect_unused(&name).await;
+}
+
 /// The refused step does nothing; the guard that asked for it is gone, and its lock with it, but not closed.
 async fn refuses_to_linger(one: &Client, other: &Client) {
     let name = unique("no-linger");

@@ -159,14 +159,16 @@ impl File {
     fn end_soon(&self, world: &World<'_>, file: &LockFile, claim: ClaimId) -> Result<Option<Record>> {
         let now = self.env.now();
         let mut held = file.hold_or_fail(world)?;
-        if held.header.closed_at(world.wall) {
-            held.open_now()?;
-        }
         // A holder hears of it from its keeper, stops, and then releases; one that does not, loses its claim nevertheless.
         let at = |record: &Record| if record.is_waiting() { now } else { now + NOTICE };
         // What another evictor has begun is waited for until its holder is told.
         let is_it = |record: &Record| record.is(claim) && !record.was_told() && !record.has_ended(now);
-        held.change(world.name, is_it, |record| record.end(at(record)))
+        let ended = held.change(world.name, is_it, |record| record.end(at(record)))?;
+        // Not before a waiter is out, which could come in.
+        if held.header.closed_at(world.wall) {
+            held.open_now()?;
+        }
+        Ok(ended)
     }
 
     /// The state of one lock file; `None` when nobody is in it and it is open.
