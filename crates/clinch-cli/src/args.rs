@@ -363,6 +363,9 @@ pub(crate) struct EndJob {
     /// With all that it has left behind.
     #[arg(long)]
     pub(crate) all: bool,
+    /// Keep its lock, which is held by an open descriptor, until it ends by itself.
+    #[arg(long)]
+    pub(crate) keep: bool,
 }
 
 const CODES: &str = "\
@@ -396,8 +399,8 @@ A job that holds NAME may run `clinch run NAME` on the same store again: the inn
 before an inner one does, the lock is kept until that has ended too; a signal to clinch then reaches it.
 
 If the lock is about to be lost, the command's group gets TERM, and KILL before anybody else can be given the lock; clinch
-then exits with 79. If clinch itself is killed by KILL, the command keeps the lock on file:// until it ends and whatever it started
-that has not closed the descriptor; on other stores a small process, job-watch, then kills all of the job. A process that is stopped for longer than its lease cannot be saved by any of this: check tokens at the store.
+then exits with 79. If clinch itself is killed by KILL, a small process, job-watch, keeps the lock on file:// until the command has ended, and whatever
+that has started keeps it too, unless it closed the descriptor that it inherited; on other stores job-watch then kills all of the job. A process that is stopped for longer than its lease cannot be saved by any of this: check tokens at the store.
 
 --once-per counts every run that began, whatever its exit code. It uses a second lock, NAME/once-per. Like --min-hold it needs
 a store that can keep a lock closed.

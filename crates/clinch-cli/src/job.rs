@@ -7,7 +7,7 @@
 //! | `terminal.rs` | handing the terminal over and taking it back |
 //! | `children.rs` | reaping: the child, and orphans |
 //! | `kin.rs` | what a job has started in other process groups |
-//! | `watch.rs` | ends the job if we are killed |
+//! | `watch.rs` | keeps the lock of the job, or ends it, if we are killed |
 //! | `end.rs` | how it does that |
 //! | `loss.rs` | when to stop a child whose lock is about to be lost: pure |
 //! | `supervise.rs` | the loop that holds these together |

@@ -69,6 +69,19 @@ fn a_read_only_store_is_refused_with_its_reason() {
     assert!(words.contains("Read-only file system"), "{words}");
 }
 
+/// Who waits in a directory that was moved waits for ever, beside a lock that is free.
+#[test]
+fn who_waits_in_a_directory_that_was_moved_ends() {
+    let world = World::new();
+    let _holder = world.start(["run", "x", "sleep", "60"]);
+    eventually("the lock is held", || world.held("x"));
+    let mut waiters = [world.start(["run", "x", "true"]), world.start(["acquire", "x"])];
+    eventually("they wait", || world.claims("x", "waiting").len() == 2);
+    std::fs::rename(world.path("store"), world.path("moved")).unwrap();
+    assert_eq!(waiters.each_mut().map(common::Running::code), [69, 69]);
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 0);
+}
+
 #[test]
 fn waiters_without_a_kernel_watch_still_get_their_turn() {
     let world = World::new();

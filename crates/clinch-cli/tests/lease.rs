@@ -92,7 +92,7 @@ fn what_holds_a_lock_keeps_no_descriptor_of_its_caller() {
 fn a_lock_ends_with_its_ttl_unless_renewed() {
     let world = World::new();
     let script =
-        r#"lock=$("$CLINCH" acquire x --ttl 300ms) || exit; touch acquired; while :; do sleep 0.02; done"#;
+        r#"lock=$("$CLINCH" acquire x --ttl 1s) || exit; touch acquired; while :; do sleep 0.02; done"#;
     let _script = Running(shell(&world, script).spawn().unwrap());
     eventually("it is acquired", || world.path("acquired").exists());
     eventually("it is free", || !world.held("x"));
@@ -140,6 +140,32 @@ fn a_refused_or_interrupted_acquire_leaves_nothing() {
     waiting.0.stdout.take().unwrap().read_to_string(&mut words).unwrap();
     assert_eq!(words, "(exit 130)\n", "an eval of it fails, too");
     eventually("its holder withdraws", || world.claims("x", "waiting").is_empty());
+}
+
+/// An `acquire` that is stopped leaves a lock that nobody knows of, or tells of one that is over.
+#[test]
+fn a_stopped_acquire_keeps_no_lock_and_tells_of_none_that_is_over() {
+    for (ttl, is_killed) in [("1s", false), ("60s", true)] {
+        let world = World::new();
+        let mut holder = world.start(["run", "x", "-c", "while [ ! -e stop ]; do sleep 0.02; done"]);
+        eventually("the lock is held", || world.held("x"));
+        let mut acquire = world.start(["acquire", "x", "--ttl", ttl]);
+        eventually("it waits", || world.claims("x", "waiting").len() == 1);
+        let owner = world.claims("x", "waiting")[0]["pid"].as_i64().unwrap() as i32;
+        acquire.signal(Signal::STOP);
+        world.write("stop", "");
+        assert_eq!(holder.code(), 0);
+        if is_killed {
+            eventually("it is granted", || world.held("x"));
+            common::kill(owner, Signal::KILL);
+        }
+        eventually("it is free", || !runs(owner) && !world.held("x"));
+        acquire.signal(Signal::CONT);
+        assert_eq!(acquire.code(), 79, "{ttl}");
+        let mut words = String::new();
+        acquire.0.stdout.take().unwrap().read_to_string(&mut words).unwrap();
+        assert_eq!(words, "(exit 79)\n", "an eval of it fails, too: {ttl}");
+    }
 }
 
 /// A lock of a store that ends with the process is said to be held when it is not.

@@ -3,7 +3,7 @@
 mod common;
 
 use clinch_testkit::Redis;
-use common::{Running, World, eventually, runs};
+use common::{CLOSE, Running, World, eventually, runs};
 use rustix::process::Signal;
 
 /// A job that ends when an inner run of its lock works, which it leaves behind. `$INNER` starts that.
@@ -70,6 +70,23 @@ fn an_inner_run_ends_with_a_killed_wrapper_where_it_cannot_keep_the_lock() {
     let run = leave_behind(&world, &format!("(setsid {INNER}) &"), WORK);
     run.signal(Signal::KILL);
     eventually("the inner run has ended", || !runs(world.pid("inner.pid")));
+}
+
+/// The wrapper is killed, and an inner run that has left the job, and keeps nothing open, goes on beside the next holder.
+#[test]
+fn an_inner_run_keeps_the_lock_of_a_killed_wrapper_where_that_can_be() {
+    let world = World::new();
+    let inner = INNER.replace(" sh ", " bash ");
+    let run = leave_behind(&world, &format!("(setsid {inner}) &"), &format!("{CLOSE} {WORK}"));
+    run.signal(Signal::KILL);
+    drop(run);
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
+    let mut next = world.start(["run", "x", "true"]);
+    eventually("the next one waits", || world.claims("x", "waiting").len() == 1);
+    assert!(runs(world.pid("inner.pid")));
+    world.write("stop", "");
+    assert_eq!(next.code(), 0);
+    assert!(!runs(world.pid("inner.pid")));
 }
 
 /// A run that enters the lock of a job that is just ending works beside the next holder.

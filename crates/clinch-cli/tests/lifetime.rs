@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{World, eventually, kill, runs};
+use common::{CLOSE, World, eventually, kill, runs};
 use rustix::process::Signal;
 
 const JOB: &str = "echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.02; done; exit 4";
@@ -10,18 +10,21 @@ const JOB: &str = "echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.02; done; 
 /// The wrapper is killed, the job goes on, and a second job starts beside it.
 #[test]
 fn a_killed_wrapper_leaves_the_lock_with_its_job() {
-    let world = World::new();
-    let run = world.start(["run", "x", "-c", JOB]);
-    let job = world.pid("job.pid");
-    run.signal(Signal::KILL);
-    drop(run);
-    assert!(runs(job) && world.held("x"));
-    assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
-    let mut next = world.start(["run", "x", "true"]);
-    eventually("the next one waits", || world.claims("x", "waiting").len() == 1);
-    world.write("stop", "");
-    assert_eq!(next.code(), 0);
-    assert!(!runs(job));
+    let daemon = "setsid sleep 60 > /dev/null 2>&1 & echo $! > daemon.pid;";
+    for job in [JOB.to_owned(), format!("{CLOSE} {daemon} {JOB}")] {
+        let world = World::new();
+        let run = world.start(["run", "x", "bash", "-c", &job]);
+        let job = world.pid("job.pid");
+        run.signal(Signal::KILL);
+        drop(run);
+        assert!(runs(job) && world.held("x"));
+        assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
+        let mut next = world.start(["run", "x", "true"]);
+        eventually("the next one waits", || world.claims("x", "waiting").len() == 1);
+        world.write("stop", "");
+        assert_eq!(next.code(), 0);
+        assert!(!runs(job));
+    }
 }
 
 /// On a store that frees the lock of a dead wrapper, its job or what that has started goes on without it.
@@ -62,20 +65,24 @@ fn a_killed_wrapper_takes_the_orphans_along_that_it_waited_for() {
 #[test]
 fn the_watch_over_a_job_is_seen_by_nobody() {
     let world = World::new();
-    let mut run = world.start(["run", "-u", "memory://", "x", "-c", JOB]);
-    world.pid("job.pid");
-    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.pid())).unwrap();
-    let watches = children.split_whitespace().map(|pid| pid.parse().unwrap());
-    let name = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let watch = watches.into_iter().find(|pid| name(*pid) == "job-watch\n").expect("there is a watch");
-    let open = || std::fs::read_dir(format!("/proc/{watch}/fd")).unwrap().count();
-    eventually("it has but its pipe and the job open", || open() == 2);
-    for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::TSTP] {
-        assert!(kill(watch, signal));
+    // Its pipe and the job; and the lock, where that can be held.
+    for (url, descriptors) in [("memory://".to_owned(), 2), (world.url(), 3)] {
+        let mut run = world.start(["run", "-u", &url, "x", "-c", JOB]);
+        world.pid("job.pid");
+        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.pid())).unwrap();
+        let watches = children.split_whitespace().map(|pid| pid.parse().unwrap());
+        let name = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let watch = watches.into_iter().find(|pid| name(*pid) == "job-watch\n").expect("there is a watch");
+        let open = || std::fs::read_dir(format!("/proc/{watch}/fd")).unwrap().count();
+        eventually("it has nothing else open", || open() == descriptors);
+        for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::TSTP] {
+            assert!(kill(watch, signal));
+        }
+        world.write("stop", "");
+        assert_eq!(run.code(), 4);
+        assert!(!runs(watch));
+        ["stop", "job.pid"].iter().for_each(|name| std::fs::remove_file(world.path(name)).unwrap());
     }
-    world.write("stop", "");
-    assert_eq!(run.code(), 4);
-    assert!(!runs(watch));
     let output = world.output([
         "run",
         "-u",

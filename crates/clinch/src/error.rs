@@ -13,7 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The client was closed; connect again.
+    /// The client was closed, or what it was connected to is gone for good; connect again.
     Closed,
     /// A bound was reached: descriptors, queue length, disk space. Free some or raise the bound that the message names.
     Exhausted,

@@ -21,8 +21,8 @@ pub(crate) struct Child {
     reaped: bool,
     /// What it has started in other groups, once it was to stop.
     kin: Kin,
-    /// Ends it if we are killed, where that is needed.
-    watch: Option<Watch>,
+    /// Keeps its lock or ends it if we are killed.
+    watch: Watch,
 }
 
 /// How the child ended.
@@ -52,8 +52,8 @@ pub(crate) enum Change {
 }
 
 impl Child {
-    pub(crate) fn new(pid: Pid, claim: ClaimId, orphans: Orphans, watch: Option<Watch>) -> Child {
-        let kin = Kin::new(claim, orphans, watch.as_ref().map(Watch::pid));
+    pub(crate) fn new(pid: Pid, claim: ClaimId, orphans: Orphans, watch: Watch) -> Child {
+        let kin = Kin::new(claim, orphans, watch.pid());
         Child { pid, exit: None, reaped: false, kin, watch }
     }
 
@@ -78,9 +78,7 @@ impl Child {
 
     /// Takes the ended child off the process table.
     pub(crate) fn reap(&mut self) {
-        if let Some(watch) = &self.watch {
-            watch.forget();
-        }
+        self.watch.forget();
         self.wait(WaitIdOptions::NOHANG | WaitIdOptions::EXITED);
         self.reaped = true;
     }
@@ -119,8 +117,8 @@ impl Child {
     pub(crate) fn reap_all(&self) -> bool {
         if !self.reaped {
             // By name, since whoever reaps the main one by chance leaves its group's id to others.
-            let watch = self.watch.as_ref().map(Watch::pid);
-            let others = children(getpid(), true).filter(|pid| *pid != self.pid && Some(*pid) != watch);
+            let ours = [self.pid, self.watch.pid()];
+            let others = children(getpid(), true).filter(|pid| !ours.contains(pid));
             return others
                 .filter(|pid| !matches!(waitpid(Some(*pid), WaitOptions::NOHANG), Ok(Some(_))))
                 .count()

@@ -1,17 +1,21 @@
-//! The end of a job whose wrapper was killed: what the watch becomes.
+//! What the watch becomes when the wrapper of a job was killed: the end of the job, or, where the job has ended with its lock kept, the wait
+//! for what else runs under that lock.
 
 use std::collections::HashSet;
 use std::fs;
+use std::thread::sleep;
 
 use clinch::ClaimId;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::kin::Found;
 use super::reentry::{has_entered, was_told};
+use super::supervise::LEFT_BEHIND;
+use super::{sys, watch};
 use crate::args::EndJob;
 use crate::exit::{Failure, Outcome};
 
-/// Kills all of a job.
+/// Kills all of a job, or keeps its lock.
 pub(crate) fn run(args: &EndJob) -> Outcome {
     let claim: ClaimId = args.claim.parse().map_err(|_| Failure::usage("this is no claim"))?;
     if let Some(job) = args.pid.and_then(Pid::from_raw) {
@@ -20,6 +24,15 @@ pub(crate) fn run(args: &EndJob) -> Outcome {
         let _ = kill_process_group(job, Signal::KILL);
     }
     let is_of_it = if args.all { was_told } else { has_entered };
+    if args.keep {
+        sys::set_name(watch::NAME);
+        while let Some(one) = everybody().find(|pid| is_of_it(*pid, claim)) {
+            while is_of_it(one, claim) {
+                sleep(LEFT_BEHIND);
+            }
+        }
+        return Ok(0);
+    }
     for root in everybody().filter(|pid| is_of_it(*pid, claim)) {
         end(root);
         Found { pid: root, parent: None }.send(Signal::KILL);

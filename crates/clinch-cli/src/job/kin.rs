@@ -28,9 +28,9 @@ pub(crate) struct Kin {
 }
 
 impl Kin {
-    pub(crate) fn new(claim: ClaimId, orphans: Orphans, watch: Option<Pid>) -> Kin {
+    pub(crate) fn new(claim: ClaimId, orphans: Orphans, watch: Pid) -> Kin {
         let leaves = orphans == Orphans::Leave && !getpid().is_init();
-        Kin { claim, leaves, gathered: false, spared: watch.into_iter().collect() }
+        Kin { claim, leaves, gathered: false, spared: HashSet::from([watch]) }
     }
 
     /// From now on, what loses its parent is of the job. Before the first signal, since those orphan.

@@ -52,8 +52,8 @@ pub(crate) fn tell(command: &mut Command, guard: &Guard) {
 
 /// Starts the job in a process group of its own, in the foreground if we are.
 ///
-/// Where the kernel frees a lock with its last descriptor, the job inherits one, so that killing us does not free the lock
-/// under a running job. Elsewhere a watch ends all of the job if we are killed.
+/// Where the kernel frees a lock with its last descriptor, the job inherits one, and so does a watch, so that killing us does not free
+/// the lock under a running job. Elsewhere that watch ends all of the job if we are killed.
 pub(crate) fn start(
     mut command: Command,
     guard: &Guard,
@@ -65,20 +65,14 @@ pub(crate) fn start(
         sys::take_foreground(&mut command);
     }
     let inherited = guard.descriptor();
-    let watch = match &inherited {
-        Some(descriptor) => {
-            // There is no other thread that could start another process meanwhile.
-            fcntl_setfd(descriptor.as_fd(), FdFlags::empty())
-                .map_err(|error| Failure::system("cannot pass the lock on", error))?;
-            None
-        }
-        None => {
-            let watch = Watch::start(guard.claim_id(), orphans);
-            let watch = watch.map_err(|error| Failure::system("cannot watch over the command", error))?;
-            watch.over(&mut command);
-            Some(watch)
-        }
-    };
+    if let Some(descriptor) = &inherited {
+        // There is no other thread that could start another process meanwhile.
+        fcntl_setfd(descriptor.as_fd(), FdFlags::empty())
+            .map_err(|error| Failure::system("cannot pass the lock on", error))?;
+    }
+    let watch = Watch::start(guard.claim_id(), orphans, inherited.as_ref())
+        .map_err(|error| Failure::system("cannot watch over the command", error))?;
+    watch.over(&mut command);
     if let Some(left) = guard.remaining() {
         sys::start_within(&mut command, left);
     }

@@ -20,7 +20,7 @@ use crate::output::say;
 const ROUND: Duration = Duration::from_millis(10);
 
 /// How soon is looked again for a run that was left behind: it is no child of ours, so nobody tells us of its end.
-const LEFT_BEHIND: Duration = Duration::from_millis(100);
+pub(crate) const LEFT_BEHIND: Duration = Duration::from_millis(100);
 
 /// A running job and the lock that it runs under.
 pub(crate) struct Supervisor<'a> {

@@ -1,11 +1,14 @@
-//! The watch over a job: a small process that ends the job when we have been killed, which nobody can catch.
+//! The watch over a job: a small process that sees to it when we have been killed, which nobody can catch.
 //!
-//! It is for stores that free the lock of whoever is gone. The kernel could kill our child with us; but then all that the child has
+//! Where the kernel frees a lock with its last descriptor, the watch keeps one until the job has ended, and harms nobody. The job has
+//! one too, but may close it, as ssh does with all that it inherits.
+//!
+//! Where the lock is freed for whoever is gone, it ends the job. The kernel could kill our child with us; but then all that the child has
 //! started loses its parent, and nobody can tell it from others. So the watch stops the child first, as it is, and becomes
 //! `end.rs`, which kills all of it.
 //!
-//! It is a copy of us that sleeps in one call: it has nothing open but the end of a pipe and the job, no terminal, no part in anybody's process
-//! group, and hears no signal. Its name is not ours, so that whoever kills us by name does not kill it.
+//! It is a copy of us that sleeps in one call: it has nothing open but the end of a pipe, the job and its lock, no terminal, no part in
+//! anybody's process group, and hears no signal. Its name is not ours, so that whoever kills us by name does not kill it.
 
 #![allow(unsafe_code)]
 
@@ -18,7 +21,8 @@ use std::process::Command;
 use std::ptr::{null, null_mut};
 
 use clinch::ClaimId;
-use rustix::io::Errno;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
     Pid, PidfdFlags, Signal, getpid, kill_process, kill_process_group, pidfd_open, pidfd_send_signal, setsid,
@@ -28,7 +32,7 @@ use super::sys;
 use crate::args::Orphans;
 
 /// What `ps` shows for it.
-const NAME: &CStr = c"job-watch";
+pub(crate) const NAME: &CStr = c"job-watch";
 
 /// The verb that it becomes.
 pub(crate) const VERB: &str = "end-job";
@@ -43,14 +47,15 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Starts it, before the job.
-    pub(crate) fn start(claim: ClaimId, orphans: Orphans) -> io::Result<Watch> {
+    /// Starts it, before the job: over one that ends with us, or over one whose lock is kept by a descriptor, which stays open on exec.
+    pub(crate) fn start(claim: ClaimId, orphans: Orphans, lock: Option<&OwnedFd>) -> io::Result<Watch> {
         let (hear, tell) = pipe_with(PipeFlags::CLOEXEC)?;
         let claim = claim.to_string();
         let all: &[&str] = if orphans == Orphans::Wait { &["--all"] } else { &[] };
-        let words = ["clinch", VERB, &claim].into_iter().chain(all.iter().copied());
+        let keep: &[&str] = if lock.is_some() { &["--keep"] } else { &[] };
+        let words = ["clinch", VERB, &claim].into_iter().chain(all.iter().chain(keep).copied());
         let words = words.map(CString::new).collect::<Result<Vec<_>, _>>()?;
-        let pid = fork(hear.as_raw_fd(), &words)?;
+        let pid = fork(hear.as_raw_fd(), lock.map(AsRawFd::as_raw_fd), &words)?;
         Ok(Watch { pid, tell, _hear: hear })
     }
 
@@ -82,13 +87,16 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // Nobody waits for it before we end, so the id is its own.
+        // Nobody else waits for it, so the id is its own.
         let _ = kill_process(self.pid, Signal::KILL);
+        // Until it has closed the lock's file, whose file system may be unmounted after us.
+        // SAFETY: no status is asked for.
+        unsafe { libc::waitpid(self.pid.as_raw_nonzero().get(), null_mut(), libc::__WALL) };
     }
 }
 
 /// Starts a copy of this process that watches. Its end is told to nobody.
-fn fork(hear: RawFd, words: &[CString]) -> io::Result<Pid> {
+fn fork(hear: RawFd, lock: Option<RawFd>, words: &[CString]) -> io::Result<Pid> {
     let mut arguments: Vec<*const c_char> = words.iter().map(|word| word.as_ptr()).collect();
     // For the id, which comes later.
     let place = arguments.len();
@@ -102,7 +110,7 @@ fn fork(hear: RawFd, words: &[CString]) -> io::Result<Pid> {
         libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), saved.as_mut_ptr());
         let pid = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
         if pid == 0 {
-            watch(hear, &mut arguments, place);
+            watch(hear, lock, &mut arguments, place);
             libc::_exit(0);
         }
         libc::sigprocmask(libc::SIG_SETMASK, saved.as_ptr(), null_mut());
@@ -113,11 +121,11 @@ fn fork(hear: RawFd, words: &[CString]) -> io::Result<Pid> {
 }
 
 /// The life of the copy. Allocates nothing.
-fn watch(hear: RawFd, arguments: &mut [*const c_char], place: usize) {
+fn watch(hear: RawFd, lock: Option<RawFd>, arguments: &mut [*const c_char], place: usize) {
     let _ = setsid();
     sys::set_name(NAME);
-    close_all_but(hear);
-    // SAFETY: the only descriptor that was left open.
+    close_all_but(hear, lock.unwrap_or(hear));
+    // SAFETY: was left open.
     let hear = unsafe { BorrowedFd::borrow_raw(hear) };
     let (mut job, mut held) = (None, None);
     let mut word = [0; 4];
@@ -131,7 +139,15 @@ fn watch(hear: RawFd, arguments: &mut [*const c_char], place: usize) {
             _ => break,
         }
     }
-    // We were killed. A job that has ended meanwhile is over, and its id may be another's.
+    // We were killed.
+    if lock.is_some() {
+        if let Some(held) = &held {
+            let _ = retry_on_intr(|| poll(&mut [PollFd::new(held, PollFlags::IN)], None));
+        }
+        become_the_verb(arguments);
+        return;
+    }
+    // A job that has ended meanwhile is over, and its id may be another's.
     let job = job.filter(|_| held.is_none_or(|held| pidfd_send_signal(held, Signal::STOP).is_ok()));
     if let Some(job) = job {
         let _ = kill_process_group(job, Signal::STOP);
@@ -143,25 +159,30 @@ fn watch(hear: RawFd, arguments: &mut [*const c_char], place: usize) {
     {
         *argument = id.as_ptr().cast();
     }
-    let nothing: [*const c_char; 1] = [null()];
-    // SAFETY: the lists end with a null, and what they point to outlives the call.
-    unsafe { libc::execve(c"/proc/self/exe".as_ptr(), arguments.as_ptr(), nothing.as_ptr()) };
+    become_the_verb(arguments);
     if let Some(job) = job {
         let _ = kill_process_group(job, Signal::KILL);
     }
 }
 
+/// Comes back if that fails.
+fn become_the_verb(arguments: &[*const c_char]) {
+    let nothing: [*const c_char; 1] = [null()];
+    // SAFETY: the lists end with a null, and what they point to outlives the call.
+    unsafe { libc::execve(c"/proc/self/exe".as_ptr(), arguments.as_ptr(), nothing.as_ptr()) };
+}
+
 /// Closes what it has from us: pipes of our caller would not end, and the store would take us for alive.
-fn close_all_but(kept: RawFd) {
-    let close = |first: RawFd, last: libc::c_uint| {
+fn close_all_but(one: RawFd, other: RawFd) {
+    let (low, high) = (one.min(other), one.max(other));
+    let close = |first: RawFd, last: RawFd| {
         // SAFETY: nothing in this process uses any of them again.
-        unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) == 0 }
+        first > last || unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) == 0 }
     };
-    let below = libc::c_uint::try_from(kept - 1);
-    let closed = below.map_or(true, |last| close(0, last)) && close(kept + 1, libc::c_uint::MAX);
+    let closed = close(0, low - 1) && close(low + 1, high - 1) && close(high + 1, RawFd::MAX);
     if !closed {
         // A kernel before 5.9.
-        for descriptor in (0..4096).filter(|descriptor| *descriptor != kept) {
+        for descriptor in (0..4096).filter(|descriptor| ![low, high].contains(descriptor)) {
             // SAFETY: as above.
             unsafe { libc::close(descriptor) };
         }

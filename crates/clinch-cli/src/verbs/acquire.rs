@@ -8,14 +8,14 @@ use std::io::{self, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use clinch::{Env, Lane, Locks, Released, Renew};
+use clinch::{Env, Instant, Lane, Locks, Released, Renew};
 use rustix::process::{Pid, Signal, getppid};
 use tokio::net::unix::pipe::Receiver;
 
 use super::hold::{KEEP, Report, read_line};
 use crate::args::{Acquire, Share, Store};
 use crate::connect::{CLOSE_FOR, Limits, close, connect_within};
-use crate::exit::{CONFLICT, Failure, INTERNAL, Outcome, SIGNAL_BASE, UNWRITTEN};
+use crate::exit::{CONFLICT, Failure, INTERNAL, LOST, Outcome, SIGNAL_BASE, UNWRITTEN};
 use crate::job::kin::Stat;
 use crate::job::signals::Signals;
 use crate::job::sys;
@@ -25,6 +25,17 @@ use crate::request::{Request, with_lease};
 /// How long the answer may take to be read, and which part of the lease at most: who reads it later has little of that.
 const READ_WITHIN: Duration = Duration::from_secs(5);
 const READ_WITHIN_PART: u32 = 4;
+
+/// Which part of a lease may have passed when it is told of.
+const LATE_PART: u32 = 2;
+
+/// What was taken.
+struct Lease {
+    claim: String,
+    token: u64,
+    /// When it is too late to tell of it.
+    late: Instant,
+}
 
 /// How soon is looked again whether there is room for it.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -89,12 +100,12 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
     let can = locks.capabilities();
     let mut holder = None;
     let lease = if can.detached && can.processes {
-        take(&locks, args, &limits, signals).await
+        take(&locks, args, &env, &limits, signals).await
     } else if can.crash_release && can.processes {
         // Wrong arguments are told here, where they can be explained.
         Request::new(&locks, &args.name, &args.share)?;
         let mut started = Holder::start(store, args)?;
-        let report = unless_ended(signals, started.report()).await;
+        let report = unless_ended(signals, started.report(locks.lease_ttl())).await;
         holder = Some(started);
         report.and_then(|report| Ok(report?))
     } else {
@@ -102,7 +113,7 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
             "on this store a lock ends with the process that took it; use `clinch run`, or another store";
         Err(Failure::usage(text).into())
     };
-    let (claim, token) = lease.map_err(|failed| match failed {
+    let Lease { claim, token, late } = lease.map_err(|failed| match failed {
         Failed::Because(failure) if failure.code == CONFLICT => {
             Failure { code: args.conflict_exit_code, ..failure }.into()
         }
@@ -115,7 +126,9 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
     } else {
         format!("name={} claim={claim} token={token}\n", shell_word(&name))
     };
-    let failed = match hand_over(&text, READ_WITHIN.min(ttl / READ_WITHIN_PART), signals).await {
+    let is_held = || holder.as_mut().is_none_or(Holder::lives) && env.clock().now() < late;
+    let within = READ_WITHIN.min(ttl / READ_WITHIN_PART).min(late.since(env.clock().now()));
+    let failed = match hand_over(&text, within, is_held, signals).await {
         Ok(()) => {
             if let Some(holder) = holder {
                 holder.keep();
@@ -126,7 +139,7 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
     };
     let freed = give_back(&locks, args, &claim).await;
     Err(match failed {
-        Failed::Because(why) => Failure::new(UNWRITTEN, format!("{}; {freed}", why.message)).into(),
+        Failed::Because(why) => Failure::new(why.code, format!("{}; {freed}", why.message)).into(),
         signalled => signalled,
     })
 }
@@ -140,17 +153,26 @@ async fn unless_ended<T>(signals: &mut Signals, step: impl Future<Output = T>) -
     }
 }
 
-/// Writes the answer once somebody has room for it. Whether it was written is then known, whatever signal comes meanwhile: what has been
-/// read may not be given back.
-async fn hand_over(text: &str, within: Duration, signals: &mut Signals) -> Result<(), Failed> {
+/// Writes the answer once somebody has room for it, if it is still true then: we may have been stopped. Whether it was written is then
+/// known, whatever signal comes meanwhile: what has been read may not be given back.
+async fn hand_over(
+    text: &str,
+    within: Duration,
+    is_held: impl FnOnce() -> bool,
+    signals: &mut Signals,
+) -> Result<(), Failed> {
     let room = async {
         while !has_room(rustix::stdio::stdout(), AT_ONCE) {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     };
     match unless_ended(signals, tokio::time::timeout(within, room)).await? {
+        Err(_) => Err(Failure::new(UNWRITTEN, "cannot write the answer: nobody reads it").into()),
+        Ok(()) if !is_held() => {
+            let text = "the lock was lost, or the most of its lease was over, before it could be told of";
+            Err(Failure::new(LOST, text).into())
+        }
         Ok(()) => Ok(answer(text)?),
-        Err(_) => Err(Failure::system("cannot write the answer", "nobody reads it").into()),
     }
 }
 
@@ -171,14 +193,20 @@ async fn give_back(locks: &Locks, args: &Acquire, claim: &str) -> String {
 async fn take(
     locks: &Locks,
     args: &Acquire,
+    env: &Env,
     limits: &Limits,
     signals: &mut Signals,
-) -> Result<(String, u64), Failed> {
+) -> Result<Lease, Failed> {
     let locks = locks.clone().renew(Renew::Never);
     let request = Request::new(&locks, &args.name, &args.share)?;
-    let left = limits.keep(async { request.acquire(limits).await?.detach().await });
+    let left = limits.keep(async {
+        let guard = request.acquire(limits).await?;
+        let late = env.clock().now() + guard.remaining().unwrap_or(locks.lease_ttl());
+        let left = guard.detach().await?;
+        Ok(Lease { claim: left.claim.to_string(), token: left.token.get(), late })
+    });
     let failed = match unless_ended(signals, left).await {
-        Ok(Ok(lease)) => return Ok((lease.claim.to_string(), lease.token.get())),
+        Ok(Ok(lease)) => return Ok(lease),
         Ok(Err(error)) => error.into(),
         Err(signalled) => signalled,
     };
@@ -216,16 +244,24 @@ impl Holder {
     }
 
     /// Waits until it has the lock, or cannot have it.
-    async fn report(&mut self) -> Result<(String, u64), Failure> {
+    async fn report(&mut self, ttl: Duration) -> Result<Lease, Failure> {
         let mut text = Vec::new();
         read_line(&self.report, &mut text)
             .await
             .map_err(|error| Failure::system("cannot hear the holder of the lock", error))?;
         match serde_json::from_slice(&text) {
-            Ok(Report::Granted { claim, token }) => Ok((claim, token)),
+            Ok(Report::Granted { claim, token, since }) => {
+                let late = Instant::from_nanos(since) + ttl / LATE_PART;
+                Ok(Lease { claim, token, late })
+            }
             Ok(Report::Failed { code, message }) => Err(Failure::new(code, message)),
             Err(_) => Err(Failure::new(INTERNAL, "the holder of the lock ended without a word")),
         }
+    }
+
+    /// Whether it still holds the lock, as far as can be seen: it ends with it.
+    fn lives(&mut self) -> bool {
+        matches!(self.process.try_wait(), Ok(None))
     }
 
     /// Lets it hold the lock when we have ended.

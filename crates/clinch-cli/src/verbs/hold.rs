@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use clinch::{ClaimId, Env, Guard, Lane, Locks};
+use clinch::{ClaimId, Env, Guard, Instant, Lane, Locks};
 use rustix::process::{Pid, getppid, setsid};
 use serde::{Deserialize, Serialize};
 use tokio::net::unix::pipe::Receiver;
@@ -31,8 +31,16 @@ pub(crate) const KEEP: &[u8] = b"keep\n";
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Report {
-    Granted { claim: String, token: u64 },
-    Failed { code: u8, message: String },
+    /// `since`: nanoseconds after boot.
+    Granted {
+        claim: String,
+        token: u64,
+        since: u64,
+    },
+    Failed {
+        code: u8,
+        message: String,
+    },
 }
 
 pub(crate) async fn run(store: &Store, args: &Hold) -> Outcome {
@@ -57,6 +65,8 @@ struct Holder {
     /// A second client, for which the claim is another's: it moves and reads the end that everybody sees.
     outside: Locks,
     guard: Guard,
+    /// When it was granted.
+    since: Instant,
     bound_to: ProcessEnd,
     ttl: Duration,
 }
@@ -80,8 +90,8 @@ impl Holder {
             guard = request.acquire(&limits) => guard?,
             () = asker.ended() => return Ok(None),
         };
-        let ttl = locks.lease_ttl();
-        Ok(Some(Holder { env, locks, outside, guard, bound_to, ttl }))
+        let (since, ttl) = (env.clock().now(), locks.lease_ttl());
+        Ok(Some(Holder { env, locks, outside, guard, since, bound_to, ttl }))
     }
 
     /// Sets the end that everybody sees.
@@ -92,9 +102,11 @@ impl Holder {
 
     async fn hold(self) -> Outcome {
         let (name, claim) = (self.guard.name().as_str(), self.guard.claim_id());
-        let granted = Report::Granted { claim: claim.to_string(), token: self.guard.token().get() };
-        if report(&granted).is_ok() && is_kept().await {
+        let (token, since) = (self.guard.token().get(), self.since.as_nanos());
+        if report(&Report::Granted { claim: claim.to_string(), token, since }).is_ok() {
+            // From the start: who asked may be stopped for as long as it takes.
             tokio::select! {
+                () = is_given_up() => {}
                 _ = self.guard.lost() => {}
                 () = self.bound_to.ended() => {}
                 () = self.run_out(name, claim) => {}
@@ -107,7 +119,7 @@ impl Holder {
 
     /// Completes when the time that the claim was last given has passed.
     async fn run_out(&self, name: &str, claim: ClaimId) {
-        let mut end = self.env.clock().now() + self.ttl;
+        let mut end = self.since + self.ttl;
         loop {
             let now = self.env.clock().now();
             self.env.sleep_until(end.min(now + LOOK_AGAIN)).await;
@@ -125,11 +137,13 @@ impl Holder {
     }
 }
 
-/// Waits until who asked has passed the report on. `false`: it did not, and nobody knows of the lock.
-async fn is_kept() -> bool {
+/// Completes if who asked ends without having passed the report on: nobody knows of the lock.
+async fn is_given_up() {
     let mut word = Vec::new();
     let asker = io::stdin().as_fd().try_clone_to_owned().and_then(Receiver::from_owned_fd);
-    matches!(asker, Ok(asker) if read_line(&asker, &mut word).await.is_ok() && word == KEEP)
+    if matches!(asker, Ok(asker) if read_line(&asker, &mut word).await.is_ok() && word == KEEP) {
+        std::future::pending().await
+    }
 }
 
 /// Reads a line, or what there is of it when nobody will write more.

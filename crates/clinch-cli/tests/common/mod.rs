@@ -14,6 +14,10 @@ use serde_json::Value;
 /// How long anything may take that is expected to happen.
 const DEADLINE: Duration = Duration::from_secs(30);
 
+/// For bash: closes all that was inherited, as ssh does at its start.
+pub const CLOSE: &str =
+    "for fd in /proc/$$/fd/*; do fd=${fd##*/}; [ $fd -lt 3 ] || eval \"exec $fd>&-\"; done;";
+
 /// A store of its own. Processes whose ids stand in `*.pid` files of the directory are killed at the end.
 pub struct World {
     dir: tempfile::TempDir,

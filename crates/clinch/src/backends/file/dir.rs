@@ -164,8 +164,9 @@ impl Dir {
         if found(self.path.clone(), AtFlags::empty())
             .is_ok_and(|at| at.is_none_or(|at| at.identity != self.identity))
         {
+            // Not to be asked again: it stays so for this client.
             return Err(Error::new(
-                ErrorKind::Unavailable,
+                ErrorKind::Closed,
                 format!(
                     "the lock directory {} was moved, replaced or removed; connect again",
                     self.path.display()
