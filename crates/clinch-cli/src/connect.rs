@@ -66,6 +66,11 @@ impl Limits {
         self.until.is_none_or(|until| self.env.clock().now() + TRY_AGAIN < until)
     }
 
+    /// Whether the time to wait for the lock has passed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| self.env.clock().now() >= until)
+    }
+
     /// Gives up a step that the store has not answered in time.
     pub(crate) async fn keep<T>(&self, step: impl Future<Output = clinch::Result<T>>) -> clinch::Result<T> {
         let Some((time, by)) = self.answer else { return step.await };

@@ -109,6 +109,18 @@ fn a_run_ends_with_its_lease_on_etcd() {
     a_run_ends_with_its_lease(&World::on(etcd.url()), || etcd.pause());
 }
 
+/// Those that a job leaves behind are looked at for so long that its lease runs out meanwhile.
+#[test]
+fn a_lease_is_kept_while_many_are_looked_at_that_have_no_environment() {
+    let redis = Redis::start();
+    let world = World::on(redis.url());
+    let script = "echo $$ > job.pid; for i in $(seq 400); do env -i sleep 60 > /dev/null 2>&1 & done";
+    let code = world.code(["run", "--ttl", "3s", "x", "-c", script]);
+    let group = rustix::process::Pid::from_raw(world.pid("job.pid")).unwrap();
+    rustix::process::kill_process_group(group, Signal::KILL).unwrap();
+    assert_eq!(code, 0);
+}
+
 /// A lock that was handed over has a lease of three seconds until somebody makes it longer: too little for a job.
 #[test]
 fn a_lock_that_is_handed_over_has_its_whole_lease() {

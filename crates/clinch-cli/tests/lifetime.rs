@@ -17,7 +17,7 @@ fn a_killed_wrapper_leaves_the_lock_with_its_job() {
         let job = world.pid("job.pid");
         run.signal(Signal::KILL);
         drop(run);
-        assert!(runs(job) && world.held("x"));
+        assert!(runs(job) && world.held("x"), "it runs without its lock");
         assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
         let mut next = world.start(["run", "x", "true"]);
         eventually("the next one waits", || world.claims("x", "waiting").len() == 1);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::World;
+use common::{Running, World};
 
 fn stdout(world: &World, args: &[&str]) -> String {
     String::from_utf8_lossy(&world.output(args.iter().copied()).stdout).into_owned()
@@ -112,4 +112,23 @@ fn a_stale_or_forged_hint_is_not_believed() {
     assert_eq!(world.code(["run", "x", "-c", &script]), 75, "another has it");
     let mut command = world.clinch(["run", "x", "true"]);
     assert_eq!(command.env("CLINCH_HELD", "%ff,, garbage").status().unwrap().code(), Some(0));
+}
+
+/// A run inside a job that is about to end waits for that, whatever it was told of waiting.
+#[test]
+fn a_job_that_is_about_to_end_is_not_waited_for_too_long() {
+    let world = World::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let guard = runtime.block_on(async {
+        let locks = clinch::connect(&world.url()).await.unwrap();
+        locks.mutex("x").unwrap().lock().await.unwrap()
+    });
+    // As a run calls itself that is about to release its lock.
+    std::fs::write("/proc/self/comm", "clinch-ends").unwrap();
+    for limit in [&["-n"][..], &["-w", "300ms"]] {
+        let mut command = world.clinch(["run"].iter().chain(limit).chain(&["x", "true"]).copied());
+        command.env("CLINCH_HELD", format!("x,{}", guard.claim_id()));
+        let mut inner = Running(command.spawn().unwrap());
+        assert_eq!(inner.code(), 75, "{limit:?}");
+    }
 }

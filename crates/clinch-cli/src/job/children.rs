@@ -7,8 +7,8 @@ use rustix::process::{
     wait, waitid, waitpid,
 };
 
-use super::kin::{Found, Kin, children};
-use super::reentry::About;
+use super::kin::{Kin, children};
+use super::reentry::{About, Entered};
 use super::watch::Watch;
 use crate::args::Orphans;
 use crate::exit::SIGNAL_BASE;
@@ -104,10 +104,10 @@ impl Child {
 
     /// The runs of the same lock that the job has left behind. When there is none, none will be: whoever is about to enter the lock sees
     /// that we are about to end.
-    pub(crate) fn entered(&self) -> Vec<Found> {
+    pub(crate) fn entered(&mut self) -> Entered {
         About::End.tell();
         let entered = self.kin.entered();
-        if !entered.is_empty() {
+        if !entered.found.is_empty() || !entered.unclear.is_empty() {
             About::Nothing.tell();
         }
         entered

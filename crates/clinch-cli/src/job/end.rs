@@ -1,19 +1,24 @@
 //! What the watch becomes when the wrapper of a job was killed: the end of the job, or, where the job has ended with its lock kept, the wait
 //! for what else runs under that lock.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::fs;
+use std::iter::from_fn;
 use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use clinch::ClaimId;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::kin::Found;
-use super::reentry::{has_entered, was_told};
+use super::reentry::{BECOMING, has_entered, was_told};
 use super::supervise::LEFT_BEHIND;
 use super::{sys, watch};
 use crate::args::EndJob;
 use crate::exit::{Failure, Outcome};
+
+/// The pause for a process that is just becoming another.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Kills all of a job, or keeps its lock.
 pub(crate) fn run(args: &EndJob) -> Outcome {
@@ -24,16 +29,17 @@ pub(crate) fn run(args: &EndJob) -> Outcome {
         let _ = kill_process_group(job, Signal::KILL);
     }
     let is_of_it = if args.all { was_told } else { has_entered };
+    let all = || all_of(|pid| is_of_it(pid, claim));
     if args.keep {
         sys::set_name(watch::NAME);
-        while let Some(one) = everybody().find(|pid| is_of_it(*pid, claim)) {
-            while is_of_it(one, claim) {
+        while let Some(one) = all().next() {
+            while is_of_it(one, claim) == Some(true) {
                 sleep(LEFT_BEHIND);
             }
         }
         return Ok(0);
     }
-    for root in everybody().filter(|pid| is_of_it(*pid, claim)) {
+    for root in all() {
         end(root);
         Found { pid: root, parent: None }.send(Signal::KILL);
     }
@@ -69,6 +75,24 @@ fn tree(root: Pid) -> Vec<Found> {
         next += 1;
     }
     all
+}
+
+/// All who are of it. Of whom that cannot be told yet is asked again last, for a while.
+fn all_of(is_of_it: impl Fn(Pid) -> Option<bool>) -> impl Iterator<Item = Pid> {
+    let (mut next, since) = (everybody().collect::<VecDeque<_>>(), Instant::now());
+    from_fn(move || {
+        loop {
+            let pid = next.pop_front()?;
+            match is_of_it(pid) {
+                Some(true) => return Some(pid),
+                None if since.elapsed() < BECOMING => {
+                    sleep(PAUSE);
+                    next.push_back(pid);
+                }
+                _ => {}
+            }
+        }
+    })
 }
 
 fn everybody() -> impl Iterator<Item = Pid> {

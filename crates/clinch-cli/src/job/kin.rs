@@ -3,14 +3,14 @@
 //!
 //! What has left its parents before that, a daemon, is no part of the job any more, unless it is a run of the same lock.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::time::{Duration, Instant};
 
 use clinch::ClaimId;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
-use super::reentry::entered;
+use super::reentry::{BECOMING, Entered, entered};
 use crate::args::Orphans;
 
 /// How long is looked for those who are to be asked, which delays all else. Who is to be killed is looked for in any case.
@@ -25,12 +25,14 @@ pub(crate) struct Kin {
     gathered: bool,
     /// Children that this process had before it became `clinch`, what the job has left behind, and the watch.
     spared: HashSet<Pid>,
+    /// Since when it cannot be told of some whether they have entered the lock.
+    unclear: HashMap<Pid, Instant>,
 }
 
 impl Kin {
     pub(crate) fn new(claim: ClaimId, orphans: Orphans, watch: Pid) -> Kin {
         let leaves = orphans == Orphans::Leave && !getpid().is_init();
-        Kin { claim, leaves, gathered: false, spared: HashSet::from([watch]) }
+        Kin { claim, leaves, gathered: false, spared: HashSet::from([watch]), unclear: HashMap::new() }
     }
 
     /// From now on, what loses its parent is of the job. Before the first signal, since those orphan.
@@ -41,18 +43,30 @@ impl Kin {
     }
 
     /// Runs of the same lock that go on under ours.
-    pub(crate) fn entered(&self) -> Vec<Found> {
-        entered(self.claim, Found::children(getpid()))
+    pub(crate) fn entered(&mut self) -> Entered {
+        self.entered_among(Found::children(getpid()))
     }
 
-    /// Sends a signal to all of them but the members of a process group that has it already; says whether there was any.
-    pub(crate) fn signal(&self, signal: Signal, but: Option<Pid>) -> bool {
+    /// As above, of these. Of whom it cannot be told for too long counts as one that has not.
+    fn entered_among(&mut self, among: impl Iterator<Item = Found>) -> Entered {
+        let mut entered = entered(self.claim, among);
+        let known = std::mem::take(&mut self.unclear);
+        let since = |pid: &Pid| (*pid, known.get(pid).copied().unwrap_or_else(Instant::now));
+        self.unclear = entered.unclear.iter().map(since).collect();
+        entered.unclear.retain(|pid| self.unclear.get(pid).is_some_and(|since| since.elapsed() < BECOMING));
+        entered
+    }
+
+    /// Sends a signal to all of them but the members of a process group that has it already; says whether there was any, or may be.
+    pub(crate) fn signal(&mut self, signal: Signal, but: Option<Pid>) -> bool {
         let (us, since) = (getpid(), Instant::now());
-        let mut found = false;
+        let spared: Vec<Found> =
+            Found::children(us).filter(|found| self.spared.contains(&found.pid)).collect();
+        let entered = self.entered_among(spared.into_iter());
+        let mut found = !entered.unclear.is_empty();
         let mut seen = self.spared.clone();
         let mut next: Vec<(Pid, Pid)> = children(us, true).map(|child| (child, us)).collect();
-        for found in entered(self.claim, Found::children(us).filter(|found| self.spared.contains(&found.pid)))
-        {
+        for found in entered.found {
             seen.remove(&found.pid);
             next.extend(found.parent.map(|parent| (found.pid, parent)));
         }
@@ -128,6 +142,8 @@ pub(crate) struct Stat {
     pub(crate) threads: u32,
     /// Where its stack starts.
     pub(crate) stack: u64,
+    /// Whether it has an environment, in which nothing is.
+    pub(crate) has_empty_environment: bool,
 }
 
 impl Stat {
@@ -135,7 +151,9 @@ impl Stat {
         let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The second field is in parentheses and may hold anything; the third is next.
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+        let (from, to): (u64, u64) = (fields.get(47)?.parse().ok()?, fields.get(48)?.parse().ok()?);
         Some(Stat {
+            has_empty_environment: from == to && to > 0,
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
             threads: fields.get(17)?.parse().ok()?,

@@ -11,14 +11,22 @@ use std::time::Duration;
 use clinch::ClaimId;
 use rustix::process::Pid;
 
-use super::kin::Found;
+use super::kin::{Found, Stat};
 use super::sys;
 
 /// Names this process and the claim that it has entered.
 pub(crate) const REENTERED: &str = "CLINCH_REENTERED";
 
-/// How long a process that is becoming another has no environment, at most.
-const BECOMING: Duration = Duration::from_millis(10);
+/// For how long a process that is becoming another is looked at again: it has no environment until its program was read.
+pub(crate) const BECOMING: Duration = Duration::from_secs(1);
+
+/// The runs that have entered a claim.
+#[derive(Debug, Default)]
+pub(crate) struct Entered {
+    pub(crate) found: Vec<Found>,
+    /// Those of which that cannot be told yet.
+    pub(crate) unclear: Vec<Pid>,
+}
 
 /// What a run of a lock is about to do, told by the name of its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,37 +64,39 @@ pub(crate) fn mark(claim: ClaimId) -> String {
 }
 
 /// Those below these processes, or among them, that have entered a claim, or are about to.
-pub(crate) fn entered(claim: ClaimId, among: impl Iterator<Item = Found>) -> Vec<Found> {
+pub(crate) fn entered(claim: ClaimId, among: impl Iterator<Item = Found>) -> Entered {
     let mut next: Vec<Found> = among.collect();
-    let mut entered = Vec::new();
+    let mut entered = Entered::default();
     while let Some(found) = next.pop() {
-        if has_entered(found.pid, claim) {
-            entered.push(found);
-        } else {
-            next.extend(Found::children(found.pid));
+        match has_entered(found.pid, claim) {
+            Some(true) => entered.found.push(found),
+            told => {
+                entered.unclear.extend(told.is_none().then_some(found.pid));
+                next.extend(Found::children(found.pid));
+            }
         }
     }
     entered
 }
 
-/// Whether a process has entered a claim, or is about to.
-pub(crate) fn has_entered(pid: Pid, claim: ClaimId) -> bool {
+/// Whether a process has entered a claim, or is about to. `None`: cannot be told yet.
+pub(crate) fn has_entered(pid: Pid, claim: ClaimId) -> Option<bool> {
     // In this order: it changes its name last.
     let is_about_to = u32::try_from(pid.as_raw_nonzero().get()).is_ok_and(|pid| About::Enter.is_of(pid));
-    let environment = environment(pid);
+    let environment = environment(pid)?;
     let mut entries = environment.split(|byte| *byte == 0);
-    is_about_to && holds(&environment, claim)
-        || entries.any(|entry| {
-            let entry = entry.strip_prefix(REENTERED.as_bytes()).and_then(|entry| entry.strip_prefix(b"="));
-            let entry = entry.and_then(|entry| entry.strip_prefix(claim.to_string().as_bytes()));
-            // What it has started has inherited this, and is not it.
-            entry.is_some_and(|id| id.strip_prefix(b",") == own_id(pid).as_deref().map(str::as_bytes))
-        })
+    let has_entered = entries.any(|entry| {
+        let entry = entry.strip_prefix(REENTERED.as_bytes()).and_then(|entry| entry.strip_prefix(b"="));
+        let entry = entry.and_then(|entry| entry.strip_prefix(claim.to_string().as_bytes()));
+        // What it has started has inherited this, and is not it.
+        entry.is_some_and(|id| id.strip_prefix(b",") == own_id(pid).as_deref().map(str::as_bytes))
+    });
+    Some(has_entered || is_about_to && holds(&environment, claim))
 }
 
-/// Whether a process was told of a claim.
-pub(crate) fn was_told(pid: Pid, claim: ClaimId) -> bool {
-    holds(&environment(pid), claim)
+/// Whether a process was told of a claim. `None`: cannot be told yet.
+pub(crate) fn was_told(pid: Pid, claim: ClaimId) -> Option<bool> {
+    Some(holds(&environment(pid)?, claim))
 }
 
 fn holds(environment: &[u8], claim: ClaimId) -> bool {
@@ -94,16 +104,14 @@ fn holds(environment: &[u8], claim: ClaimId) -> bool {
     environment.windows(claim.len()).any(|part| part == claim.as_bytes())
 }
 
-/// The environment of a process. A process that is just becoming another has none.
-fn environment(pid: Pid) -> Vec<u8> {
-    let read = || fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    let environment = read();
-    // Nor has one that has ended, which has no open files either.
-    if environment.is_empty() && fs::read_link(format!("/proc/{pid}/exe")).is_ok() {
-        std::thread::sleep(BECOMING);
-        return read();
-    }
-    environment
+/// The environment of a process. `None`: it is just becoming another, and has none yet.
+fn environment(pid: Pid) -> Option<Vec<u8>> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    // Nor has one that has ended, which has no open files either; or who was started with none, which has a place for it.
+    let is_whole = !environment.is_empty()
+        || fs::read_link(format!("/proc/{pid}/exe")).is_err()
+        || Stat::of(pid).is_none_or(|stat| stat.has_empty_environment);
+    is_whole.then_some(environment)
 }
 
 /// The id that a process has for itself.

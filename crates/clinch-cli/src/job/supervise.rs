@@ -11,12 +11,13 @@ use tokio::signal::unix;
 use super::children::{Change, Child, Exit, signal_orphans};
 use super::events::Events;
 use super::loss::{Plan, Stage, Step};
+use super::reentry::Entered;
 use super::signals::Signals;
 use super::terminal::Terminal;
 use crate::args::{OnLost, Orphans, Run};
 use crate::output::say;
 
-/// How soon is looked again for what is left of a killed job.
+/// How soon is looked again for what is left of a killed job, or at a process that is just becoming another.
 const ROUND: Duration = Duration::from_millis(10);
 
 /// How soon is looked again for a run that was left behind: it is no child of ours, so nobody tells us of its end.
@@ -43,11 +44,14 @@ pub(crate) struct Progress {
     standing: Standing,
     /// Whether it waits for a run of the same lock that the job has left behind.
     waits: bool,
+    /// Whether some may be such a run.
+    unclear: bool,
 }
 
 impl Default for Progress {
     fn default() -> Progress {
-        Progress { stage: Stage::Running, told: None, exit: None, standing: Standing::Held, waits: false }
+        let (stage, standing) = (Stage::Running, Standing::Held);
+        Progress { stage, told: None, exit: None, standing, waits: false, unclear: false }
     }
 }
 
@@ -68,12 +72,14 @@ impl Supervisor<'_> {
                 return Ended { exit, stopped: self.progress.stage != Stage::Running };
             }
             let again = self.hold_or_stop();
-            let again = again.into_iter().chain(self.progress.waits.then_some(LEFT_BEHIND)).min();
+            let Progress { waits, unclear, .. } = self.progress;
+            let again = [again, waits.then_some(LEFT_BEHIND), unclear.then_some(ROUND)];
+            let again = again.into_iter().flatten().min();
             let again = again.map(|time| self.env.clock().now() + time);
             tokio::select! {
                 biased;
                 _ = deaths.recv() => died = true,
-                signal = signals.next() => self.pass_on(signal),
+                signal = signals.next() => self.pass_on(signal).await,
                 standing = self.guard.changed(&self.progress.standing) => self.stands(standing),
                 () = sleep_until(self.env, again) => {}
             }
@@ -115,8 +121,9 @@ impl Supervisor<'_> {
         if self.run.orphans == Orphans::Wait || self.progress.exit.is_none() {
             return true;
         }
-        let entered = self.child.entered();
-        if let Some(first) = entered.first()
+        let Entered { found, unclear } = self.child.entered();
+        self.progress.unclear = !unclear.is_empty();
+        if let Some(first) = found.first()
             && !std::mem::replace(&mut self.progress.waits, true)
             && !self.run.quiet
         {
@@ -125,7 +132,7 @@ impl Supervisor<'_> {
                 "lock \"{name}\": waiting for a run of it that the job has left behind (pid {pid})"
             ));
         }
-        !entered.is_empty()
+        !found.is_empty() || self.progress.unclear
     }
 
     fn ended(&mut self, exit: Exit) {
@@ -152,21 +159,28 @@ impl Supervisor<'_> {
         }
     }
 
-    fn pass_on(&mut self, signal: Signal) {
+    async fn pass_on(&mut self, signal: Signal) {
         if signal == Signal::CONT
             && let Some(terminal) = &self.terminal
         {
             terminal.give(self.child.group());
         }
-        self.send(signal);
+        self.send(signal).await;
     }
 
     /// Sends to the job, or to what it left behind.
-    fn send(&self, signal: Signal) {
+    async fn send(&mut self, signal: Signal) {
         match self.progress.exit {
             None => self.child.signal(signal),
             Some(_) if self.run.orphans == Orphans::Wait => signal_orphans(signal),
-            Some(_) => self.child.entered().iter().for_each(|entered| entered.send(signal)),
+            Some(_) => {
+                let mut entered = self.child.entered();
+                if !entered.unclear.is_empty() {
+                    self.env.sleep_until(self.env.clock().now() + ROUND).await;
+                    entered = self.child.entered();
+                }
+                entered.found.iter().for_each(|found| found.send(signal));
+            }
         }
     }
 

@@ -270,6 +270,12 @@ impl<'a> Session<'a> {
             if held?.is_none() {
                 return Ok(None);
             }
+            if self.limits.is_over() {
+                return Err(Failure::new(
+                    CONFLICT,
+                    format!("lock \"{name}\" is held by the job around this one, which is about to end"),
+                ));
+            }
             // What is about to end is held until it has.
             tokio::time::sleep(LOOK_AGAIN).await;
         };
