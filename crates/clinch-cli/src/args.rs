@@ -246,7 +246,7 @@ pub(crate) struct Show {
 ///
 /// Prints `name=... claim=... token=...`, quoted for the shell. The lock stays taken until `clinch release`, until its TTL
 /// has run out without `clinch renew`, or, on file://, until the process that called this command has ended. If that line cannot
-/// be written, the lock is released at once, and the exit code is 74. Check the exit code before the line is used, as in the example:
+/// be written, the lock is released at once, and the exit code is 74; if this command was stopped until its lease was nearly over, it is 79. Check the exit code before the line is used, as in the example:
 /// who was killed prints nothing, and an `eval` of nothing goes on. What fails otherwise prints `(exit N)`, so that an `eval`
 /// fails too.
 #[derive(Args, Debug)]
