@@ -27,7 +27,7 @@ use crate::name::LockName;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// After how long an attempt counts as failed: a server that hangs has lost its connection by then.
-const STANDSTILL: Duration = Duration::from_secs(3);
+pub(super) const STANDSTILL: Duration = Duration::from_secs(3);
 
 impl Quorum {
     /// Removes a claim from all servers on which something of it may stand. Waits for those that have said so, for a short
@@ -46,7 +46,11 @@ impl Quorum {
         let asking = |at: usize| late.as_ref().is_some_and(|(_, votes)| votes.is_asking(at));
         let answers: Vec<bool> = (0..self.nodes.len()).map(asking).collect();
         if let Some((ticket, votes)) = late {
-            self.background.take_over(leaving.clone().heed(ticket, votes.late(), self.nodes.clone()));
+            self.background.take_over(leaving.clone().heed(
+                ticket,
+                votes.late().map(|(at, _)| at),
+                self.nodes.clone(),
+            ));
         }
         let mut round = Round::new(&self.env, self.nodes.len());
         for (at, ((node, mark), answers)) in self.nodes.iter().zip(entry.marks()).zip(answers).enumerate() {

@@ -3,17 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+
 use super::super::dating::millis;
 use super::super::reply;
 use super::super::resp::{Command, Value};
 use super::super::script;
 use super::super::store::deleted;
+use super::claims::Entry;
+use super::free::STANDSTILL;
 use super::node::{Line, Node};
 use super::round::Round;
 use super::store::Quorum;
 use super::timing;
+use super::vote::Request;
 use crate::backend::Renewal;
 use crate::claim::{Claim, Loss, LossKind};
+use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::token::Token;
 
@@ -22,25 +28,25 @@ use crate::token::Token;
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// What the servers said of one claim.
-#[derive(Clone, Default)]
+#[derive(Clone, Copy, Default)]
 struct Count {
     held: usize,
-    missing: Vec<usize>,
+    missing: usize,
     /// On so many servers an operator has taken it away.
     evicted: usize,
 }
 
 impl Count {
-    fn note(&mut self, at: usize, held: Held) {
+    fn note(&mut self, held: Held) {
         match held {
             Held::Ours => self.held += 1,
-            Held::Missing => self.missing.push(at),
+            Held::Missing => self.missing += 1,
             Held::Evicted => self.evicted += 1,
         }
     }
 
     fn gone(&self) -> usize {
-        self.missing.len() + self.evicted
+        self.missing + self.evicted
     }
 }
 
@@ -50,6 +56,19 @@ enum Held {
     Ours,
     Missing,
     Evicted,
+}
+
+/// What one server said of all claims, and on which connection.
+struct Told {
+    node: Arc<Node>,
+    line: Arc<Line>,
+    held: Vec<Held>,
+}
+
+/// A hold that a quorum has confirmed, and what claims a vote for it.
+struct Hold {
+    entry: Arc<Entry>,
+    request: Arc<Request>,
 }
 
 impl Quorum {
@@ -68,19 +87,17 @@ impl Quorum {
         }
         let quorum = self.quorum();
         let mut counts = vec![Count::default(); claims.len()];
-        let mut lines: Vec<Option<Arc<Line>>> = vec![None; self.nodes.len()];
+        let mut heard = Vec::new();
         let mut failure = None;
         let decided = |count: &Count| count.held >= quorum || count.gone() > self.nodes.len() - quorum;
         round
             .answers(|at, answer| {
                 match answer {
-                    Ok((line, held)) => {
-                        for (count, held) in counts.iter_mut().zip(held) {
-                            count.note(at, held);
+                    Ok(told) => {
+                        for (count, held) in counts.iter_mut().zip(&told.held) {
+                            count.note(*held);
                         }
-                        if let Some(place) = lines.get_mut(at) {
-                            *place = Some(line);
-                        }
+                        heard.push((at, told));
                     }
                     Err(error) => failure = Some(error),
                 }
@@ -95,13 +112,22 @@ impl Quorum {
             }
             Renewal::Failed(Error::new(ErrorKind::Unknown, message))
         };
-        let lives = timing::haunts(self.rules.max_ttl, self.trust.terms.evenness);
+        let confirmed = |((claim, key), count): ((&Arc<Claim>, &String), &Count)| {
+            (count.held >= quorum).then(|| self.hold(claim, key)).flatten()
+        };
+        let holds: Vec<_> = claims.iter().zip(&keys).zip(&counts).map(confirmed).collect();
+        heard.iter().for_each(|(at, told)| set_anew(&holds, *at, told, self.env.now()));
+        if holds.iter().any(Option::is_some) {
+            // Who answers last may be the one that has lost its vote.
+            let (env, overdue) = (self.env.clone(), self.env.sleep_until(self.env.now() + STANDSTILL));
+            let late = round.late().take_until(Box::pin(overdue)).for_each(move |(at, told)| {
+                told.iter().for_each(|told| set_anew(&holds, at, told, env.now()));
+                std::future::ready(())
+            });
+            self.background.take_over(late);
+        }
         let renewal = |(claim, count): (&Arc<Claim>, Count)| {
             if count.held >= quorum {
-                if let Some(entry) = self.claims.get(claim.id) {
-                    entry.lives_until(self.env.now() + lives);
-                }
-                self.set_anew(claim, &count.missing, &lines);
                 return Renewal::Renewed(Some(claim.ttl));
             }
             match () {
@@ -115,24 +141,33 @@ impl Quorum {
         claims.iter().zip(counts).map(renewal).collect()
     }
 
-    /// Claims the votes of servers that have lost theirs, which strengthens a hold that a quorum has just confirmed. Nobody
-    /// waits for it.
-    fn set_anew(&self, claim: &Claim, missing: &[usize], lines: &[Option<Arc<Line>>]) {
-        // A claim of another process, or one that was released meanwhile.
-        let Some(entry) = self.claims.get(claim.id).filter(|_| !missing.is_empty()) else { return };
-        // With no smaller a token: the server may have forgotten the last that it gave.
+    /// A hold that a quorum has just confirmed; none, where the claim is another process's, or was released meanwhile.
+    fn hold(&self, claim: &Claim, key: &str) -> Option<Hold> {
+        let entry = self.claims.get(claim.id)?;
+        entry.lives_until(self.env.now() + timing::haunts(self.rules.max_ttl, self.trust.terms.evenness));
+        // With no smaller a token: a server may have forgotten the last that it gave.
         let least = entry.token().map_or(0, Token::get);
-        let Ok(request) = self.request(claim, &self.key(&claim.name), least) else { return };
-        for at in missing {
-            if let (Some(Some(line)), Some(node)) = (lines.get(*at), self.nodes.get(*at)) {
-                let command = request.to(node);
-                entry.send_unless_released(*at, line, self.env.now(), || line.link.post(&command));
-            }
-        }
+        let request = self.request(claim, key, least).ok()?;
+        Some(Hold { entry, request })
     }
 }
 
-async fn renew_on(node: Arc<Node>, command: Arc<Command>) -> Result<(Arc<Line>, Vec<Held>)> {
+/// Claims the votes that a server has lost or never gave, which strengthens holds that a quorum has confirmed. Nobody waits for
+/// it.
+fn set_anew(holds: &[Option<Hold>], at: usize, told: &Told, now: Instant) {
+    let Told { node, line, held } = told;
+    let lost = holds.iter().zip(held).filter(|(_, held)| matches!(held, Held::Missing));
+    let missing: Vec<&Hold> = lost.filter_map(|(hold, _)| hold.as_ref()).collect();
+    if !missing.is_empty() {
+        // It may have lost its scripts as well, and nobody reads what it answers.
+        line.link.post(&script::REDLOCK_CLAIM.load());
+    }
+    for Hold { entry, request } in missing {
+        entry.send_unless_released(at, line, now, || line.link.post(&request.to(node)));
+    }
+}
+
+async fn renew_on(node: Arc<Node>, command: Arc<Command>) -> Result<Told> {
     let line = node.line().await?;
     let answer = node.run_on(&line, &script::RENEW_HELD, &command).await?;
     if !node.is_met_by(&line) {
@@ -143,7 +178,8 @@ async fn renew_on(node: Arc<Node>, command: Arc<Command>) -> Result<(Arc<Line>, 
         Value::Int(-1) => Held::Evicted,
         _ => Held::Missing,
     };
-    Ok((line, reply::list(&answer)?.iter().map(held).collect()))
+    let held = reply::list(&answer)?.iter().map(held).collect();
+    Ok(Told { node, line, held })
 }
 
 pub(super) fn evicted() -> Loss {

@@ -113,9 +113,9 @@ impl<'a, T: Send + 'static> Round<'a, T> {
         self.due.get(node).is_some_and(Option::is_some)
     }
 
-    /// What is still under way: the servers, as they answer.
-    pub(super) fn late(self) -> impl Stream<Item = usize> + Send + use<T> {
-        self.pending.map(|(node, _)| node)
+    /// What is still under way: the answers of servers, as they come.
+    pub(super) fn late(self) -> impl Stream<Item = (usize, Result<T>)> + Send + use<T> {
+        self.pending
     }
 
     /// What is still under way, if anything is.
