@@ -116,6 +116,37 @@ async fn who_may_not_read_info_sees_that_a_clock_was_set() {
     .await;
 }
 
+/// It is the same process, whatever it says of its past: a client that was there is no worse off than one that comes.
+#[tokio::test]
+async fn a_server_that_tells_another_past_is_no_other_server() {
+    let servers = Servers::durable(4);
+    for at in 0..3 {
+        restarts::follow(&servers, at, 3).await;
+    }
+    let three = || servers.0[..3].iter();
+    let hosts = three().map(|server| server.addr().to_string());
+    let locks = connect(&servers.url_at(hosts, "durable=on&max_ttl=24h")).await;
+    drop(lock(&locks, &unique("before")).await);
+    eventually("they have run for longer than they are away", async || {
+        let runs =
+            |server: &Redis| server.client().info("server")["uptime_in_seconds"].parse::<u64>().unwrap();
+        three().all(|server| runs(server) > 3).then_some(())
+    })
+    .await;
+    for server in three() {
+        server.call(&["CONFIG", "RESETSTAT"]);
+        server.call(&["CLIENT", "KILL", "TYPE", "normal"]);
+    }
+    let mutex = locks.mutex("job").unwrap();
+    let granted = async || {
+        let granted = mutex.try_lock().await;
+        let why = granted.as_ref().err().map(chain).unwrap_or_default();
+        assert!(!why.contains("does not vote"), "{why}");
+        granted.ok().flatten()
+    };
+    drop(eventually("it is granted", granted).await);
+}
+
 /// All that it knows of the other clocks is too old to be compared with.
 #[tokio::test]
 async fn who_did_nothing_for_long_sees_that_a_clock_was_set() {

@@ -211,7 +211,7 @@ async fn a_renewal_under_way_does_not_bring_a_released_lock_back() {
 }
 
 /// Makes a server a replica of another until it has what that one has.
-async fn follow(servers: &Servers, replica: usize, master: usize) {
+pub(super) async fn follow(servers: &Servers, replica: usize, master: usize) {
     servers.0[replica].call(&["REPLICAOF", "127.0.0.1", &servers.0[master].port().to_string()]);
     expect_info(&servers.0[replica], "master_link_status", "up").await;
     servers.0[replica].call(&["REPLICAOF", "NO", "ONE"]);
@@ -286,6 +286,43 @@ async fn a_connection_from_before_does_not_keep_a_server_from_voting() {
     look_from_elsewhere(&locks).await;
     servers.0[2].kill();
     drop(lock(&locks, &unique("before")).await);
+}
+
+/// What a server says of its past changes without a restart. Who has met it before finds the word of those who come now, and does not
+/// write over it for ever what nobody can read any more: asks the server again.
+#[tokio::test]
+async fn who_was_there_before_does_not_take_their_word_from_those_who_come() {
+    let servers = Servers::forgetful(4);
+    for at in 0..3 {
+        follow(&servers, at, 3).await;
+    }
+    let three = || servers.0[..3].iter();
+    let url = url_of(three().map(|server| server.addr().to_string()), "max_ttl=2s&ttl=2s");
+    let left = || -> Vec<String> {
+        let left = "return redis.call('GET', redis.call('KEYS', 'clinch:~{voucher}:*')[1] or '') or ''";
+        three().map(|server| server.call(&["EVAL", left, "0"]).text()).collect()
+    };
+    let runs = |left: &[String]| -> Vec<String> {
+        left.iter().map(|left| left.split(' ').nth(1).unwrap_or_default().to_owned()).collect()
+    };
+    let living = clinch::connect(&url).await.unwrap();
+    drop(lock(&living, &unique("before")).await);
+    let before = runs(&left());
+    three().for_each(|server| drop(server.call(&["CONFIG", "RESETSTAT"])));
+    let told = eventually("those who come leave word", async || {
+        drop(clinch::connect(&url).await.unwrap());
+        let told = left();
+        runs(&told).iter().zip(&before).all(|(run, before)| run != before).then_some(told)
+    })
+    .await;
+    let mutex = living.mutex("job").unwrap();
+    eventually("it brings their word up to date", async || {
+        drop(mutex.try_lock().await);
+        let now = left();
+        assert_eq!(runs(&now), runs(&told), "it writes over it");
+        now.iter().zip(&told).all(|(now, told)| now != told).then_some(())
+    })
+    .await;
 }
 
 /// The old server lives on under its old connections, but nobody else asks it any more.

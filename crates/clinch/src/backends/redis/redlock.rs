@@ -39,14 +39,16 @@
 //! deadline, and say why and for how long. A client that has just started need not wait, however long nobody has used the servers; nor do those
 //! that live for shorter than `max_ttl=`, since time counts from when the first of them came. A server that restarts or was a replica meanwhile (unless `durable=on`), or whose
 //! clock is seen to jump, does not vote for as long; on Redis 6 and KeyDB, which do not tell the difference, the same goes for one whose first replica or
-//! backup over the network (`redis-cli --rdb`) comes, or whose replication backlog is freed an hour after the last.
+//! backup over the network (`redis-cli --rdb`) comes, or whose replication backlog is freed an hour after the last, and on the others for one
+//! that was a replica before and whose counts are set back (`CONFIG RESETSTAT`).
 //!
 //! What is left: clocks of a majority that are set together; a clock that jumps ahead and back while nobody looks, or of which
 //! a client that was there told nobody else; an address that goes on to another server and back within the 30 days for which
 //! servers keep what was seen of them; steps of a clock by less than `drift=` percent of `max_ttl=`, which
 //! a client that has just come does not see, and which end shorter leases early; `FLUSHALL` or a `DEL` by an operator; a server
-//! that was made a replica and a master again while no client used its connection to it, which outlives that, and one of which `CONFIG RESETSTAT`
-//! has erased that, once it has freed its replication backlog; and a client that
+//! that was made a replica and a master again while a client did not use its own connection to it, which outlives that: this client learns of it only
+//! from what others leave there, after `max_ttl=`; one of which `CONFIG RESETSTAT` has erased that, once it has freed its replication backlog,
+//! or was given just as many bytes again; and a client that
 //! cannot read `INFO` of servers that are called durable and are not. Where a server is so far away that
 //! `drift=` percent of `max_ttl=` are shorter than four round trips, each client watches it for itself: one that has just started
 //! gets no lock within `max_ttl=`, so a process that tries once never does; take a longer `max_ttl=`. A client whose
@@ -95,7 +97,7 @@
 //! | --- | --- | --- |
 //! | `clinch:NAME` | string | `<claim id> <token> <since, µs> <owner, JSON>` and the lease as its expiry; `<claim id>!<token> ...` of one that was evicted and has not let go |
 //! | `clinch:~{fence}` | string | the last token of the server; without an expiry |
-//! | `clinch:~{voucher}:<hash>` | string | what clients of one group saw of the server: `<servers>?prefix=..&max_ttl=..&drift=..&durable=..&fencing=..`, what they have in common; `<run>`, the server's `run_id`, and how many bytes it was given as a replica in this run, with what it was promoted from (`master_replid2`); where it does not count them, its `master_replid`; a hexadecimal number, with one bit for each server, in the order of their addresses, whose last token it was given; and for each other server `<its run_id>=<since>,<compared>,<ahead at least>,<ahead at most>` in µs, with its address in place of that where `durable=on`; gone 30 days after its last use |
+//! | `clinch:~{voucher}:<hash>` | string | what clients of one group saw of the server: `<servers>?prefix=..&max_ttl=..&drift=..&durable=..&fencing=..`, what they have in common; `<run>`, the server's `run_id`, and how many bytes it was given as a replica in this run, where these are 0 with what it was promoted from (`master_replid2`); where it does not count them, its `master_replid`; a hexadecimal number, with one bit for each server, in the order of their addresses, whose last token it was given; and for each other server `<its run_id>=<since>,<compared>,<ahead at least>,<ahead at most>` in µs, with its address in place of that where `durable=on`; gone 30 days after its last use |
 
 mod claims;
 mod free;

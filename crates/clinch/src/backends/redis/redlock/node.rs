@@ -215,11 +215,23 @@ impl Node {
         is_met
     }
 
-    /// Notes what stands on a run of the server now.
-    pub(super) fn left(&self, run: &str, left: Left) {
-        let mut known = lock(&self.known);
-        if known.is_met(run) {
+    /// Notes what stands on the run of the server to which a connection leads. Where somebody has left word of another run of the same
+    /// process since it was opened, the connection is closed: the next one asks again which run that is.
+    pub(super) fn left(&self, line: &Line, left: Left) {
+        let of_another =
+            |voucher: &Voucher| voucher.run != line.run() && process(&voucher.run) == process(line.run());
+        let is_of_another = left.voucher.as_ref().is_some_and(of_another);
+        let is_news = {
+            let mut known = lock(&self.known);
+            if !known.is_met(line.run()) {
+                return;
+            }
+            let is_news = known.voucher.text != left.text;
             known.voucher = left;
+            is_news
+        };
+        if is_of_another && is_news {
+            line.link.close();
         }
     }
 
@@ -242,7 +254,7 @@ impl Node {
         if let Some(us) = micros(time).filter(|_| self.is_met_by(&line)) {
             self.clock_read(us, sent, received);
         }
-        self.left(line.run(), Left::read(reply::lossy(left), &self.group));
+        self.left(&line, Left::read(reply::lossy(left), &self.group));
         Ok(())
     }
 
@@ -270,9 +282,8 @@ impl Node {
         }
         // What was read of another's tells nothing of this one.
         known.clock = None;
-        // What is left on a run of the same process tells of that run alone, unless it is called durable.
-        let is_other = |before: &str| self.rules.durable || process(before) != process(run);
-        let before = before.filter(|(before, _)| is_other(before));
+        // The same process was there all the time, and what is left on a run of it tells of that one.
+        let before = before.filter(|(before, _)| process(before) != process(run));
         let stands_in = before.is_some_and(|(_, ended)| {
             let seen = ended.get().copied().unwrap_or(now);
             timing::stands_in(now, uptime, seen)

@@ -290,7 +290,7 @@ async fn leave(node: Arc<Node>, run: String, command: Command) -> Result<()> {
     let line = node.line().await?;
     if line.run() == run {
         let stands = node.run_on(&line, &script::REDLOCK_VOUCH, &command).await?;
-        node.left(&run, Left::read(reply::lossy(&stands), &node.group));
+        node.left(&line, Left::read(reply::lossy(&stands), &node.group));
     }
     Ok(())
 }
