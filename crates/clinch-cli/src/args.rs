@@ -400,7 +400,8 @@ before an inner one does, the lock is kept until that has ended too; a signal to
 
 If the lock is about to be lost, the command's group gets TERM, and KILL before anybody else can be given the lock; clinch
 then exits with 79. If clinch itself is killed by KILL, a small process, job-watch, keeps the lock on file:// until the command has ended, and whatever
-that has started keeps it too, unless it closed the descriptor that it inherited; on other stores job-watch then kills all of the job. A process that is stopped for longer than its lease cannot be saved by any of this: check tokens at the store.
+that has started keeps it too, unless it closed the descriptor that it inherited; on other stores job-watch then kills all of the job,
+and daemons that it left behind while it still runs. A process that is stopped for longer than its lease cannot be saved by any of this: check tokens at the store.
 
 --once-per counts every run that began, whatever its exit code. It uses a second lock, NAME/once-per. Like --min-hold it needs
 a store that can keep a lock closed.

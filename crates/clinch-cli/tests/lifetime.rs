@@ -2,8 +2,10 @@
 
 mod common;
 
-use common::{CLOSE, World, eventually, kill, runs};
-use rustix::process::Signal;
+use std::process::Command;
+
+use common::{CLOSE, Running, World, eventually, kill, runs, state};
+use rustix::process::{Signal, getpid, set_child_subreaper};
 
 const JOB: &str = "echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.02; done; exit 4";
 
@@ -31,10 +33,11 @@ fn a_killed_wrapper_leaves_the_lock_with_its_job() {
 #[test]
 fn a_killed_wrapper_takes_all_of_its_job_along_where_the_job_cannot_keep_the_lock() {
     let world = World::new();
-    // One that does nothing else, one in a group of its own that is deaf, one below it, and one that has lost its parent.
+    // One that does nothing else, one in a group of its own that is deaf and not told of the lock, one below it, and one that has lost its
+    // parent.
     let part = "echo $$ > PID.pid; while :; do sleep 0.02; done";
     let job = format!(
-        "({}) & timeout 60 sh -c \"trap '' TERM; sh ./part & {}\" & (sh ./left &); {JOB}",
+        "({}) & timeout 60 env -i \"PATH=$PATH\" sh -c \"trap '' TERM; sh ./part & {}\" & (sh ./left &); {JOB}",
         part.replace("PID", "first").replace("$$", "$(exec sh -c 'echo $PPID')"),
         part.replace("PID", "second").replace('$', "\\$"),
     );
@@ -46,6 +49,41 @@ fn a_killed_wrapper_takes_all_of_its_job_along_where_the_job_cannot_keep_the_loc
     for part in parts {
         eventually("all of the job is dead", || !runs(part));
     }
+}
+
+/// The kernel finds the job stopped when it gives it away, and hangs it up: its leader dies before the others are found.
+#[test]
+fn a_killed_wrapper_hangs_nobody_up() {
+    const TRIES: usize = 12;
+    let worlds: Vec<World> = (0..TRIES).map(|_| World::new()).collect();
+    for world in &worlds {
+        // To close the last copy of a file that is gone takes a while, after the pipe to the watch and before the job is given away.
+        let script = "head -c 6M /dev/zero > large; exec 200<> large; rm large; exec \"$CLINCH\" run -u memory:// x bash -c \"$0\"";
+        let job = "exec 200<&-; trap 'echo hup > hup' HUP; echo $PPID > run.pid; echo $$ > job.pid; sleep 60 & wait";
+        let mut shell = Command::new("env");
+        shell.args(["--default-signal", "setsid", "bash", "-c", script, job]).current_dir(world.path("."));
+        shell.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env_remove("CLINCH_HELD");
+        let mut run = Running(shell.spawn().unwrap());
+        world.pid("job.pid");
+        kill(world.pid("run.pid"), Signal::KILL);
+        run.wait();
+    }
+    for world in &worlds {
+        eventually("the job is dead", || !runs(world.pid("job.pid")));
+        assert_eq!(world.read("hup"), "", "it was hung up first");
+    }
+}
+
+/// A job that has moved itself to another group is stopped for ever.
+#[test]
+fn a_killed_wrapper_takes_a_job_along_that_has_left_its_group() {
+    let world = World::new();
+    let job = r#"$|=1; my $part = fork // die; if (!$part) { sleep 60; exit } setpgrp($part, $part); setpgrp(0, $part);
+        open F, ">job.pid"; print F "$$\n"; close F; sleep 60"#;
+    let run = world.start(["run", "-u", "memory://", "x", "perl", "-e", job]);
+    let job = world.pid("job.pid");
+    run.signal(Signal::KILL);
+    eventually("the job is dead", || !runs(job));
 }
 
 /// The wrapper is killed while it waits for orphans, and they go on without its lock.
@@ -65,8 +103,10 @@ fn a_killed_wrapper_takes_the_orphans_along_that_it_waited_for() {
 #[test]
 fn the_watch_over_a_job_is_seen_by_nobody() {
     let world = World::new();
-    // Its pipe and the job; and the lock, where that can be held.
-    for (url, descriptors) in [("memory://".to_owned(), 2), (world.url(), 3)] {
+    // Whatever the wrapper leaves to others falls to us, and stays.
+    set_child_subreaper(Some(getpid())).unwrap();
+    // Its pipe, the wrapper and the job; and the lock, where that can be held.
+    for (url, descriptors) in [("memory://".to_owned(), 3), (world.url(), 4)] {
         let mut run = world.start(["run", "-u", &url, "x", "-c", JOB]);
         world.pid("job.pid");
         let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.pid())).unwrap();
@@ -80,7 +120,7 @@ fn the_watch_over_a_job_is_seen_by_nobody() {
         }
         world.write("stop", "");
         assert_eq!(run.code(), 4);
-        assert!(!runs(watch));
+        assert_eq!(state(watch), None, "it is reaped");
         ["stop", "job.pid"].iter().for_each(|name| std::fs::remove_file(world.path(name)).unwrap());
     }
     let output = world.output([

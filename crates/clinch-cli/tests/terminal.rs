@@ -9,8 +9,9 @@ use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use common::{Running, World, eventually, state};
+use common::{Running, World, eventually, runs, state};
 use rustix::fs::{Mode, OFlags};
+use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 /// A job that says where it is, counts interrupts, and ticks while it runs.
@@ -202,4 +203,16 @@ fn break_asks_on_a_terminal() {
     terminal.type_in("y\n");
     terminal.shows("code=0.");
     assert_eq!(run.code(), 79);
+}
+
+/// The wrapper leads a session, as under `ssh -t`, and is killed: the kernel hangs the job up, and its parts have no parent to be found by.
+#[test]
+fn a_killed_wrapper_that_leads_a_session_takes_all_of_its_job_along() {
+    let world = World::new();
+    world.write("part", "echo $$ > part.pid; while :; do sleep 0.02; done");
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("exec \"$CLINCH\" run -u memory:// x -c 'timeout 60 sh ./part; true'\n");
+    let part = world.pid("part.pid");
+    terminal.shell.signal(Signal::KILL);
+    eventually("the part is dead", || !runs(part));
 }

@@ -23,12 +23,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Kills all of a job, or keeps its lock.
 pub(crate) fn run(args: &EndJob) -> Outcome {
     let claim: ClaimId = args.claim.parse().map_err(|_| Failure::usage("this is no claim"))?;
-    if let Some(job) = args.pid.and_then(Pid::from_raw) {
-        end(job);
-        // The last of them, and members of its group that have lost their parents.
-        let _ = kill_process_group(job, Signal::KILL);
-    }
-    let is_of_it = if args.all { was_told } else { has_entered };
+    let mut job = args.pid.and_then(Pid::from_raw);
+    // Parts of a job may have lost their parents with the wrapper, as all do whom the kernel hangs up. Nobody can tell them from daemons.
+    let is_of_it = if args.all || job.is_some() { was_told } else { has_entered };
     let all = || all_of(|pid| is_of_it(pid, claim));
     if args.keep {
         sys::set_name(watch::NAME);
@@ -39,36 +36,44 @@ pub(crate) fn run(args: &EndJob) -> Outcome {
         }
         return Ok(0);
     }
-    for root in all() {
-        end(root);
-        Found { pid: root, parent: None }.send(Signal::KILL);
+    let mut killed = HashSet::new();
+    loop {
+        let found = stop(|| job.into_iter().chain(all()));
+        if found.iter().filter(|found| killed.insert(found.pid)).count() == 0 {
+            return Ok(0);
+        }
+        // From the last on, so that nobody loses a parent before it is found.
+        for found in found.iter().rev() {
+            if Some(found.pid) == job {
+                // Members of its group that have lost their parents, while the id is still its own.
+                let _ = kill_process_group(found.pid, Signal::KILL);
+            }
+            found.send(Signal::KILL);
+        }
+        job = None;
     }
-    Ok(0)
 }
 
-/// Stops a process and kills all that descends from it: when there is nobody left who could start another, and from the last on, so that
-/// nobody loses a parent before it is found.
-fn end(root: Pid) {
+/// Stops these and all that descends from them, until there is nobody left who could start another.
+fn stop<I: Iterator<Item = Pid>>(roots: impl Fn() -> I) -> Vec<Found> {
     let mut stopped = HashSet::new();
-    let mut all;
     loop {
-        all = tree(root);
+        // At once: of others it may not be told yet.
+        let all =
+            tree(roots().map(|pid| Found { pid, parent: None }).inspect(|root| root.send(Signal::STOP)));
         let new: Vec<&Found> = all.iter().filter(|found| stopped.insert(found.pid)).collect();
         if new.is_empty() {
-            break;
+            return all;
         }
         for found in new {
             found.send(Signal::STOP);
         }
     }
-    for found in all.iter().skip(1).rev() {
-        found.send(Signal::KILL);
-    }
 }
 
-/// A process and its descendants, parents first.
-fn tree(root: Pid) -> Vec<Found> {
-    let mut all = vec![Found { pid: root, parent: None }];
+/// Processes and their descendants: whoever is met again below another stands behind that one, too.
+fn tree(roots: impl Iterator<Item = Found>) -> Vec<Found> {
+    let mut all: Vec<Found> = roots.collect();
     let mut next = 0;
     while let Some(parent) = all.get(next).map(|found| found.pid) {
         all.extend(Found::children(parent));

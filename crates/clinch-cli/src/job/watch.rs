@@ -7,7 +7,7 @@
 //! started loses its parent, and nobody can tell it from others. So the watch stops the child first, as it is, and becomes
 //! `end.rs`, which kills all of it.
 //!
-//! It is a copy of us that sleeps in one call: it has nothing open but the end of a pipe, the job and its lock, no terminal, no part in
+//! It is a copy of us that sleeps in one call: it has nothing open but the end of a pipe, us, the job and its lock, no terminal, no part in
 //! anybody's process group, and hears no signal. Its name is not ours, so that whoever kills us by name does not kill it.
 
 #![allow(unsafe_code)]
@@ -25,7 +25,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
-    Pid, PidfdFlags, Signal, getpid, kill_process, kill_process_group, pidfd_open, pidfd_send_signal, setsid,
+    Pid, PidfdFlags, Signal, getpid, getppid, kill_process, kill_process_group, pidfd_open,
+    pidfd_send_signal, setsid,
 };
 
 use super::sys;
@@ -101,6 +102,7 @@ fn fork(hear: RawFd, lock: Option<RawFd>, words: &[CString]) -> io::Result<Pid> 
     // For the id, which comes later.
     let place = arguments.len();
     arguments.extend([null(), null()]);
+    let wrapper = getpid();
     let mut saved = MaybeUninit::uninit();
     // SAFETY: the sets are initialised before they are read. The call without flags and stack is `fork`, but that no signal tells the
     // parent of the end. The copy has one thread; it only makes system calls, formats a number on its stack, and ends.
@@ -110,7 +112,7 @@ fn fork(hear: RawFd, lock: Option<RawFd>, words: &[CString]) -> io::Result<Pid> 
         libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), saved.as_mut_ptr());
         let pid = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
         if pid == 0 {
-            watch(hear, lock, &mut arguments, place);
+            watch(wrapper, hear, lock, &mut arguments, place);
             libc::_exit(0);
         }
         libc::sigprocmask(libc::SIG_SETMASK, saved.as_ptr(), null_mut());
@@ -121,10 +123,12 @@ fn fork(hear: RawFd, lock: Option<RawFd>, words: &[CString]) -> io::Result<Pid> 
 }
 
 /// The life of the copy. Allocates nothing.
-fn watch(hear: RawFd, lock: Option<RawFd>, arguments: &mut [*const c_char], place: usize) {
+fn watch(wrapper: Pid, hear: RawFd, lock: Option<RawFd>, arguments: &mut [*const c_char], place: usize) {
     let _ = setsid();
     sys::set_name(NAME);
     close_all_but(hear, lock.unwrap_or(hear));
+    // Once that has gone over to another, there is nothing to wait for.
+    let wrapper = pidfd_open(wrapper, PidfdFlags::empty()).ok().filter(|_| getppid() == Some(wrapper));
     // SAFETY: was left open.
     let hear = unsafe { BorrowedFd::borrow_raw(hear) };
     let (mut job, mut held) = (None, None);
@@ -139,29 +143,39 @@ fn watch(hear: RawFd, lock: Option<RawFd>, arguments: &mut [*const c_char], plac
             _ => break,
         }
     }
-    // We were killed.
+    // We were killed. The pipe ends before the kernel has given our children away: whom it then finds stopped it hangs up.
+    wait_for(&wrapper);
     if lock.is_some() {
-        if let Some(held) = &held {
-            let _ = retry_on_intr(|| poll(&mut [PollFd::new(held, PollFlags::IN)], None));
-        }
+        wait_for(&held);
         become_the_verb(arguments);
         return;
     }
-    // A job that has ended meanwhile is over, and its id may be another's.
-    let job = job.filter(|_| held.is_none_or(|held| pidfd_send_signal(held, Signal::STOP).is_ok()));
-    if let Some(job) = job {
+    // A job that has ended may have left parts behind, but its id may be another's. Another user's stays as it is, but not all of its parts.
+    let left =
+        job.filter(|_| held.is_none_or(|held| pidfd_send_signal(held, Signal::STOP) != Err(Errno::SRCH)));
+    if let Some(job) = left {
         let _ = kill_process_group(job, Signal::STOP);
     }
-    let mut id = [0; 16];
-    if let Some(job) = job
-        && write!(&mut id[..], "{}\0", job.as_raw_nonzero()).is_ok()
+    let mut word = [0; 16];
+    let written = match left {
+        Some(job) => write!(&mut word[..], "{}\0", job.as_raw_nonzero()),
+        None => write!(&mut word[..], "--all\0"),
+    };
+    if job.is_some()
+        && written.is_ok()
         && let Some(argument) = arguments.get_mut(place)
     {
-        *argument = id.as_ptr().cast();
+        *argument = word.as_ptr().cast();
     }
     become_the_verb(arguments);
-    if let Some(job) = job {
+    if let Some(job) = left {
         let _ = kill_process_group(job, Signal::KILL);
+    }
+}
+
+fn wait_for(process: &Option<OwnedFd>) {
+    if let Some(process) = process {
+        let _ = retry_on_intr(|| poll(&mut [PollFd::new(process, PollFlags::IN)], None));
     }
 }
 
