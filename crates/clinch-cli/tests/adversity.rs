@@ -149,7 +149,7 @@ fn a_release_wakes_the_next_waiter_and_no_other() {
 #[test]
 fn a_waiter_needs_no_second_thread() {
     let world = World::new();
-    let _holder = world.start(["run", "a", "--", "sleep", "1000"]);
+    let _holder = world.start(["run", "a", "--", "sleep", "60"]);
     eventually("it is held", || world.held("a"));
     let waiter = world.start(["run", "a", "--", "true"]);
     eventually("it waits", || world.claims("a", "waiting").len() == 1);

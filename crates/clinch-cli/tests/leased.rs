@@ -19,7 +19,7 @@ fn who_gave_up_leaves_the_queue(world: &World) {
         assert_eq!(world.code(verb.iter().copied()), 75, "{verb:?}");
         assert_eq!(world.claims("x", "waiting").len(), 0, "{verb:?}");
     }
-    drop(holder);
+    holder.kill();
 }
 
 #[test]

@@ -79,7 +79,7 @@ fn an_inner_run_keeps_the_lock_of_a_killed_wrapper_where_that_can_be() {
     let inner = INNER.replace(" sh ", " bash ");
     let run = leave_behind(&world, &format!("(setsid {inner}) &"), &format!("{CLOSE} {WORK}"));
     run.signal(Signal::KILL);
-    drop(run);
+    run.kill();
     assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
     let mut next = world.start(["run", "x", "true"]);
     eventually("the next one waits", || world.claims("x", "waiting").len() == 1);

@@ -18,7 +18,7 @@ fn a_killed_wrapper_leaves_the_lock_with_its_job() {
         let run = world.start(["run", "x", "bash", "-c", &job]);
         let job = world.pid("job.pid");
         run.signal(Signal::KILL);
-        drop(run);
+        run.kill();
         assert!(runs(job) && world.held("x"), "it runs without its lock");
         assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
         let mut next = world.start(["run", "x", "true"]);

@@ -150,12 +150,24 @@ impl Running {
     pub fn code(&mut self) -> i32 {
         self.wait().code().expect("ended by a signal")
     }
+
+    /// Kills it alone, and lets what it has started be.
+    pub fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
+        // Where the lock goes on with the job, that outlives a wrapper that is killed.
+        let children = format!("/proc/{pid}/task/{pid}/children", pid = self.pid());
+        let children = std::fs::read_to_string(children).unwrap_or_default();
         let _ = self.0.kill();
         let _ = self.0.wait();
+        for child in children.split_whitespace().filter_map(|child| child.parse().ok()) {
+            kill(child, Signal::KILL);
+        }
     }
 }
 
