@@ -153,6 +153,21 @@ async fn another_server_under_the_same_address_does_not_help_a_second_holder() {
     holder_is_told_first(&name, guard, &rival).await;
 }
 
+/// Each is refused only for as long as the other address may still lead there.
+#[tokio::test]
+async fn two_servers_that_exchange_their_addresses_vote_again() {
+    let servers = Servers::forgetful(3);
+    let proxies = [0, 1].map(|at| Proxy::start(servers.0[at].addr()));
+    let [one, other] = proxies.each_ref();
+    let through = [one.addr(), other.addr(), servers.0[2].addr()].map(|addr| addr.to_string());
+    let locks = connect_forgetful(through.into_iter()).await;
+    one.set_upstream(servers.0[1].addr());
+    other.set_upstream(servers.0[0].addr());
+    proxies.iter().for_each(Proxy::cut_all);
+    servers.0[2].kill();
+    drop(lock(&locks, &unique("exchanged")).await);
+}
+
 /// Whichever server restarts, be it the one whose answer nobody waits for: one after the other, as where all get a new version, they
 /// take no lock.
 #[tokio::test]
@@ -172,6 +187,30 @@ async fn a_vote_that_a_restart_took_is_set_anew_and_released_too() {
         .await;
         proxy.delay(Duration::ZERO);
     }
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    servers.expect_no_key(&name).await;
+}
+
+/// What was sent there is lost with its connection, or found so late that the server refuses it.
+#[tokio::test]
+async fn a_vote_that_was_never_given_is_claimed_again() {
+    let servers = Servers::durable(3);
+    let proxy = Proxy::start(servers.0[2].addr());
+    let hosts = [servers.0[0].addr(), servers.0[1].addr(), proxy.addr()].map(|addr| addr.to_string());
+    let locks = connect(&servers.url_at(hosts.into_iter(), "durable=on&max_ttl=24h")).await;
+    let locks = locks.ttl(Duration::from_secs(3)).unwrap();
+    drop(lock(&locks, &unique("before")).await);
+    proxy.black_hole(true);
+    let name = unique("never");
+    let guard = lock(&locks, &name).await;
+    assert_eq!(servers.with_key(&name), [0, 1]);
+    proxy.cut_all();
+    proxy.black_hole(false);
+    eventually("all have it", async || {
+        assert!(guard.is_held(), "{:?}", guard.standing());
+        (servers.with_key(&name).len() == 3).then_some(())
+    })
+    .await;
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     servers.expect_no_key(&name).await;
 }

@@ -245,23 +245,25 @@ impl Entry {
     }
 
     /// Has `send` send a step that nobody waits for, unless the claim is released: what is sent after a release could
-    /// outlive it. Nor does it where an earlier step may still arrive on another connection, of which the release could
-    /// then not know both.
+    /// outlive it. Nor does it where an earlier step may still arrive on another connection, which takes no longer than `on_its_way`:
+    /// the release could then not know of both.
     pub(super) fn send_unless_released(
         &self,
         node: usize,
         line: &Arc<Line>,
         now: Instant,
+        on_its_way: Duration,
         send: impl FnOnce(),
     ) {
         let mut state = lock(&self.0);
         let released = state.released;
+        let arrived = state.sent + on_its_way <= now;
         let ticket = state.draw();
         let Some(place) = state.places.get_mut(node).filter(|_| !released) else { return };
         let in_order = match &place.mark {
             Mark::Clear | Mark::Held => true,
             // What was sent to another process of the server has ended with it.
-            Mark::Sent(earlier) => Arc::ptr_eq(earlier, line) || !earlier.is_to_process_of(line),
+            Mark::Sent(earlier) => Arc::ptr_eq(earlier, line) || !earlier.is_to_process_of(line) || arrived,
             Mark::Leaving { .. } => false,
         };
         if in_order {

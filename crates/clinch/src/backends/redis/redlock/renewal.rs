@@ -163,7 +163,8 @@ fn set_anew(holds: &[Option<Hold>], at: usize, told: &Told, now: Instant) {
         line.link.post(&script::REDLOCK_CLAIM.load());
     }
     for Hold { entry, request } in missing {
-        entry.send_unless_released(at, line, now, || line.link.post(&request.to(node)));
+        let on_its_way = timing::on_its_way(node.evenness());
+        entry.send_unless_released(at, line, now, on_its_way, || line.link.post(&request.to(node)));
     }
 }
 

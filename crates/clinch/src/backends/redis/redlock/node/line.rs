@@ -1,7 +1,7 @@
 //! The connections to a server: who it is, asked when one opens, and what is sent over them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::super::timing::Patience;
@@ -26,23 +26,39 @@ use crate::sync::lock;
 const REST: Duration = Duration::from_millis(250);
 const LONG_REST: Duration = Duration::from_secs(2);
 
-/// The run of each server, by address: two addresses may lead to one server, which must not vote twice.
+/// For how long nobody else is the server to which an address has led, after its last connection there has ended: longer than any
+/// round of requests, in which it would vote twice.
+const PARTED: Duration = Duration::from_secs(10);
+
+/// Which process each address leads to: two may lead to one server, which must not vote twice.
 #[derive(Default)]
-pub(in super::super) struct Runs(Mutex<HashMap<Address, String>>);
+pub(in super::super) struct Runs(Mutex<HashMap<Address, Vec<Seen>>>);
+
+/// A connection to a process, and when that ended, if it did.
+struct Seen {
+    process: String,
+    ended: Arc<OnceLock<Instant>>,
+}
 
 impl Runs {
-    /// Notes which run a server is.
-    fn join(&self, address: &Address, run: &str) -> Result<()> {
+    /// Notes which run a server is to which a connection was opened.
+    fn join(&self, address: &Address, run: &str, ended: Arc<OnceLock<Instant>>, now: Instant) -> Result<()> {
         let mut runs = lock(&self.0);
-        let twin = runs
-            .iter()
-            .find(|(other, known)| *other != address && process(known) == process(run) && !run.is_empty());
-        if let Some((twin, _)) = twin {
+        let counts = |seen: &Seen| seen.ended.get().is_none_or(|ended| now.since(*ended) < PARTED);
+        runs.values_mut().for_each(|seen| seen.retain(counts));
+        let process = process(run).to_owned();
+        if process.is_empty() {
+            return Ok(());
+        }
+        let is_twin = |(other, seen): &(&Address, &Vec<Seen>)| {
+            *other != address && seen.iter().any(|seen| seen.process == process)
+        };
+        if let Some((twin, _)) = runs.iter().find(is_twin) {
             return Err(Error::invalid(format!(
                 "{twin} and {address} are one server; each must be independent of the others"
             )));
         }
-        runs.insert(address.clone(), run.to_owned());
+        runs.entry(address.clone()).or_default().push(Seen { process, ended });
         Ok(())
     }
 }
@@ -160,7 +176,7 @@ impl Node {
             true => String::new(),
             false => format!("{}/{}", server.run, server.history),
         };
-        self.runs.join(&self.address, &run)?;
+        self.runs.join(&self.address, &run, link.ended(), received)?;
         self.met(&run, server.uptime, left, link.ended(), received);
         if let Some(us) = time.ok().and_then(|time| micros(&time)) {
             self.clock_read(us, sent, received);
