@@ -397,6 +397,7 @@ holder: give it to the store that you write to), CLINCH_CLAIM and CLINCH_HELD. A
 
 A job that holds NAME may run `clinch run NAME` on the same store again: the inner one runs its command at once. If the job ends
 before an inner one does, the lock is kept until that has ended too; a signal to clinch then reaches it.
+What does not descend from this clinch, but was started by at, a batch system or a container daemon for the job, waits its turn.
 
 If the lock is about to be lost, the command's group gets TERM, and KILL before anybody else can be given the lock; clinch
 then exits with 79. If clinch itself is killed by KILL, a small process, job-watch, keeps the lock on file:// until the command has ended, and whatever

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Running, World};
+use common::{Running, World, eventually};
 
 fn stdout(world: &World, args: &[&str]) -> String {
     String::from_utf8_lossy(&world.output(args.iter().copied()).stdout).into_owned()
@@ -87,6 +87,22 @@ fn a_job_reenters_however_its_lock_is_spelled() {
     let link = files.path("link");
     let inner = format!(r#""$CLINCH" -u 'file://{}/' run -w 20 x -c 'exit 9'"#, link.display());
     assert_eq!(files.code(["run", "x", "-c", &inner]), 9);
+}
+
+/// A command that somebody else starts with the environment of the job, as `at` does, works on beside the next holder.
+#[test]
+fn only_a_job_inside_a_job_reenters() {
+    let world = World::new();
+    let job = "echo \"$CLINCH_HELD\" > held; while [ ! -e stop ]; do sleep 0.02; done";
+    let mut run = world.start(["run", "x", "-c", job]);
+    eventually("the job runs", || world.read("held").ends_with('\n'));
+    let mut command = world.clinch(["run", "x", "test", "-e", "stop"]);
+    let mut spooled = Running(command.env("CLINCH_HELD", world.read("held").trim()).spawn().unwrap());
+    eventually("it waits for its turn, or runs", || {
+        spooled.0.try_wait().unwrap().is_some() || world.claims("x", "waiting").len() == 1
+    });
+    world.write("stop", "");
+    assert_eq!((spooled.code(), run.code()), (0, 0), "it waited until the job had ended");
 }
 
 /// A job inside a reader becomes a writer beside other readers.

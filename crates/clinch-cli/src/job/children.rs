@@ -107,7 +107,7 @@ impl Child {
     pub(crate) fn entered(&mut self) -> Entered {
         About::End.tell();
         let entered = self.kin.entered();
-        if !entered.found.is_empty() || !entered.unclear.is_empty() {
+        if !entered.is_nobody() {
             About::Nothing.tell();
         }
         entered

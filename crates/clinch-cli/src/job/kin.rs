@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use clinch::ClaimId;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
-use super::reentry::{BECOMING, Entered, entered};
+use super::reentry::{BECOMING, Entered, entered, settled};
 use crate::args::Orphans;
 
 /// How long is looked for those who are to be asked, which delays all else. Who is to be killed is looked for in any case.
@@ -44,7 +44,12 @@ impl Kin {
 
     /// Runs of the same lock that go on under ours.
     pub(crate) fn entered(&mut self) -> Entered {
-        self.entered_among(Found::children(getpid()))
+        let look = || {
+            let mut entered = self.entered_among(Found::children(getpid()));
+            let met = std::mem::take(&mut entered.met);
+            (entered, met)
+        };
+        settled(look, |entered| !entered.is_nobody())
     }
 
     /// As above, of these. Of whom it cannot be told for too long counts as one that has not.
@@ -59,12 +64,18 @@ impl Kin {
 
     /// Sends a signal to all of them but the members of a process group that has it already; says whether there was any, or may be.
     pub(crate) fn signal(&mut self, signal: Signal, but: Option<Pid>) -> bool {
+        // Who is only asked is killed later.
+        settled(|| self.signal_once(signal, but), |found| *found || signal != Signal::KILL)
+    }
+
+    /// As above, to those that one look meets, which it tells too.
+    fn signal_once(&mut self, signal: Signal, but: Option<Pid>) -> (bool, HashSet<Pid>) {
         let (us, since) = (getpid(), Instant::now());
         let spared: Vec<Found> =
             Found::children(us).filter(|found| self.spared.contains(&found.pid)).collect();
         let entered = self.entered_among(spared.into_iter());
         let mut found = !entered.unclear.is_empty();
-        let mut seen = self.spared.clone();
+        let (mut seen, mut met) = (self.spared.clone(), entered.met);
         let mut next: Vec<(Pid, Pid)> = children(us, true).map(|child| (child, us)).collect();
         for found in entered.found {
             seen.remove(&found.pid);
@@ -90,7 +101,8 @@ impl Kin {
                 let _ = pidfd_send_signal(&held, Signal::CONT);
             }
         }
-        found
+        met.extend(seen);
+        (found, met)
     }
 }
 
@@ -151,9 +163,11 @@ impl Stat {
         let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The second field is in parentheses and may hold anything; the third is next.
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
-        let (from, to): (u64, u64) = (fields.get(47)?.parse().ok()?, fields.get(48)?.parse().ok()?);
+        let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        let (code, from, to) = (number(23)?, number(47)?, number(48)?);
         Some(Stat {
-            has_empty_environment: from == to && to > 0,
+            // The kernel tells last where the program is.
+            has_empty_environment: from == to && to > 0 && code > 0,
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
             threads: fields.get(17)?.parse().ok()?,

@@ -4,12 +4,15 @@
 //! the store, its name tells. Neither side may believe the other too early: the inner one says that it asks, then asks, and then looks
 //! whether the outer one is about to end; the outer one says that it is about to end, and then looks for inner ones.
 
+use std::collections::HashSet;
 use std::ffi::CStr;
 use std::fs;
+use std::iter::successors;
 use std::time::Duration;
 
-use clinch::ClaimId;
-use rustix::process::Pid;
+use clinch::{ClaimId, Owner};
+use rustix::process::{Pid, getppid};
+use rustix::system::uname;
 
 use super::kin::{Found, Stat};
 use super::sys;
@@ -26,6 +29,36 @@ pub(crate) struct Entered {
     pub(crate) found: Vec<Found>,
     /// Those of which that cannot be told yet.
     pub(crate) unclear: Vec<Pid>,
+    /// All that were looked at.
+    pub(crate) met: HashSet<Pid>,
+}
+
+impl Entered {
+    /// Whether there is none, and may be none.
+    pub(crate) fn is_nobody(&self) -> bool {
+        self.found.is_empty() && self.unclear.is_empty()
+    }
+}
+
+/// How often is looked for the same, at most. To be missed again and again takes as many parents that end just then.
+const LOOKS: usize = 8;
+
+/// Looks until two looks in a row have met the same processes, or one has found what it is for: who loses its parent during a look falls
+/// to where that look has been already. Among processes that come and go all the time, a few looks must do.
+pub(crate) fn settled<T, M: PartialEq>(mut look: impl FnMut() -> (T, M), is_done: impl Fn(&T) -> bool) -> T {
+    let (mut seen, mut met) = look();
+    for _ in 1..LOOKS {
+        if is_done(&seen) {
+            break;
+        }
+        let again = look();
+        let is_same = again.1 == met;
+        (seen, met) = again;
+        if is_same {
+            break;
+        }
+    }
+    seen
 }
 
 /// What a run of a lock is about to do, told by the name of its process.
@@ -63,11 +96,25 @@ pub(crate) fn mark(claim: ClaimId) -> String {
     format!("{claim},{}", std::process::id())
 }
 
+/// Whether the run that holds a claim is one that this process descends from. Others do not wait for this process, though it was told of their
+/// claim: `at` and batch systems start commands with the environment of whoever asked for it.
+pub(crate) fn is_around(owner: &Owner) -> bool {
+    let is_here = uname().nodename().to_bytes() == owner.host.as_bytes();
+    is_here && settled(|| is_above(owner.pid), |is_above| *is_above)
+}
+
+/// Whether a process is above this one, and who is.
+fn is_above(pid: u32) -> (bool, Vec<Pid>) {
+    let above: Vec<Pid> = successors(getppid(), |pid| Pid::from_raw(Stat::of(*pid)?.parent)).collect();
+    (above.iter().any(|above| u32::try_from(above.as_raw_nonzero().get()) == Ok(pid)), above)
+}
+
 /// Those below these processes, or among them, that have entered a claim, or are about to.
 pub(crate) fn entered(claim: ClaimId, among: impl Iterator<Item = Found>) -> Entered {
     let mut next: Vec<Found> = among.collect();
     let mut entered = Entered::default();
     while let Some(found) = next.pop() {
+        entered.met.insert(found.pid);
         match has_entered(found.pid, claim) {
             Some(true) => entered.found.push(found),
             told => {
@@ -119,4 +166,35 @@ fn own_id(pid: Pid) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     ids.split_ascii_whitespace().last().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a row of looks find and meet, and how many are taken.
+    fn look_at(looks: &[(bool, &[i32])]) -> (bool, usize) {
+        let mut taken = 0;
+        let look = || {
+            let (found, met) = looks[taken.min(looks.len() - 1)];
+            taken += 1;
+            (found, met.to_vec())
+        };
+        (settled(look, |found| *found), taken)
+    }
+
+    #[test]
+    fn who_loses_its_parent_during_a_look_is_met_by_the_next() {
+        assert_eq!(look_at(&[(false, &[1]), (true, &[1, 2])]), (true, 2));
+        assert_eq!(look_at(&[(false, &[1]), (false, &[1, 3]), (true, &[2, 3])]), (true, 3));
+    }
+
+    #[test]
+    fn nobody_is_looked_for_without_end() {
+        assert_eq!(look_at(&[(false, &[1]), (false, &[1])]), (false, 2));
+        assert_eq!(look_at(&[(true, &[1])]), (true, 1));
+        let churn = [1, 2, 3, 4, 5, 6, 7, 8, 9].map(|pid| [pid]);
+        let churn = churn.each_ref().map(|met| (false, &met[..]));
+        assert_eq!(look_at(&churn), (false, LOOKS));
+    }
 }

@@ -121,7 +121,7 @@ impl Supervisor<'_> {
         if self.run.orphans == Orphans::Wait || self.progress.exit.is_none() {
             return true;
         }
-        let Entered { found, unclear } = self.child.entered();
+        let Entered { found, unclear, .. } = self.child.entered();
         self.progress.unclear = !unclear.is_empty();
         if let Some(first) = found.first()
             && !std::mem::replace(&mut self.progress.waits, true)

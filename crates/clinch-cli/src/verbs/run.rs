@@ -4,6 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::pin::pin;
 use std::time::Duration;
 
+use clinch::backend::ClaimState;
 use clinch::{Capabilities, ClaimId, Env, ErrorKind, Guard, Instant, Lane, Locks, Released};
 use rustix::process::{Signal, getpid, set_child_subreaper};
 use serde_json::json;
@@ -252,15 +253,16 @@ impl<'a> Session<'a> {
     }
 
     /// Runs the command in place of us, under the lock that an outer job holds. `None`: it does not; what stands in the environment
-    /// may be of a job that ended long ago.
+    /// may be of a job that ended long ago, or that this is no part of.
     async fn reenter(&mut self, outer: &[ClaimId]) -> Result<Option<u8>, Failure> {
         let Run { name, share, .. } = self.run;
+        let is_outer =
+            |one: &ClaimState| one.granted && outer.contains(&one.id) && reentry::is_around(&one.owner);
         let claim = loop {
             About::Enter.tell();
             let state = self.limits.keep(self.locks.state(name)).await;
             let claims = state.map(|state| state.map(|state| state.claims).unwrap_or_default());
-            let held =
-                claims.map(|claims| claims.into_iter().find(|one| one.granted && outer.contains(&one.id)));
+            let held = claims.map(|claims| claims.into_iter().find(is_outer));
             if let Ok(Some(claim)) = &held
                 && !About::End.is_of(claim.owner.pid)
             {
@@ -343,8 +345,7 @@ async fn report_waiting(locks: &Locks, run: &Run, events: &mut Events) {
     let state = locks.state(&run.name).await.ok().flatten();
     let holder = state.as_ref().and_then(|state| state.claims.iter().find(|claim| claim.granted));
     let ahead = state.as_ref().map_or(0, |state| {
-        let us =
-            |claim: &clinch::backend::ClaimState| !claim.granted && claim.owner.pid == std::process::id();
+        let us = |claim: &ClaimState| !claim.granted && claim.owner.pid == std::process::id();
         state.claims.iter().position(us).unwrap_or(state.claims.len())
     });
     events.emit("waiting", || json!({ "ahead": ahead, "holder": holder.map(ClaimJson::from) }));
