@@ -4,8 +4,10 @@
 
 mod common;
 
+use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use clinch_testkit::{Etcd, Proxy, Redis, vouch};
@@ -122,4 +124,39 @@ fn a_question_that_is_not_answered_makes_no_waiter_deaf() {
     waiter.signal(Signal::TERM);
     assert_eq!(waiter.wait().signal(), Some(15));
     assert_eq!(world.read("events").contains("waiting"), told, "it ended when it was answered");
+}
+
+/// The lock is granted, and whether it is its turn is not answered: nothing but the connection's own patience ends that.
+#[test]
+fn a_turn_that_is_not_answered_heeds_a_signal_and_the_time() {
+    let redis = Redis::start();
+    let (world, proxy) = (World::on(redis.url()), Proxy::start(redis.addr()));
+    let ask = |options: &[&str]| {
+        let (events, name) = (format!("events{}", options.len()), format!("x{}", options.len()));
+        let mut holder = world.start(["run", &name, "-c", "while [ ! -e stop ]; do sleep 0.02; done"]);
+        eventually("the lock is held", || world.held(&name));
+        let words = [&["run", "--once-per", "1h", "--events", &events], options, &[&name, "true"]].concat();
+        let mut command = world.clinch(words);
+        command.env("CLINCH_URL", format!("redis://{}", proxy.addr())).stderr(Stdio::piped());
+        let waiter = Running(command.spawn().unwrap());
+        eventually("it waits", || world.claims(&name, "waiting").len() == 1);
+        // So that there is time to keep the answer back.
+        proxy.delay(Duration::from_millis(300));
+        world.write("stop", "");
+        eventually("it is granted", || world.read(&events).contains("acquired"));
+        proxy.hold_replies(true);
+        assert_eq!(holder.code(), 0);
+        waiter
+    };
+    let mut waiter = ask(&[]);
+    waiter.signal(Signal::TERM);
+    assert_eq!(waiter.wait().signal(), Some(15));
+    proxy.hold_replies(false);
+    proxy.delay(Duration::ZERO);
+    std::fs::remove_file(world.path("stop")).unwrap();
+    let mut waiter = ask(&["-w", "3s"]);
+    assert_eq!(waiter.code(), 69);
+    let mut said = String::new();
+    waiter.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.contains("did not answer within 3s"), "{said}");
 }

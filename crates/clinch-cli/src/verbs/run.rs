@@ -56,6 +56,8 @@ struct Session<'a> {
     events: Events,
     /// Whether we were asked to end after the job had ended.
     is_hurried: bool,
+    /// What asked us to end before the job began.
+    ended_by: Option<Signal>,
 }
 
 /// What became of waiting.
@@ -79,7 +81,7 @@ impl<'a> Session<'a> {
         if let Some(time) = run.max_hold {
             locks = locks.max_hold(time)?;
         }
-        Ok(Session { run, env, locks, limits, plan, events, is_hurried: false })
+        Ok(Session { run, env, locks, limits, plan, events, is_hurried: false, ended_by: None })
     }
 
     async fn run(mut self) -> Outcome {
@@ -108,7 +110,9 @@ impl<'a> Session<'a> {
         let since = self.env.clock().now();
         self.report_acquired(&guard);
         let outcome = self.hold(&guard, &mut signals).await;
-        self.finish(guard, since, outcome, &mut signals).await
+        let outcome = self.finish(guard, since, outcome, &mut signals).await;
+        self.ended_by.into_iter().for_each(sys::die_by);
+        outcome
     }
 
     /// Waits for the lock, or until a signal asks us to end.
@@ -135,15 +139,22 @@ impl<'a> Session<'a> {
     async fn withdrawn(&mut self, signal: Signal) -> Outcome {
         // If the store does not answer, the place in the queue runs out by itself.
         let _ = close(&self.locks).await;
-        self.events.emit("refused", || json!({ "reason": format!("ended by signal {}", signal.as_raw()) }));
+        self.events.emit("refused", || json!({ "reason": ended_by(signal) }));
         sys::die_by(signal);
-        Ok(SIGNAL_BASE.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0)))
+        Ok(code_of(signal))
     }
 
     /// Runs the job to its end.
     async fn hold(&mut self, guard: &Guard, signals: &mut Signals) -> Result<Ended, Failure> {
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
-        let turn = self.take_turn().await?;
+        let turn = tokio::select! {
+            biased;
+            turn = self.take_turn() => turn?,
+            signal = signals.next() => {
+                self.ended_by = Some(signal);
+                return Err(Failure::new(code_of(signal), ended_by(signal)));
+            }
+        };
         let mut command = spawn::command(self.run)?;
         spawn::tell(&mut command, guard);
         // What loses its parent falls to us, as it does to process 1: the job may have to be waited for, or to be ended.
@@ -190,10 +201,11 @@ impl<'a> Session<'a> {
             return Ok(None);
         }
         let name = format!("{}{ONCE_PER}", self.run.name);
-        if let Some(turn) = self.locks.mutex(&name)?.try_lock().await? {
+        let mutex = self.locks.mutex(&name)?;
+        if let Some(turn) = self.limits.keep(mutex.try_lock()).await? {
             return Ok(Some(turn));
         }
-        let state = self.locks.state(&name).await?;
+        let state = self.limits.keep(self.locks.state(&name)).await?;
         let again = state
             .and_then(|state| state.closed_until)
             .map(|until| format!("; it may run again at {}", local(until)));
@@ -320,6 +332,14 @@ impl<'a> Session<'a> {
             say(format_args!("lock \"{}\": {}", self.run.name, what()));
         }
     }
+}
+
+fn ended_by(signal: Signal) -> String {
+    format!("ended by signal {}", signal.as_raw())
+}
+
+fn code_of(signal: Signal) -> u8 {
+    SIGNAL_BASE.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0))
 }
 
 /// With `--once-per`, keeps the lock of the turn closed for that time.
