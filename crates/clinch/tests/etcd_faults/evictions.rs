@@ -1,8 +1,9 @@
 //! Evictions: what an operator takes from a holder, and from a waiter.
 
 use clinch::Claim;
-use clinch::backend::{Freed, Progress, Renewal};
+use clinch::backend::{Freed, NOTICE, Progress, Renewal};
 
+use super::frames::Frames;
 use super::moves::{kept_until, renewed};
 use super::sieve::{Fate, Sieve};
 use super::turns::{contains, deletes};
@@ -41,6 +42,70 @@ async fn an_eviction_closes_the_lock_for_as_long_as_a_holder_may_have_that_renew
     assert!(closed >= TTL, "opened {closed:?} after the holder had renewed for {TTL:?}");
     assert!(carrier(&etcd, &key).1 > TTL.as_secs(), "its lease may end before that of the holder");
     assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Absent);
+    assert_eq!(keys(&etcd, "job"), [""; 0]);
+}
+
+/// A server that stood still does what it finds in its sockets before it looks which leases are over. So the lease of an eviction
+/// lasts for the notice from whenever the holder's may end; and if the eviction was answered, for the notice from then on.
+#[tokio::test]
+async fn an_eviction_hangs_on_no_lease_that_may_be_over_when_it_is_done() {
+    const TTL: Duration = Duration::from_secs(60);
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (backend, operator) = (open(&etcd.url()).await, open(&sieve.url()).await);
+    let [unheard, heard] = [(1, "unheard"), (2, "heard")].map(|(id, name)| ghosts::claim(id, name, TTL));
+    let mut closed = Vec::new();
+    for claim in [&unheard, &heard] {
+        ghosts::granted(&*backend, claim).await;
+        closed.push(backend.key(claim.id).unwrap());
+    }
+    sieve.catch(Fate::Late, |request| contains(request, b"\"evicted\":true"));
+    let (evicting, far) = (unheard.clone(), operator.clone());
+    let evicted = tokio::spawn(async move { far.evict(&evicting.name, evicting.id).await });
+    sieve.caught().await;
+    sieve.let_go().await;
+    evicted.abort();
+    let lasts = Duration::from_secs(carrier(&etcd, &closed[0]).1);
+    assert!(lasts >= TTL + NOTICE, "over after {lasts:?}");
+    let leases = etcd.leases().len();
+    assert_eq!(operator.evict(&heard.name, heard.id).await.unwrap(), Freed::Removed);
+    assert_eq!(Duration::from_secs(carrier(&etcd, &closed[1]).1), NOTICE);
+    assert_eq!(etcd.leases().len(), leases + 1, "the longer one is given back");
+    for claim in [&unheard, &heard] {
+        assert_eq!(backend.release(claim, Duration::ZERO).await.unwrap(), Freed::Absent);
+        assert_eq!(keys(&etcd, claim.name.as_str()), [""; 0]);
+    }
+}
+
+/// A full server may refuse an eviction that it has done.
+#[tokio::test]
+async fn an_eviction_that_is_refused_after_it_was_made_says_that_it_evicted() {
+    let etcd = Etcd::start();
+    let frames = Frames::start(etcd.addr()).await;
+    let (backend, operator) = (open(&etcd.url()).await, open(&frames.url()).await);
+    let claim = ghosts::claim(1, "job", LONG_TTL);
+    ghosts::granted(&*backend, &claim).await;
+    frames.refuse(|request| contains(request, b"\"evicted\":true"));
+    assert_eq!(operator.evict(&claim.name, claim.id).await.unwrap(), Freed::Removed);
+    assert!(frames.has_refused());
+}
+
+/// Whoever evicts the first waiter of a lock that lingers closed opens it, and not to that waiter.
+#[tokio::test]
+async fn the_evicted_first_waiter_of_a_closed_lock_is_gone_when_it_opens() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (backend, operator) = (open(&etcd.url()).await, open(&sieve.url()).await);
+    let [holder, waiter] = [1, 2].map(|id| ghosts::claim(id, "job", LONG_TTL));
+    ghosts::granted(&*backend, &holder).await;
+    queued(&*backend, &waiter).await;
+    assert_eq!(backend.release(&holder, LONG_TTL).await.unwrap(), Freed::Removed);
+    sieve.catch(Fate::Late, |request| deletes(request, "job"));
+    let victim = waiter.clone();
+    let evicted = tokio::spawn(async move { operator.evict(&victim.name, victim.id).await });
+    sieve.caught().await;
+    sieve.let_go().await;
+    evicted.abort();
     assert_eq!(keys(&etcd, "job"), [""; 0]);
 }
 

@@ -5,7 +5,8 @@ use clinch::Claim;
 use clinch::backend::{Backend, Freed, Progress, Renewal};
 
 use super::frames::Frames;
-use super::moves::{isolated, renew, renewed, with_ttl};
+use super::moves::{elsewhere, isolated, renew, renewed, with_ttl};
+use super::sieve::{Fate, Sieve};
 use super::turns::{contains, moves};
 use super::*;
 
@@ -17,6 +18,16 @@ async fn refusing() -> (Etcd, Frames, Arc<dyn Backend>) {
     let frames = Frames::start(etcd.addr()).await;
     let backend = open(&frames.url()).await;
     (etcd, frames, backend)
+}
+
+/// A server that is soon full.
+fn small() -> Etcd {
+    Etcd::builder().arg("--quota-backend-bytes", "200000").start()
+}
+
+async fn fill(etcd: &Etcd) {
+    let filled = async || etcd.try_ctl(&["put", "ballast", &"x".repeat(20_000)]).is_err().then_some(());
+    eventually("the server is full", filled).await;
 }
 
 /// Checks that a claim's key hangs on a lease of so many seconds, and that no other lease is left.
@@ -38,6 +49,18 @@ async fn a_move_that_is_refused_after_it_was_made_takes_no_lock_along() {
     assert!(frames.has_refused());
     hangs_on(&etcd, "job", 2 * TTL.as_secs()).await;
     assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+}
+
+/// And if the claim is gone by then, that is told.
+#[tokio::test]
+async fn a_move_that_is_refused_for_a_claim_that_is_gone_tells_so() {
+    let (etcd, frames, backend) = refusing().await;
+    let claim = isolated("job", TTL);
+    ghosts::granted(&*backend, &claim).await;
+    frames.refuse(|request| moves(request, "job"));
+    etcd.ctl(&["del", &backend.key(claim.id).unwrap()]);
+    let renewal = renew(&*backend, &with_ttl(&claim, 2 * TTL)).await;
+    assert!(matches!(renewal, Renewal::Lost(_)), "{renewal:?}");
 }
 
 /// The same of a move by another client, as an operator's.
@@ -101,13 +124,35 @@ async fn a_release_that_is_refused_after_it_was_made_says_that_it_released() {
 /// A lease of its own that cannot be made longer is kept as long as it was.
 #[tokio::test]
 async fn a_lock_with_its_own_lease_outlives_an_extension_that_there_is_no_room_for() {
-    let etcd = Etcd::builder().arg("--quota-backend-bytes", "200000").start();
+    let etcd = small();
     let backend = open(&etcd.url()).await;
     let claim = isolated("job", TTL);
     ghosts::granted(&*backend, &claim).await;
-    let filled = async || etcd.try_ctl(&["put", "ballast", &"x".repeat(20_000)]).is_err().then_some(());
-    eventually("the server is full", filled).await;
+    fill(&etcd).await;
     let renewal = renew(&*backend, &with_ttl(&claim, 2 * TTL)).await;
     assert!(matches!(renewal, Renewal::Renewed(Some(left)) if left <= TTL), "{renewal:?}");
+    assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+}
+
+/// So is one of which an earlier extension may still come: on each lease that it may hang on.
+#[tokio::test]
+async fn a_lock_in_doubt_outlives_an_extension_that_there_is_no_room_for() {
+    let etcd = small();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let env = silent::split_env_by(sieve.addr());
+    let backend = clinch::backends::etcd::open(&etcd.url(), env).await.unwrap();
+    let claim = isolated("job", TTL);
+    ghosts::granted(&*backend, &claim).await;
+    sieve.catch(Fate::Late, |request| moves(request, "job"));
+    let elsewhere = elsewhere();
+    let (far, longer) = (backend.clone(), with_ttl(&claim, 2 * TTL));
+    elsewhere.spawn(async move { renew(&*far, &longer).await });
+    sieve.caught().await;
+    fill(&etcd).await;
+    for ttl in [TTL, 2 * TTL] {
+        let renewal = renew(&*backend, &with_ttl(&claim, ttl)).await;
+        assert!(matches!(renewal, Renewal::Renewed(Some(left)) if left <= TTL), "{renewal:?}");
+    }
+    elsewhere.shutdown_background();
     assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
 }

@@ -94,10 +94,39 @@ async fn a_release_that_was_given_up_is_made_good_while_others_are_kept() {
         keys(&etcd, "job").is_empty().then_some(())
     })
     .await;
+    // Whoever asks again hears that it was released, once.
+    assert_eq!(backend.release(&left, Duration::ZERO).await.unwrap(), Freed::Removed);
+    assert_eq!(backend.release(&left, Duration::ZERO).await.unwrap(), Freed::Absent);
     granted(&*backend, &next).await;
     for claim in [&next, &kept] {
         assert_eq!(backend.release(claim, Duration::ZERO).await.unwrap(), Freed::Removed);
     }
+}
+
+/// A step that comes late makes a claim's key anew, at another revision than the one that was heard of. That is to go, too.
+#[tokio::test]
+async fn a_release_that_was_given_up_is_made_good_for_a_key_that_was_made_twice() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.addr());
+    let backend = open(&format!("etcd://{}", proxy.addr())).await;
+    let [left, kept] = [(1, "job"), (2, "other")].map(|(id, name)| claim(id, name, SHORT_TTL));
+    granted(&*backend, &left).await;
+    granted(&*backend, &kept).await;
+    proxy.refuse(true);
+    proxy.cut_all();
+    backend.release(&left, Duration::ZERO).await.unwrap_err();
+    let [key] = &keys(&etcd, "job")[..] else { panic!("its key is not there") };
+    let (lease, _) = carrier(&etcd, key);
+    let value = etcd.ctl(&["get", "--print-value-only", key]);
+    etcd.ctl(&["del", key]);
+    etcd.ctl(&["put", "--lease", &lease, key, value.trim_end()]);
+    proxy.refuse(false);
+    eventually("nothing is left of it", async || {
+        let renewals = backend.renew(std::slice::from_ref(&kept)).await;
+        assert!(!matches!(renewals[..], [Renewal::Lost(_)]), "{renewals:?}");
+        keys(&etcd, "job").is_empty().then_some(())
+    })
+    .await;
 }
 
 /// A restored backup has claims that were released since. Nobody may keep them alive, nor believe in what was there later.

@@ -8,7 +8,7 @@ pub(super) mod looks;
 mod silent;
 mod young;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
@@ -42,6 +42,8 @@ struct Table {
     entries: Entries,
     slots: Slots,
     losses: Vec<(ClaimId, Loss)>,
+    /// Claims whose keys were deleted after a release of them had failed, until that is asked for again.
+    swept: HashSet<ClaimId>,
     /// Claims whose own key is not watched yet, oldest first.
     young: VecDeque<(Instant, ClaimId)>,
     /// Whether the task runs that watches them.
@@ -75,6 +77,7 @@ impl Claims {
             return None;
         }
         let old = table.entries.remove(id);
+        table.swept.remove(&id);
         let anew = || {
             old.iter().for_each(|old| table.slots.leave(&old.known.key));
             (table.slots.take(queue, &session, now), Vec::new(), Moves::default())
@@ -89,6 +92,7 @@ impl Claims {
             guard: None,
             view: None,
             leaving: None,
+            asked: false,
             step: Some(step.clone()),
             taken: false,
             seen: 0,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::claims::{Claims, Known};
 use super::client::Client;
 use super::keys;
-use super::moves::touch;
+use super::moves::{hang, touch};
 use super::record::{self, Place, Standing};
 use super::session::Session;
 use super::slots::STANDS_FOR;
@@ -19,7 +19,7 @@ use super::store::Store;
 use super::view::View;
 use super::wire::{self, Compare, KeyValue, PutRequest, RequestOp, TxnRequest, TxnResponse};
 use crate::backend::{Freed, NOTICE};
-use crate::claim::{Claim, ClaimId};
+use crate::claim::{Claim, ClaimId, Mode};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
@@ -28,8 +28,8 @@ use crate::queue::admits;
 /// How often a write is begun anew because the key had been moved to another lease.
 const TURNS: u32 = 4;
 
-/// How many an evicted waiter may have in its way to be put out by one transaction; etcd takes 128 conditions.
-const IN_THE_WAY: usize = 120;
+/// How many other keys a transaction that evicts a claim may concern in one way; etcd takes 128 conditions, and as many operations.
+const OTHERS: usize = 120;
 
 /// How long a release that was begun may take before whoever keeps the lease sees to it: its future may be kept, and not polled.
 const POLLED_WITHIN: Duration = Duration::from_secs(3);
@@ -55,7 +55,8 @@ impl Store {
         let leaving = Leaving { claims: &self.claims, id: claim.id, from };
         let freed = self.free(claim, linger).await?;
         std::mem::forget(leaving);
-        Ok(freed)
+        // A sweep may have made good what an earlier attempt did not.
+        Ok(if self.claims.answered(claim.id) { Freed::Removed } else { freed })
     }
 
     /// Frees a claim; with a `linger` the lock stays closed for that long.
@@ -215,21 +216,23 @@ impl Store {
     pub(super) async fn evict_claim(&self, name: &LockName, id: ClaimId) -> Result<Freed> {
         for turn in 1..=TURNS {
             let places = self.places(name).await?;
-            for closed in &places {
-                if matches!(closed.standing, Standing::Closed { evicted: None, .. }) {
+            let lingers = |place: &&Place| matches!(place.standing, Standing::Closed { evicted: None, .. });
+            let lingering: Vec<Place> = places.iter().filter(lingers).cloned().collect();
+            let open = |place: &Place| !matches!(place.standing, Standing::Closed { .. });
+            let at = places.iter().position(|place| open(place) && place.id() == id);
+            let Some((ahead, [place, ..])) = at.and_then(|at| places.split_at_checked(at)) else {
+                for closed in &lingering {
                     self.client.delete_as_seen(closed).await?;
                 }
-            }
-            let open = |place: &Place| !matches!(place.standing, Standing::Closed { .. });
-            let Some(at) = places.iter().position(|place| open(place) && place.id() == id) else {
                 return Ok(Freed::Absent);
             };
-            let (ahead, rest) = places.split_at(at);
-            let Some(place) = rest.first() else { return Ok(Freed::Absent) };
-            let freed = match in_the_way(ahead, place) {
-                Some(few) if few.len() <= IN_THE_WAY => self.evict_waiter(place, few).await?,
+            // It may have held the lock beside one who has closed it since, unless it is exclusive.
+            let counts = |ahead: &&Place| place.mode() == Mode::Exclusive || !lingers(ahead);
+            let ahead: Vec<Place> = ahead.iter().filter(counts).cloned().collect();
+            let freed = match in_the_way(&ahead, place) {
+                Some(few) if few.len() <= OTHERS => self.evict_waiter(place, few, &lingering).await?,
                 few => {
-                    let freed = self.evict_holder(place, turn).await?;
+                    let freed = self.evict_holder(place, &lingering, turn).await?;
                     if few.is_some() && freed == Freed::Removed {
                         // If this fails, time opens what it closes.
                         let _ = self.open_if_it_waits(name, place).await;
@@ -246,11 +249,12 @@ impl Store {
 
     /// Puts a waiter out of the queue if all who were in its way still are: else it may hold the lock by now, and has to be
     /// told before another does. Its own key may stand as it did, where its TTL is as short as a place's.
-    async fn evict_waiter(&self, place: &Place, in_the_way: &[Place]) -> Result<Freed> {
+    async fn evict_waiter(&self, place: &Place, in_the_way: &[Place], lingering: &[Place]) -> Result<Freed> {
         let unchanged = in_the_way.iter().map(|other| Compare::modified(&other.key, other.modified));
         let stand = Stand { created: place.created, lease: place.lease };
         let compare = Stand::compare(Some(stand), &place.key).into_iter().chain(unchanged).collect();
-        let txn = TxnRequest { compare, success: vec![wire::delete(&place.key)], failure: Vec::new() };
+        let success = [wire::delete(&place.key)].into_iter().chain(opens(lingering)).collect();
+        let txn = TxnRequest { compare, success, failure: Vec::new() };
         let deleted = self.client.txn(txn).await?.is_some_and(|answer| answer.succeeded);
         Ok(if deleted { Freed::Removed } else { Freed::Absent })
     }
@@ -270,21 +274,52 @@ impl Store {
 
     /// Takes the lock from its holder, but keeps it closed until the holder has heard of that and released it, until its lease
     /// would have run out, or [`NOTICE`] has passed. Another program's holder has nothing that would open it again.
-    async fn evict_holder(&self, place: &Place, turn: u32) -> Result<Freed> {
+    async fn evict_holder(&self, place: &Place, lingering: &[Place], turn: u32) -> Result<Freed> {
         // It may renew its lease before this is written, so what is left of that now says nothing.
-        let time = self.granted_for(place.lease).await?.map_or(NOTICE, |ttl| ttl.min(NOTICE));
+        let granted = self.granted_for(place.lease).await?.unwrap_or(NOTICE);
+        let time = granted.min(NOTICE);
         let Some(value) = record::evicted(place, time, self.client.env.clock().wall())? else {
             return self.client.delete_as_seen(place).await;
         };
         let ticket = self.ticket(turn).await?;
-        let lease = self.grant(time + ticket.slack()).await?.id;
+        // A server that stood still does this before it looks which leases are over, the ticket's and this one among them. Unless
+        // what the holder had is over by then as well, its notice is not.
+        let lease = self.grant(granted + time + ticket.slack()).await?.id;
         let stand = Stand { created: place.created, lease: place.lease };
         let put = PutRequest { key: place.key.clone(), value, lease, ..PutRequest::default() };
         let compare = Stand::compare(Some(stand), &place.key);
-        let success = vec![put.into(), touch(keys::session(self.prefix(), place.lease))];
+        let put = [put.into(), touch(keys::session(self.prefix(), place.lease))];
+        let success = put.into_iter().chain(opens(lingering)).collect();
         let txn = TxnRequest { compare, success, failure: Vec::new() };
-        let is_evicted = self.write_in_time(ticket, txn).await?;
-        Ok(if is_evicted { Freed::Removed } else { Freed::Absent })
+        let is_evicted = match self.write_in_time(ticket, txn).await {
+            // A full server may have done what it refuses.
+            Err(error) if error.kind() == ErrorKind::Exhausted => {
+                let found = self.client.read(vec![wire::get(&place.key)]).await?;
+                let own = found.ranges.first().and_then(|range| range.kvs.first()).map(Place::read);
+                own.is_some_and(|own| own.is_evicted(place.id())).then_some(true).ok_or(error)?
+            }
+            written => written?,
+        };
+        if !is_evicted {
+            self.sessions.revoke_lease(lease).await;
+            return Ok(Freed::Absent);
+        }
+        // If this fails, it stays closed for longer to who does not wait for it.
+        let _ = self.shorten(Stand { lease, ..stand }, &place.key, time).await;
+        Ok(Freed::Removed)
+    }
+
+    /// Has what an eviction closed open when its time is up, by a lease that was granted after it was closed.
+    async fn shorten(&self, stand: Stand, key: &[u8], time: Duration) -> Result<()> {
+        let short = self.grant(time).await?.id;
+        let success = vec![hang(key, short)];
+        let txn = TxnRequest { compare: Stand::compare(Some(stand), key), success, failure: Vec::new() };
+        let Some(answer) = self.client.txn(txn).await? else { return Ok(()) };
+        self.sessions.revoke_lease(stand.lease).await;
+        if !answer.succeeded {
+            self.sessions.revoke_lease(short).await;
+        }
+        Ok(())
     }
 
     /// The claim of this id, wherever it was made.
@@ -318,12 +353,23 @@ impl Store {
 impl Client {
     /// Deletes a key if it is still the one that was seen.
     pub(super) async fn delete_as_seen(self: &Arc<Client>, place: &Place) -> Result<Freed> {
-        let compare =
-            vec![Compare::created(&place.key, place.created), Compare::lease(&place.key, place.lease)];
+        let mut compare = vec![Compare::created(&place.key, place.created)];
+        // What keeps a lock closed does nothing else any more, whichever lease that is on.
+        if !matches!(place.standing, Standing::Closed { .. }) {
+            compare.push(Compare::lease(&place.key, place.lease));
+        }
         let txn = TxnRequest { compare, success: vec![wire::delete(&place.key)], failure: Vec::new() };
         let deleted = self.txn(txn).await?.is_some_and(|answer| answer.succeeded);
         Ok(if deleted { Freed::Removed } else { Freed::Absent })
     }
+}
+
+/// Opens a lock that lingers closed, as far as it still does. Along with the eviction: else it goes to the evicted claim first.
+fn opens(lingering: &[Place]) -> impl Iterator<Item = RequestOp> {
+    lingering.iter().take(OTHERS).map(|closed| {
+        let compare = vec![Compare::created(&closed.key, closed.created)];
+        TxnRequest { compare, success: vec![wire::delete(&closed.key)], failure: Vec::new() }.into()
+    })
 }
 
 /// Those of all ahead who alone keep a claim waiting; `None` when it holds the lock.

@@ -114,19 +114,34 @@ impl Store {
         self.sessions.give_back(spare);
         match moved {
             Ok(renewal) => renewal,
-            Err(error) => match self.claims.get(claim.id) {
-                // As it was granted, for there is no room for more.
-                Some(known)
-                    if error.kind() == ErrorKind::Exhausted
-                        && (known.carrier().isolated || !claim.isolated)
-                        && known.lost.is_none()
-                        && known.moves.are_settled() =>
-                {
-                    Renewal::Renewed(Some(self.left_of(claim, &known, now)))
-                }
-                _ => Renewal::Failed(error),
+            // As it was granted, for there is no room for more.
+            Err(error) if error.kind() == ErrorKind::Exhausted => match self.as_it_was(claim, now).await {
+                Some(renewal) => renewal,
+                None => Renewal::Failed(error),
             },
+            Err(error) => Renewal::Failed(error),
         }
+    }
+
+    /// What a claim has that cannot be moved. Where it may have been all the same, every lease that it may hang on is kept.
+    async fn as_it_was(&self, claim: &Claim, now: Instant) -> Option<Renewal> {
+        let known = self.claims.get(claim.id)?;
+        let mut kept = vec![known.carrier().lease];
+        if !known.moves.are_settled() {
+            for session in [known.carrier()].into_iter().chain(known.moves.targets()) {
+                self.keep_lately(session).await.ok()??;
+                kept.push(session.lease);
+            }
+        }
+        let known = self.claims.get(claim.id)?;
+        if let Some(loss) = known.lost {
+            return Some(Renewal::Lost(loss));
+        }
+        let is_kept = |session: &Arc<Session>| kept.contains(&session.lease);
+        let are_kept = is_kept(known.carrier()) && known.moves.targets().all(is_kept);
+        let is_as_asked = known.carrier().isolated || !claim.isolated;
+        (are_kept && is_as_asked && known.moves.astray().is_none())
+            .then(|| Renewal::Renewed(Some(self.left_of(claim, &known, now))))
     }
 
     /// What was surely left of a claim at this moment.
@@ -277,8 +292,10 @@ impl Store {
         if !is_moved {
             self.sessions.give_back(self.claims.not_moved(id, stand.lease, to));
         }
-        if let Some((lease, revision)) = own {
-            self.seen(id, Stand { lease, ..stand }, revision);
+        match own {
+            Some((lease, revision)) => self.seen(id, Stand { lease, ..stand }, revision),
+            None if error.kind() == ErrorKind::Exhausted => self.claims.deleted(id, stand.created),
+            None => {}
         }
         Ok(is_moved)
     }

@@ -221,6 +221,7 @@ impl Backend for Store {
     }
 
     fn forget(&self, claim: &Claim) {
+        self.claims.answered(claim.id);
         self.claims.forget_isolated(claim.id, self.now());
     }
 

@@ -26,6 +26,8 @@ pub(super) struct Entry {
     pub(super) view: Option<Arc<View>>,
     /// A release of it failed: from when on its key shall be gone, whoever sees to that.
     pub(super) leaving: Option<Instant>,
+    /// Somebody waits for the answer to a release of it.
+    pub(super) asked: bool,
     /// The last step of its waiter, unless that has ended well.
     pub(super) step: Option<Arc<Step>>,
     /// Whether its waiter was given the lock.

@@ -20,17 +20,34 @@ pub(in crate::backends::etcd) struct Sweeping {
 impl Sweeping {
     /// Whether what stands under its key is its own: a claim that never came to have one may have met another's there.
     pub(in crate::backends::etcd) fn owns(&self, place: &Place) -> bool {
-        match self.created {
-            Some(created) => place.created == created,
-            None => place.is(self.id) || place.is_evicted(self.id),
-        }
+        self.created == Some(place.created) || place.is(self.id) || place.is_evicted(self.id)
     }
 }
 
 impl Claims {
     /// Notes that a release has begun, and that the claim's key shall be gone from this moment on, if that release does not end.
     pub(in crate::backends::etcd) fn leaves(&self, id: ClaimId, from: Instant) {
-        lock(&self.table).entries.change(id, |entry| entry.leaving = Some(from));
+        lock(&self.table).entries.change(id, |entry| {
+            entry.leaving = Some(from);
+            entry.asked = true;
+        });
+    }
+
+    /// Notes that a release is answered; says whether a sweep has deleted the claim's key meanwhile.
+    pub(in crate::backends::etcd) fn answered(&self, id: ClaimId) -> bool {
+        let mut table = lock(&self.table);
+        table.entries.change(id, |entry| entry.asked = false);
+        table.swept.remove(&id)
+    }
+
+    /// Notes that the keys of these claims are deleted for those who have asked for their release, and will ask again.
+    pub(in crate::backends::etcd) fn sweeps(&self, ids: impl Iterator<Item = ClaimId>) {
+        let mut table = lock(&self.table);
+        for id in ids {
+            if table.entries.get(id).is_some_and(|entry| entry.asked) {
+                table.swept.insert(id);
+            }
+        }
     }
 
     /// Notes that a release failed, and that the claim's key shall be gone from this moment on.

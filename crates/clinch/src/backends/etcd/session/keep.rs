@@ -122,11 +122,13 @@ impl Sessions {
         let reads = sweeping.iter().map(|sweeping| wire::get(sweeping.deleting.key())).collect();
         let found = self.client.read(reads).await?;
         let places = found.ranges.iter().map(|range| range.kvs.first().map(Place::read));
-        let own = sweeping
-            .iter()
-            .zip(places)
-            .filter_map(|(sweeping, place)| place.filter(|place| sweeping.owns(place)));
-        let deletes = own.map(|place| {
+        let own = sweeping.iter().zip(places);
+        let own =
+            own.filter_map(|(sweeping, place)| Some((sweeping.id, place.filter(|it| sweeping.owns(it))?)));
+        let own: Vec<(ClaimId, Place)> = own.collect();
+        let are_released = own.iter().filter(|(id, place)| !place.is_evicted(*id));
+        self.claims.sweeps(are_released.map(|(id, _)| *id));
+        let deletes = own.iter().map(|(_, place)| {
             let compare = vec![Compare::created(&place.key, place.created)];
             TxnRequest { compare, success: vec![wire::delete(&place.key)], failure: Vec::new() }.into()
         });
