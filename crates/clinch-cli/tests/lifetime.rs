@@ -115,6 +115,8 @@ fn the_watch_over_a_job_is_seen_by_nobody() {
         let watch = watches.into_iter().find(|pid| name(*pid) == "job-watch\n").expect("there is a watch");
         let open = || std::fs::read_dir(format!("/proc/{watch}/fd")).unwrap().count();
         eventually("it has nothing else open", || open() == descriptors);
+        let words = std::fs::read_to_string(format!("/proc/{watch}/cmdline")).unwrap();
+        assert_eq!(words.trim_end_matches('\0'), "job-watch", "`pkill -f 'clinch run'` kills it too");
         for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::TSTP] {
             assert!(kill(watch, signal));
         }

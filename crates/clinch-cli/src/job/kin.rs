@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use clinch::ClaimId;
@@ -156,6 +157,8 @@ pub(crate) struct Stat {
     pub(crate) stack: u64,
     /// Whether it has an environment, in which nothing is.
     pub(crate) has_empty_environment: bool,
+    /// Where the words of its command line are.
+    pub(crate) words: Range<usize>,
 }
 
 impl Stat {
@@ -171,6 +174,7 @@ impl Stat {
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
             threads: fields.get(17)?.parse().ok()?,
+            words: fields.get(45)?.parse().ok()?..fields.get(46)?.parse().ok()?,
             stack: fields.get(25)?.parse().ok()?,
         })
     }

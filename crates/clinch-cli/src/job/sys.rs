@@ -5,6 +5,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -16,6 +17,8 @@ use rustix::process::{Pid, Signal};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+
+use super::kin::Stat;
 
 /// A process that can be awaited. Must be made inside a tokio runtime.
 #[derive(Debug)]
@@ -66,6 +69,21 @@ pub(crate) fn start_within(command: &mut Command, time: Duration) {
 pub(crate) fn set_name(name: &CStr) {
     // SAFETY: the text ends with a zero, and only the name is changed.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+}
+
+/// Where the words of our command line are that others see.
+pub(crate) fn words() -> Range<usize> {
+    Stat::of(rustix::process::getpid()).map_or(0..0, |stat| stat.words)
+}
+
+/// Writes over them, in a copy of this process that reads them no more. Allocates nothing.
+pub(crate) fn set_words(name: &CStr, words: Range<usize>) {
+    let name = name.to_bytes().iter().copied().chain(std::iter::repeat(0));
+    // The last byte stays zero, by which the kernel knows where they end.
+    for (address, byte) in words.rev().skip(1).rev().zip(name) {
+        // SAFETY: the kernel says that the words of this process are there, on its own stack, and nobody in this copy reads them again.
+        unsafe { std::ptr::with_exposed_provenance_mut::<u8>(address).write_volatile(byte) };
+    }
 }
 
 /// Lets a signal through that our caller had blocked. A child of ours has none blocked in any case.

@@ -8,13 +8,14 @@
 //! `end.rs`, which kills all of it.
 //!
 //! It is a copy of us that sleeps in one call: it has nothing open but the end of a pipe, us, the job and its lock, no terminal, no part in
-//! anybody's process group, and hears no signal. Its name is not ours, so that whoever kills us by name does not kill it.
+//! anybody's process group, and hears no signal. Its name and words are not ours, so that whoever kills us by those does not kill it.
 
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char};
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -102,7 +103,7 @@ fn fork(hear: RawFd, lock: Option<RawFd>, words: &[CString]) -> io::Result<Pid> 
     // For the id, which comes later.
     let place = arguments.len();
     arguments.extend([null(), null()]);
-    let wrapper = getpid();
+    let (wrapper, seen) = (getpid(), sys::words());
     let mut saved = MaybeUninit::uninit();
     // SAFETY: the sets are initialised before they are read. The call without flags and stack is `fork`, but that no signal tells the
     // parent of the end. The copy has one thread; it only makes system calls, formats a number on its stack, and ends.
@@ -112,7 +113,7 @@ fn fork(hear: RawFd, lock: Option<RawFd>, words: &[CString]) -> io::Result<Pid> 
         libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), saved.as_mut_ptr());
         let pid = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
         if pid == 0 {
-            watch(wrapper, hear, lock, &mut arguments, place);
+            watch(wrapper, seen, hear, lock, &mut arguments, place);
             libc::_exit(0);
         }
         libc::sigprocmask(libc::SIG_SETMASK, saved.as_ptr(), null_mut());
@@ -123,9 +124,17 @@ fn fork(hear: RawFd, lock: Option<RawFd>, words: &[CString]) -> io::Result<Pid> 
 }
 
 /// The life of the copy. Allocates nothing.
-fn watch(wrapper: Pid, hear: RawFd, lock: Option<RawFd>, arguments: &mut [*const c_char], place: usize) {
+fn watch(
+    wrapper: Pid,
+    seen: Range<usize>,
+    hear: RawFd,
+    lock: Option<RawFd>,
+    arguments: &mut [*const c_char],
+    place: usize,
+) {
     let _ = setsid();
     sys::set_name(NAME);
+    sys::set_words(NAME, seen);
     close_all_but(hear, lock.unwrap_or(hear));
     // Once that has gone over to another, there is nothing to wait for.
     let wrapper = pidfd_open(wrapper, PidfdFlags::empty()).ok().filter(|_| getppid() == Some(wrapper));
