@@ -109,10 +109,16 @@ fn the_watch_over_a_job_is_seen_by_nobody() {
     for (url, descriptors) in [("memory://".to_owned(), 3), (world.url(), 4)] {
         let mut run = world.start(["run", "-u", &url, "x", "-c", JOB]);
         world.pid("job.pid");
-        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.pid())).unwrap();
-        let watches = children.split_whitespace().map(|pid| pid.parse().unwrap());
+        let children = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.pid())).unwrap();
         let name = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let watch = watches.into_iter().find(|pid| name(*pid) == "job-watch\n").expect("there is a watch");
+        let mut watch = None;
+        eventually("there is a watch", || {
+            let children = children();
+            let mut pids = children.split_whitespace().map(|pid| pid.parse().unwrap());
+            watch = pids.find(|pid| name(*pid) == "job-watch\n");
+            watch.is_some()
+        });
+        let watch = watch.unwrap();
         let open = || std::fs::read_dir(format!("/proc/{watch}/fd")).unwrap().count();
         eventually("it has nothing else open", || open() == descriptors);
         let words = std::fs::read_to_string(format!("/proc/{watch}/cmdline")).unwrap();
