@@ -304,7 +304,8 @@ pub(crate) struct Release {
 
 /// Take a lock away from its holder
 ///
-/// The holder is told, and its job is stopped, where it can be reached. The next holder's token is larger, so stores that
+/// The holder is told, and its job is stopped, where it can be reached. A shell that holds it by `clinch acquire` cannot be told: it
+/// has 15 s, unless its lease ends or it releases the lock before; `clinch renew` answers 79 meanwhile. The next holder's token is larger, so stores that
 /// check tokens refuse what the old holder still writes. What was done is told when all of it is done.
 #[derive(Args, Debug)]
 pub(crate) struct Break {

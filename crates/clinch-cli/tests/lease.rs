@@ -5,6 +5,7 @@ mod common;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use common::{Running, World, eventually, runs};
 use rustix::process::Signal;
@@ -166,6 +167,39 @@ fn a_stopped_acquire_keeps_no_lock_and_tells_of_none_that_is_over() {
         acquire.0.stdout.take().unwrap().read_to_string(&mut words).unwrap();
         assert_eq!(words, "(exit 79)\n", "an eval of it fails, too: {ttl}");
     }
+}
+
+/// A shell works on under a lock that was taken away, and is held by another: it hears of that when it renews, and has its notice until then.
+#[test]
+fn a_shell_whose_lock_is_taken_away_has_time_to_stop() {
+    let world = World::new();
+    let acquire = |ttl: &str| {
+        let pid = std::process::id().to_string();
+        let output = world.output(["acquire", "--json", "--for-pid", &pid, "--ttl", ttl, "x"]);
+        let lease: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        lease["claim"].as_str().unwrap().to_owned()
+    };
+    let claim = acquire("60s");
+    let mut evictor = world.start(["break", "--yes", "x"]);
+    eventually("it is being taken away", || world.code(["renew", "x", &claim]) == 79);
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
+    assert_eq!(world.code(["release", "x", &claim]), 79);
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 0, "who works under it has said that it is done");
+    assert_eq!(evictor.code(), 0);
+    // Longer than it takes its holder to hear of that, and shorter than the notice.
+    let (since, ttl) = (Instant::now(), Duration::from_secs(6));
+    let claim = acquire("6s");
+    assert_eq!(world.code(["break", "--yes", "x"]), 0);
+    assert!(since.elapsed() >= ttl, "its lease had not ended");
+    assert_eq!(world.code(["renew", "x", &claim]), 79);
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 0);
+}
+
+/// A time that cannot be told in nanoseconds is refused to the holder, which ends without a word.
+#[test]
+fn an_acquire_may_wait_for_a_thousand_years() {
+    let pid = std::process::id().to_string();
+    assert_eq!(World::new().code(["acquire", "-w", "1000y", "--for-pid", &pid, "x"]), 0);
 }
 
 /// A lock of a store that ends with the process is said to be held when it is not.

@@ -67,7 +67,13 @@ pub struct Clock(Source);
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Host,
-    Simulated { epoch: tokio::time::Instant, wall: SystemTime },
+    Simulated {
+        epoch: tokio::time::Instant,
+        wall: SystemTime,
+    },
+    /// What a test says, which may do something first: it then stands where the clock is read.
+    #[cfg(test)]
+    Told(fn() -> Instant),
 }
 
 impl Clock {
@@ -82,11 +88,18 @@ impl Clock {
         Clock(Source::Simulated { epoch: tokio::time::Instant::now(), wall })
     }
 
+    #[cfg(test)]
+    pub(crate) const fn told(now: fn() -> Instant) -> Clock {
+        Clock(Source::Told(now))
+    }
+
     /// This moment.
     pub fn now(&self) -> Instant {
         match self.0 {
             Source::Host => boot_time(),
             Source::Simulated { epoch, .. } => Instant(0) + epoch.elapsed(),
+            #[cfg(test)]
+            Source::Told(now) => now(),
         }
     }
 
@@ -95,6 +108,8 @@ impl Clock {
         match self.0 {
             Source::Host => SystemTime::now(),
             Source::Simulated { epoch, wall } => wall + epoch.elapsed(),
+            #[cfg(test)]
+            Source::Told(_) => SystemTime::now(),
         }
     }
 
@@ -103,6 +118,8 @@ impl Clock {
         match self.0 {
             Source::Host => None,
             Source::Simulated { epoch, .. } => Some(epoch + at.since(Instant(0))),
+            #[cfg(test)]
+            Source::Told(_) => None,
         }
     }
 }

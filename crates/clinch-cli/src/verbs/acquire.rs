@@ -275,7 +275,8 @@ impl Holder {
 
 /// The options that the holder needs.
 fn pass_on(command: &mut Command, args: &Acquire) {
-    let nanos = |time: Duration| format!("{}ns", time.as_nanos());
+    // What is longer than can be told is for ever.
+    let nanos = |time: Duration| format!("{}ns", time.as_nanos().min(u64::MAX.into()));
     if let Some(limit) = args.patience.limit() {
         command.args(["--wait", &nanos(limit)]);
     }

@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use clinch::backend::{ClaimState, NOTICE};
 use clinch::{ClaimId, Env, Guard, Instant, Lane, Locks};
 use rustix::process::{Pid, getppid, setsid};
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,9 @@ use crate::request::{Request, with_lease};
 
 /// The longest time without a look at what the store says.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// For how long a look that fails is repeated before the end that was known stands.
+const INSIST: Duration = Duration::from_secs(1);
 
 /// When to look again where it says nothing of the claim.
 const LOOK_SOON: Duration = Duration::from_millis(100);
@@ -107,7 +111,7 @@ impl Holder {
             // From the start: who asked may be stopped for as long as it takes.
             tokio::select! {
                 () = is_given_up() => {}
-                _ = self.guard.lost() => {}
+                () = self.taken_away(name, claim) => {}
                 () = self.bound_to.ended() => {}
                 () = self.run_out(name, claim) => {}
             }
@@ -119,21 +123,42 @@ impl Holder {
 
     /// Completes when the time that the claim was last given has passed.
     async fn run_out(&self, name: &str, claim: ClaimId) {
-        let mut end = self.since + self.ttl;
+        let (mut end, mut pause) = (self.since + self.ttl, Duration::ZERO);
         loop {
             let now = self.env.clock().now();
-            self.env.sleep_until(end.min(now + LOOK_AGAIN)).await;
-            // If the store cannot be asked, the end that was known stands.
-            if let Ok(state) = self.outside.state(name).await {
-                let claims = state.map(|state| state.claims).unwrap_or_default();
-                let ours = claims.iter().find(|ours| ours.id == claim).and_then(|ours| ours.expires_in);
+            self.env.sleep_until(end.max(now + pause).min(now + LOOK_AGAIN)).await;
+            let over = if let Ok(ours) = self.ours(name, claim).await {
                 // What is not listed may be just being rewritten. If it is gone, the guard hears of it.
-                end = self.env.clock().now() + ours.unwrap_or(LOOK_SOON);
-            }
-            if end <= self.env.clock().now() {
+                let left = ours.and_then(|ours| ours.expires_in).unwrap_or(LOOK_SOON);
+                (end, pause) = (self.env.clock().now() + left, Duration::ZERO);
+                end
+            } else {
+                pause = LOOK_SOON;
+                end + INSIST
+            };
+            if over <= self.env.clock().now() {
                 return;
             }
         }
+    }
+
+    /// Completes when the claim was taken away, and what that leaves it is over: who works under it is not told before it renews, and
+    /// has until then, or until it releases it. Nobody else comes in as long as we keep it.
+    async fn taken_away(&self, name: &str, claim: ClaimId) {
+        self.guard.lost().await;
+        let end = self.env.clock().now() + NOTICE;
+        // Twice: what is not listed may be just being rewritten.
+        let mut missed = 0;
+        while missed < 2 && self.env.clock().now() < end {
+            self.env.sleep_until(self.env.clock().now() + LOOK_SOON).await;
+            missed = if matches!(self.ours(name, claim).await, Ok(None)) { missed + 1 } else { 0 };
+        }
+    }
+
+    /// What the store says of the claim.
+    async fn ours(&self, name: &str, claim: ClaimId) -> clinch::Result<Option<ClaimState>> {
+        let claims = self.outside.state(name).await?.map(|state| state.claims).unwrap_or_default();
+        Ok(claims.into_iter().find(|ours| ours.id == claim))
     }
 }
 

@@ -269,8 +269,11 @@ impl File {
         }
         if !slot.told {
             slot.told = true;
-            // Where it fails, the evictor waits for the end that it wrote.
-            let _ = self.say_told(slot);
+            // Who works under a claim that was given an end may be another, who was not told. Without the word, as where it fails, the
+            // evictor waits for the end that it wrote.
+            if record.kept_by().is_some() {
+                let _ = self.say_told(slot);
+            }
         }
         lost("an operator took the lock away")
     }
@@ -288,6 +291,8 @@ impl File {
 
     /// Looks whether a claim of this process still counts; with one call where its file was not touched since.
     pub(super) fn check(&self, slot: &mut Slot) -> Result<Renewal> {
+        // Before the stamp: later, it would make a change that came meanwhile look old.
+        let now = Duration::from_millis(layout::millis(self.env.clock().wall()));
         let stamp = self.dir.stamp(&slot.file_name);
         if stamp.as_ref().is_ok_and(|stamp| stamp.is_some() && slot.checked == *stamp) {
             return Ok(Renewal::Renewed(None));
@@ -295,7 +300,6 @@ impl File {
         if let Some(loss) = self.lost(slot)? {
             return Ok(Renewal::Lost(loss));
         }
-        let now = Duration::from_millis(layout::millis(self.env.clock().wall()));
         slot.checked = stamp.ok().flatten().filter(|stamp| stamp.changed + STAMP_GRAIN < now);
         Ok(Renewal::Renewed(None))
     }
@@ -494,7 +498,11 @@ mod tests {
         let outside = locks(&other);
         let ((), renewed) = tokio::join!(fsync(), outside.renew_detached("job", id, Duration::from_secs(60)));
         renewed.unwrap();
-        let ((), evicted, _) = tokio::join!(fsync(), outside.evict("job", id), guard.lost());
+        // Its guard is dropped then: it was given an end, so who evicts it does not hear that it was told.
+        let let_go = async move {
+            guard.lost().await;
+        };
+        let ((), evicted, ()) = tokio::join!(fsync(), outside.evict("job", id), let_go);
         assert_eq!(evicted.unwrap(), Freed::Removed);
     }
 

@@ -75,7 +75,9 @@ impl File {
         let world = self.world(&claim.name);
         let Some(file) = self.open(&world.file, false)? else { return Ok(Freed::Absent) };
         let mut held = file.hold_or_fail(&world)?;
-        let is_it = |record: &Record| record.is_of(claim.id);
+        // One that is being evicted is ended at once, as who works under it says that it is done.
+        let is_it =
+            |record: &Record| record.is(claim.id) && !(record.is_ending() && record.kept_by().is_some());
         let Some(Record { ticket, .. }) = held.find(is_it)? else { return Ok(Freed::Absent) };
         let changing = file.hold_record(ticket)?.ok_or_else(|| kept_busy(&claim.name))?;
         let Some(mut record) = changing.read()?.filter(is_it) else { return Ok(Freed::Absent) };
@@ -88,13 +90,14 @@ impl File {
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
         // Before its end, after which the next in line could come in; and not before it is sure that it ends.
-        if !linger.is_zero() {
+        let was_ending = record.is_ending();
+        if !linger.is_zero() && !was_ending {
             held.close_until(world.wall + linger)?;
         }
         record.end(self.env.now());
         changing.rewrite(&record)?;
         self.ring_for(&world, &record);
-        Ok(Freed::Removed)
+        Ok(if was_ending { Freed::Absent } else { Freed::Removed })
     }
 
     /// Wakes the successor of a claim that was ended: if it waited, that one watches its bell; the lock file rings when who
@@ -173,6 +176,9 @@ impl File {
 
     /// The state of one lock file; `None` when nobody is in it and it is open.
     fn state(&self, file_name: &str, prefix: &str) -> Result<Option<LockState>> {
+        // Before anything is read: what a record says that was read later has been true at this moment or since. Who goes by it that a
+        // claim has run out must not have missed that it was renewed.
+        let now = self.env.now();
         let plain = layout::name_of_file(file_name);
         if plain.as_ref().is_some_and(|name| !name.as_str().starts_with(prefix)) {
             return Ok(None);
@@ -181,11 +187,10 @@ impl File {
         let closed = |header: &Header| header.closed_at(self.env.clock().wall());
         let closed_until = file.header()?.filter(closed).map(|header| header.closed_until());
         let live = file.live(META - 1)?;
-        let live: Vec<&Live> = live.iter().filter(|live| live.counts(self.env.now())).collect();
+        let live: Vec<&Live> = live.iter().filter(|live| live.counts(now)).collect();
         let name = if plain.is_some() { plain } else { file.stored_name()? };
         let Some(name) = name.filter(|name| name.as_str().starts_with(prefix)) else { return Ok(None) };
-        let states =
-            live.iter().filter_map(|live| live.record.as_ref()).map(|record| record.state(self.env.now()));
+        let states = live.iter().filter_map(|live| live.record.as_ref()).map(|record| record.state(now));
         let claims: Vec<_> = states.collect();
         Ok((!claims.is_empty() || closed_until.is_some()).then_some(LockState { name, claims, closed_until }))
     }
@@ -323,5 +328,93 @@ fn boot_id(env: &Env) -> Result<u128> {
     match u128::from_str_radix(&id.trim().replace('-', ""), 16) {
         Ok(id) => Ok(id),
         Err(_) => Ok(env.random().claim_id()?.bits()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::path::Path;
+
+    use super::*;
+    use crate::clock::{Clock, Instant};
+    use crate::lane::Lane;
+    use crate::locks::Locks;
+    use crate::net::Tcp;
+    use crate::random::Random;
+
+    const TTL: Duration = Duration::from_secs(60);
+
+    fn store(dir: &Path, clock: Clock) -> Arc<File> {
+        let lane = Lane::thread();
+        let tcp = Arc::new(Tcp::new(Clock::host(), lane.clone()));
+        File::new(Dir::open(dir, false).unwrap(), Env::new(clock, Random::system(), lane, tcp)).unwrap()
+    }
+
+    fn locks(store: &Arc<File>) -> Locks {
+        Locks::new(store.clone(), store.env.clone())
+    }
+
+    thread_local! {
+        static AT_NEXT_LOOK: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+        static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
+
+    fn clock() -> Instant {
+        let first = AT_NEXT_LOOK.take();
+        first.into_iter().for_each(|first| first());
+        Clock::host().now() + AHEAD.get()
+    }
+
+    /// Who looks whether its lease is over reads the old end, is stopped, and goes by a clock that has passed it: it lets go of what
+    /// was renewed meanwhile.
+    #[tokio::test]
+    async fn a_lease_that_is_renewed_while_it_is_looked_at_is_not_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, other) = (store(dir.path(), Clock::host()), store(dir.path(), Clock::host()));
+        let watch = store(dir.path(), Clock::told(clock));
+        let guard = locks(&ours).mutex("job").unwrap().lock().await.unwrap();
+        let (outside, id) = (locks(&other), guard.claim_id());
+        outside.renew_detached("job", id, TTL).await.unwrap();
+        let claim = {
+            let state = outside.state("job").await.unwrap().unwrap().claims.remove(0);
+            let (name, mode, owner) = (guard.name().clone(), state.mode, Arc::new(state.owner));
+            Claim { id, name, mode, ttl: TTL * 3, enqueue: false, place: false, isolated: true, owner }
+        };
+        AT_NEXT_LOOK.set(Some(Box::new(move || {
+            assert!(matches!(other.prolong(&claim).unwrap(), Renewal::Renewed(_)));
+            AHEAD.set(TTL * 2);
+        })));
+        let state = watch.state("job.lock", "").unwrap().unwrap();
+        assert!(state.claims[0].expires_in.unwrap() > Duration::ZERO, "it was renewed in time");
+    }
+
+    /// A shell works on under a claim whose holder, which only keeps it, has heard of its eviction: another gets in beside it.
+    #[tokio::test]
+    async fn who_works_under_a_lease_is_not_told_through_its_keeper() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, other) = (store(dir.path(), Clock::host()), store(dir.path(), Clock::host()));
+        let guard = locks(&ours).mutex("job").unwrap().lock().await.unwrap();
+        let (outside, id) = (locks(&other), guard.claim_id());
+        outside.renew_detached("job", id, TTL).await.unwrap();
+        let evictor = tokio::spawn({
+            let outside = outside.clone();
+            async move { outside.evict("job", id).await }
+        });
+        let slot = ours.slot(id).unwrap();
+        while !matches!(ours.check(&mut lock(&slot)).unwrap(), Renewal::Lost(_)) {
+            tokio::task::yield_now().await;
+        }
+        let record = {
+            let slot = lock(&slot);
+            slot.file.record(slot.ticket).unwrap().unwrap()
+        };
+        assert!(!record.was_told(), "the evictor takes the lock for free");
+        assert!(outside.mutex("job").unwrap().try_lock().await.unwrap().is_none());
+        // Who works says that it is done.
+        let released = outside.release_detached("job", id).await.unwrap();
+        assert!(matches!(released, crate::Released::AlreadyLost(_)));
+        assert!(outside.mutex("job").unwrap().try_lock().await.unwrap().is_some());
+        assert_eq!(evictor.await.unwrap().unwrap(), Freed::Removed);
     }
 }
