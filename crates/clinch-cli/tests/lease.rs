@@ -195,6 +195,31 @@ fn a_shell_whose_lock_is_taken_away_has_time_to_stop() {
     assert_eq!(world.code(["run", "-n", "x", "true"]), 0);
 }
 
+/// A process that is stopped while it changes a record ends an `acquire` that has time to wait.
+#[test]
+fn an_acquire_waits_for_who_keeps_its_record_busy() {
+    let world = World::new();
+    assert_eq!(world.code(["run", "x", "true"]), 0, "now there is a lock file");
+    let keep = "import fcntl,sys\nfile=open(sys.argv[1],'r+b')\nfcntl.lockf(file,fcntl.LOCK_EX,1024,(1<<54)+1)\nprint(flush=True)\nsys.stdin.read()";
+    let mut keep = Command::new("python3")
+        .arg("-c")
+        .arg(keep)
+        .arg(world.path("store/x.lock"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map(Running)
+        .unwrap();
+    assert_eq!(keep.0.stdout.as_mut().unwrap().read(&mut [0]).unwrap(), 1);
+    let mut acquire =
+        world.start(["acquire", "-w", "60s", "--for-pid", &std::process::id().to_string(), "x"]);
+    eventually("it is granted", || world.held("x"));
+    // For longer than the store itself repeats it.
+    std::thread::sleep(Duration::from_millis(1500));
+    keep.kill();
+    assert_eq!(acquire.code(), 0);
+}
+
 /// A time that cannot be told in nanoseconds is refused to the holder, which ends without a word.
 #[test]
 fn an_acquire_may_wait_for_a_thousand_years() {

@@ -29,6 +29,20 @@ fn a_killed_wrapper_leaves_the_lock_with_its_job() {
     }
 }
 
+/// The wrapper was killed, and what its job starts then enters its lock, which nobody keeps for it once the job has ended.
+#[test]
+fn an_inner_run_does_not_enter_the_lock_of_a_killed_wrapper() {
+    let world = World::new();
+    let job = r#"echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.02; done; "$CLINCH" run -n x true; echo $? > code"#;
+    let run = world.start(["run", "x", "-c", job]);
+    world.pid("job.pid");
+    run.signal(Signal::KILL);
+    run.kill();
+    world.write("stop", "");
+    eventually("the inner run has ended", || world.read("code").ends_with('\n'));
+    assert_eq!(world.read("code"), "75\n");
+}
+
 /// On a store that frees the lock of a dead wrapper, its job or what that has started goes on without it.
 #[test]
 fn a_killed_wrapper_takes_all_of_its_job_along_where_the_job_cannot_keep_the_lock() {

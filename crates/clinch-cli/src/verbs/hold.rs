@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::unix::pipe::Receiver;
 
 use crate::args::{Hold, Store};
-use crate::connect::{Limits, close, connect_within};
+use crate::connect::{Limits, TRY_AGAIN, close, connect_within, is_transient};
 use crate::exit::{Failure, Outcome, USAGE};
 use crate::job::sys::ProcessEnd;
 use crate::request::{Request, with_lease};
@@ -73,6 +73,7 @@ struct Holder {
     since: Instant,
     bound_to: ProcessEnd,
     ttl: Duration,
+    limits: Limits,
 }
 
 impl Holder {
@@ -95,13 +96,28 @@ impl Holder {
             () = asker.ended() => return Ok(None),
         };
         let (since, ttl) = (env.clock().now(), locks.lease_ttl());
-        Ok(Some(Holder { env, locks, outside, guard, since, bound_to, ttl }))
+        Ok(Some(Holder { env, locks, outside, guard, since, bound_to, ttl, limits }))
     }
 
-    /// Sets the end that everybody sees.
+    /// Sets the end that everybody sees. Where nobody waits for that any more, `hold` lets go.
     async fn begin(&self) -> Result<(), Failure> {
         let (name, claim) = (self.guard.name().as_str(), self.guard.claim_id());
-        Ok(self.outside.renew_detached(name, claim, self.ttl).await?)
+        let begun = async {
+            loop {
+                match self.outside.renew_detached(name, claim, self.ttl).await {
+                    Err(error) if is_transient(&error) && self.limits.go_on() => {
+                        tokio::time::sleep(TRY_AGAIN).await;
+                    }
+                    begun => return Ok(begun?),
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            begun = begun => begun,
+            () = is_given_up() => Ok(()),
+            () = self.bound_to.ended() => Ok(()),
+        }
     }
 
     async fn hold(self) -> Outcome {
