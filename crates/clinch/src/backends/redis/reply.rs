@@ -166,13 +166,15 @@ fn part(id: &str, record: &str, left: Option<Duration>) -> Option<ClaimState> {
     state(id.parse().ok()?, mode, Some(token), words.next()?, words.next()?, left)
 }
 
-/// Whether the record, of the lock or of the holder of a part, is that of a claim that was evicted.
+/// Whether the record, of the lock or of the holder of a part, is that of a claim that was evicted. What others write may have
+/// anything anywhere.
 pub(super) fn is_evicted(record: &str) -> bool {
-    let sole = record.as_bytes().get(32) == Some(&b'!');
-    sole || record
-        .strip_prefix("h ")
-        .and_then(|rest| rest.split_once(' '))
-        .is_some_and(|(_, rest)| rest.starts_with('!'))
+    let sole = |(id, rest): (&str, &str)| rest.starts_with('!') && id.parse::<ClaimId>().is_ok();
+    record.split_at_checked(32).is_some_and(sole)
+        || record
+            .strip_prefix("h ")
+            .and_then(|rest| rest.split_once(' '))
+            .is_some_and(|(_, rest)| rest.starts_with('!'))
 }
 
 /// A record of a waiter: `w <mode> <place counts from> <ttl> <since µs> <inbox> <owner>`.
@@ -271,6 +273,18 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Others write what they like, also bytes that are no text and have become longer on their way here.
+    #[test]
+    fn what_another_program_holds_was_not_evicted() {
+        let id = ClaimId::from_bits(7).to_string();
+        assert!(is_evicted(&format!("{id}!0000000000000001 1 h 1 u")));
+        assert!(is_evicted("h x !0000000000000001 1 h 1 u"));
+        for random in ["\u{fffd}".repeat(10) + "ab!cd", "x".repeat(32) + "!"] {
+            assert!(!is_evicted(&random) && holder(&random, None).is_some(), "{random}");
+        }
+        assert!(!is_evicted(&format!("{id} 0000000000000001 1 h 1 u")));
+    }
 
     const ID: &str = "000102030405060708090a0b0c0d0e0f";
     const OWNER: &str = r#"{"host":"h","pid":7,"user":"me","label":"a b"}"#;
