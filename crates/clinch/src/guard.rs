@@ -167,7 +167,7 @@ impl Guard {
     /// # Errors
     ///
     /// [`ErrorKind::Lost`] when the lease is lost. After [`ErrorKind::Unavailable`] or [`ErrorKind::Unknown`] the
-    /// earlier deadline still stands.
+    /// earlier deadline still stands; a shorter TTL counts from this call on all the same, since it may have arrived.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         lease::check_ttl(ttl, self.engine().backend.longest_ttl())?;
         self.engine().here(self.engine().keeper.confirm(self.tenure(), Some(ttl))).await
