@@ -2,7 +2,7 @@
 
 mod common;
 
-use clinch_testkit::Redis;
+use clinch_testkit::{Proxy, Redis};
 use common::{CLOSE, Running, World, eventually, runs};
 use rustix::process::Signal;
 
@@ -103,4 +103,27 @@ fn an_inner_run_that_begins_as_the_job_ends_excludes_others() {
     }
     eventually("all inner runs are done", || world.lines("done") == 2 * ROUNDS);
     assert_eq!(world.lines("two"), 0, "two at once");
+}
+
+/// A run that begins as the job is killed for its lock's sake enters under that lock, and goes on beside the next holder.
+#[test]
+fn an_inner_run_does_not_enter_a_lock_whose_job_was_stopped() {
+    let redis = Redis::start();
+    let (world, proxy) = (World::on(redis.url()), Proxy::start(redis.addr()));
+    // Again and again, since a run that asks while the job is being killed is killed with it.
+    let daemon = r#"echo $$ > daemon.pid; until grep -q exited events; do sleep 0.02; done
+        while [ ! -e done ]; do "$CLINCH" -u URL run --events inner x touch done; done"#;
+    world.write("daemon", &daemon.replace("URL", &world.url()));
+    let job = "(setsid sh ./daemon > /dev/null 2>&1 &); trap 'exit 0' TERM; while :; do sleep 0.02; done";
+    let url = format!("redis://127.0.0.1:{}", proxy.port());
+    let args = ["-u", &url, "run", "--ttl", "3s", "--grace", "750ms", "--events", "events", "x", "-c", job];
+    let mut run = world.start(args);
+    world.pid("daemon.pid");
+    // It cannot release its lock any more, and is as long about to end.
+    proxy.black_hole(true);
+    eventually("the inner run has ended", || world.path("done").exists());
+    let is = |event| move |line: &serde_json::Value| line["event"] == event;
+    let events = world.events("inner");
+    assert!(events.iter().any(is("acquired")) && !events.iter().any(is("reentered")), "{events:?}");
+    assert_eq!(run.code(), 79);
 }

@@ -29,18 +29,26 @@ fn a_killed_wrapper_leaves_the_lock_with_its_job() {
     }
 }
 
-/// The wrapper was killed, and what its job starts then enters its lock, which nobody keeps for it once the job has ended.
+/// The wrapper was killed, and what its job starts then enters its lock, which nobody keeps for it once the job has ended; or waits for
+/// it, and so for itself.
 #[test]
-fn an_inner_run_does_not_enter_the_lock_of_a_killed_wrapper() {
-    let world = World::new();
-    let job = r#"echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.02; done; "$CLINCH" run -n x true; echo $? > code"#;
-    let run = world.start(["run", "x", "-c", job]);
-    world.pid("job.pid");
-    run.signal(Signal::KILL);
-    run.kill();
-    world.write("stop", "");
-    eventually("the inner run has ended", || world.read("code").ends_with('\n'));
-    assert_eq!(world.read("code"), "75\n");
+fn an_inner_run_neither_enters_nor_awaits_the_lock_of_a_killed_wrapper() {
+    for is_reaped in [true, false] {
+        let world = World::new();
+        let job = r#"echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.02; done; "$CLINCH" run x true 2> said; echo $? > code"#;
+        let run = world.start(["run", "x", "-c", job]);
+        world.pid("job.pid");
+        run.signal(Signal::KILL);
+        if is_reaped {
+            run.kill();
+        } else {
+            eventually("the wrapper is dead", || !runs(run.pid()));
+        }
+        world.write("stop", "");
+        eventually("the inner run has ended", || world.read("code").ends_with('\n'));
+        assert_eq!(world.read("code"), "75\n");
+        assert!(world.read("said").contains("was killed"), "{}", world.read("said"));
+    }
 }
 
 /// On a store that frees the lock of a dead wrapper, its job or what that has started goes on without it.

@@ -19,6 +19,8 @@ pub(crate) struct Child {
     pid: Pid,
     exit: Option<Exit>,
     reaped: bool,
+    /// Whether it is being killed, after which the lock is released whatever is found.
+    is_killed: bool,
     /// What it has started in other groups, once it was to stop.
     kin: Kin,
     /// Keeps its lock or ends it if we are killed.
@@ -54,7 +56,7 @@ pub(crate) enum Change {
 impl Child {
     pub(crate) fn new(pid: Pid, claim: ClaimId, orphans: Orphans, watch: Watch) -> Child {
         let kin = Kin::new(claim, orphans, watch.pid());
-        Child { pid, exit: None, reaped: false, kin, watch }
+        Child { pid, exit: None, reaped: false, is_killed: false, kin, watch }
     }
 
     /// The child's process group.
@@ -94,6 +96,12 @@ impl Child {
     /// Sends a signal that is to end it to all of the job: also to parts that made process groups of their own, as `timeout` and
     /// nested runs do. Says whether there was any such part.
     pub(crate) fn end(&mut self, signal: Signal) -> bool {
+        if signal == Signal::KILL {
+            // For good, and before anybody is looked for: one who asks later would be missed. Not sooner, since what ends by itself may
+            // need inner runs for that.
+            self.is_killed = true;
+            About::End.tell();
+        }
         self.kin.gather(self.pid);
         // The group first: it costs one call, however many are in it.
         self.signal(signal);
@@ -107,7 +115,7 @@ impl Child {
     pub(crate) fn entered(&mut self) -> Entered {
         About::End.tell();
         let entered = self.kin.entered();
-        if !entered.is_nobody() {
+        if !entered.is_nobody() && !self.is_killed {
             About::Nothing.tell();
         }
         entered

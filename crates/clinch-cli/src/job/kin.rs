@@ -153,6 +153,8 @@ pub(crate) struct Stat {
     pub(crate) parent: i32,
     pub(crate) group: i32,
     pub(crate) threads: u32,
+    /// Whether it has ended, and nobody has asked how.
+    pub(crate) is_over: bool,
     /// Where its stack starts.
     pub(crate) stack: u64,
     /// Whether it has an environment, in which nothing is.
@@ -171,6 +173,7 @@ impl Stat {
         Some(Stat {
             // The kernel tells last where the program is.
             has_empty_environment: from == to && to > 0 && code > 0,
+            is_over: matches!(*fields.first()?, "Z" | "X"),
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
             threads: fields.get(17)?.parse().ok()?,

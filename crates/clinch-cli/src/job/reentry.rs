@@ -11,7 +11,8 @@ use std::iter::successors;
 use std::time::Duration;
 
 use clinch::{ClaimId, Owner};
-use rustix::process::{Pid, getppid};
+use rustix::io::Errno;
+use rustix::process::{Pid, getppid, test_kill_process};
 use rustix::system::uname;
 
 use super::kin::{Found, Stat};
@@ -99,8 +100,20 @@ pub(crate) fn mark(claim: ClaimId) -> String {
 /// Whether the run that holds a claim is one that this process descends from. Others do not wait for this process, though it was told of their
 /// claim: `at` and batch systems start commands with the environment of whoever asked for it.
 pub(crate) fn is_around(owner: &Owner) -> bool {
-    let is_here = uname().nodename().to_bytes() == owner.host.as_bytes();
-    is_here && settled(|| is_above(owner.pid), |is_above| *is_above)
+    is_here(owner) && settled(|| is_above(owner.pid), |is_above| *is_above)
+}
+
+/// Whether the process that holds a claim was one of this host that has ended.
+pub(crate) fn is_gone(owner: &Owner) -> bool {
+    let pid = i32::try_from(owner.pid).ok().and_then(Pid::from_raw);
+    is_here(owner)
+        && pid.is_some_and(|pid| {
+            test_kill_process(pid) == Err(Errno::SRCH) || Stat::of(pid).is_some_and(|stat| stat.is_over)
+        })
+}
+
+fn is_here(owner: &Owner) -> bool {
+    uname().nodename().to_bytes() == owner.host.as_bytes()
 }
 
 /// Whether a process is above this one, and who is.

@@ -95,6 +95,7 @@ impl<'a> Session<'a> {
                 return Ok(ended);
             }
         }
+        self.refuse_to_wait_for_the_job(&outer).await?;
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
         let mut signals = Signals::ending().map_err(cannot_listen)?;
         let guard = match self.acquire(&mut signals).await {
@@ -318,6 +319,29 @@ impl<'a> Session<'a> {
         // No process group and no supervision: signals and losses of the outer job concern this one as they are.
         let error = command.exec();
         Err(spawn::not_started(command.get_program(), &error))
+    }
+
+    /// Refuses what would wait for itself: a store without leases keeps the lock for the job around us although its run was killed.
+    async fn refuse_to_wait_for_the_job(&self, outer: &[ClaimId]) -> Result<(), Failure> {
+        let name = &self.run.name;
+        if outer.is_empty() || self.locks.capabilities().expiry {
+            return Ok(());
+        }
+        let is_kept =
+            |one: &ClaimState| one.granted && outer.contains(&one.id) && reentry::is_gone(&one.owner);
+        // Twice, since who is gone may have released it after the store was asked.
+        for _ in 0..2 {
+            let state = self.limits.keep(self.locks.state(name)).await?;
+            if !state.is_some_and(|state| state.claims.iter().any(is_kept)) {
+                return Ok(());
+            }
+        }
+        Err(Failure::new(
+            CONFLICT,
+            format!(
+                "lock \"{name}\" is kept for the job around this one, whose `clinch run` was killed; waiting for it would never end"
+            ),
+        ))
     }
 
     fn report_acquired(&mut self, guard: &Guard) {
