@@ -6,7 +6,7 @@ use clinch::backend::{Freed, NOTICE, Progress, Renewal};
 use super::frames::Frames;
 use super::moves::{kept_until, renewed};
 use super::sieve::{Fate, Sieve};
-use super::turns::{contains, deletes};
+use super::turns::{contains, deletes, moves};
 use super::*;
 
 async fn queued(backend: &dyn Backend, claim: &Claim) {
@@ -31,8 +31,9 @@ async fn an_eviction_closes_the_lock_for_as_long_as_a_holder_may_have_that_renew
     sieve.caught().await;
     let renewals = backend.renew(std::slice::from_ref(&claim)).await;
     assert!(matches!(renewals[..], [Renewal::Renewed(_)]), "{renewals:?}");
-    sieve.let_go().await;
     evicted.abort();
+    assert!(evicted.await.is_err(), "the evictor has ended");
+    sieve.let_go().await;
     let closed = eventually("it is closed", async || {
         let value = etcd.ctl(&["get", "--print-value-only", &key]);
         let closed = value.split("closed_ms\":").nth(1)?.split([',', '}']).next()?;
@@ -63,18 +64,66 @@ async fn an_eviction_hangs_on_no_lease_that_may_be_over_when_it_is_done() {
     let (evicting, far) = (unheard.clone(), operator.clone());
     let evicted = tokio::spawn(async move { far.evict(&evicting.name, evicting.id).await });
     sieve.caught().await;
-    sieve.let_go().await;
     evicted.abort();
+    assert!(evicted.await.is_err(), "the evictor has ended");
+    sieve.let_go().await;
     let lasts = Duration::from_secs(carrier(&etcd, &closed[0]).1);
     assert!(lasts >= TTL + NOTICE, "over after {lasts:?}");
     let leases = etcd.leases().len();
     assert_eq!(operator.evict(&heard.name, heard.id).await.unwrap(), Freed::Removed);
     assert_eq!(Duration::from_secs(carrier(&etcd, &closed[1]).1), NOTICE);
     assert_eq!(etcd.leases().len(), leases + 1, "the longer one is given back");
+    // Who evicts it again ends what the first had no time for.
+    for _ in 0..2 {
+        assert_eq!(operator.evict(&unheard.name, unheard.id).await.unwrap(), Freed::Absent);
+        assert_eq!(Duration::from_secs(carrier(&etcd, &closed[0]).1), NOTICE);
+        assert_eq!(etcd.leases().len(), leases + 1, "what is not needed is given back");
+    }
     for claim in [&unheard, &heard] {
         assert_eq!(backend.release(claim, Duration::ZERO).await.unwrap(), Freed::Absent);
         assert_eq!(keys(&etcd, claim.name.as_str()), [""; 0]);
     }
+}
+
+/// Whatever is lost on the way, the request or its answer, an evicted lock opens with the notice, and not with the TTL of its holder.
+#[tokio::test]
+async fn an_eviction_opens_the_lock_in_time_whichever_answer_is_lost() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (backend, operator) = (open(&etcd.url()).await, open(&sieve.url()).await);
+    let cases = [("job-1", true, Fate::Late), ("job-2", true, Fate::Lost), ("job-3", false, Fate::Late)];
+    for (id, (name, is_last, fate)) in (1..).zip(cases) {
+        let claim = ghosts::claim(id, name, LONG_TTL);
+        ghosts::granted(&*backend, &claim).await;
+        let key = backend.key(claim.id).unwrap();
+        sieve.catch(fate, move |request| match is_last {
+            true => moves(request, name),
+            false => contains(request, b"\"evicted\":true"),
+        });
+        let (evicting, far) = (claim.clone(), operator.clone());
+        let evicted = tokio::spawn(async move { far.evict(&evicting.name, evicting.id).await });
+        sieve.caught().await;
+        sieve.let_go().await;
+        assert_eq!(join("it is evicted", evicted).await.unwrap(), Freed::Removed);
+        assert_eq!(Duration::from_secs(carrier(&etcd, &key).1), NOTICE, "{name}: it opens too late");
+        assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Absent);
+    }
+}
+
+/// An eviction that is lost is no eviction, and says so once it is sure.
+#[tokio::test]
+async fn an_eviction_that_never_arrives_evicts_nobody() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (backend, operator) = (open(&etcd.url()).await, open(&sieve.url()).await);
+    let claim = ghosts::claim(1, "job", LONG_TTL);
+    ghosts::granted(&*backend, &claim).await;
+    let leases = etcd.leases().len();
+    sieve.catch(Fate::Lost, |request| contains(request, b"\"evicted\":true"));
+    assert!(operator.evict(&claim.name, claim.id).await.is_err());
+    renewed(&*backend, &claim).await;
+    assert_eq!(etcd.leases().len(), leases, "what it was to hang on is given back");
+    assert_eq!(operator.evict(&claim.name, claim.id).await.unwrap(), Freed::Removed);
 }
 
 /// A full server may refuse an eviction that it has done.
@@ -110,28 +159,40 @@ async fn the_evicted_first_waiter_of_a_closed_lock_is_gone_when_it_opens() {
 }
 
 /// An eviction that the network keeps for so long that its lease is nearly over changes nothing: its holder, which renews, would have less
-/// than its notice.
+/// than its notice. So it is where its evictor has ended meanwhile.
 #[tokio::test]
 async fn an_eviction_that_arrives_very_late_evicts_nobody() {
     const TTL: Duration = Duration::from_secs(4);
     const LATE: Duration = Duration::from_millis(8500);
     let (etcd, clock) = (Etcd::start(), Clock::host());
-    let sieve = Sieve::start(etcd.addr()).await;
-    let (backend, operator) = (open(&etcd.url()).await, open(&sieve.url()).await);
-    let claim = ghosts::claim(1, "job", TTL);
-    ghosts::granted(&*backend, &claim).await;
-    let key = backend.key(claim.id).unwrap();
-    sieve.catch(Fate::Late, |request| contains(request, b"\"evicted\":true"));
-    let (evicting, sent) = (claim.clone(), clock.now());
-    let evicted = tokio::spawn(async move { operator.evict(&evicting.name, evicting.id).await });
-    sieve.caught().await;
-    kept_until(&*backend, &claim, clock, sent + LATE).await;
-    sieve.let_go().await;
+    let backend = open(&etcd.url()).await;
+    let [unheard, heard] = [(1, "unheard"), (2, "heard")].map(|(id, name)| ghosts::claim(id, name, TTL));
+    let mut evicting = Vec::new();
+    for claim in [&unheard, &heard] {
+        ghosts::granted(&*backend, claim).await;
+        let sieve = Sieve::start(etcd.addr()).await;
+        let operator = open(&sieve.url()).await;
+        sieve.catch(Fate::Late, |request| contains(request, b"\"evicted\":true"));
+        let victim = claim.clone();
+        let evicted = tokio::spawn(async move { operator.evict(&victim.name, victim.id).await });
+        sieve.caught().await;
+        evicting.push((sieve, evicted));
+    }
+    evicting[0].1.abort();
+    // Both hang on one lease.
+    kept_until(&*backend, &heard, clock, clock.now() + LATE).await;
+    for (sieve, _) in &evicting {
+        sieve.let_go().await;
+    }
+    let (_, evicted) = evicting.pop().unwrap();
     assert!(evicted.await.unwrap().is_err());
-    // It was not evicted.
-    renewed(&*backend, &claim).await;
-    let left = left(&etcd, &key);
-    assert!(left >= TTL.as_secs() - 1, "{left} s are left");
+    for claim in [&unheard, &heard] {
+        let key = backend.key(claim.id).unwrap();
+        assert!(!etcd.ctl(&["get", &key]).contains("evicted"), "{} was evicted", claim.name);
+        renewed(&*backend, claim).await;
+        let left = left(&etcd, &key);
+        assert!(left >= TTL.as_secs() - 1, "{left} s are left");
+    }
 }
 
 /// Whose key begins with that of the one in the way is not in the way.

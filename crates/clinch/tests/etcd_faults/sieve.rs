@@ -13,6 +13,8 @@ use super::*;
 pub(super) enum Fate {
     /// It waits. Once it is let go the server answers it, but nobody hears that.
     Late,
+    /// It never arrives, for the connection breaks.
+    Lost,
     /// It passes at once, but what the server answers, and all that it answers after that on this connection, waits until it is
     /// let go.
     Slow,
@@ -135,6 +137,9 @@ impl State {
                     }
                     if let Some(fate) = caught {
                         self.phase.send_replace(Phase::Caught(fate));
+                    }
+                    if caught == Some(Fate::Lost) {
+                        return None;
                     }
                     if caught == Some(Fate::Late) {
                         self.until(|phase| phase == Phase::LetGo).await;

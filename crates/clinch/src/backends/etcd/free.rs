@@ -22,6 +22,7 @@ use crate::backend::{Freed, NOTICE};
 use crate::claim::{Claim, ClaimId, Mode};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lease;
 use crate::name::LockName;
 use crate::queue::admits;
 
@@ -33,6 +34,9 @@ const OTHERS: usize = 120;
 
 /// How long a release that was begun may take before whoever keeps the lease sees to it: its future may be kept, and not polled.
 const POLLED_WITHIN: Duration = Duration::from_secs(3);
+
+/// For how long an operator's client tries again what an eviction still needs, which nobody else does.
+const PERSISTS_FOR: Duration = Duration::from_secs(10);
 
 /// A claim that is being released. Dropped before it is: whoever keeps its lease alive has to see to it.
 struct Leaving<'a> {
@@ -224,6 +228,9 @@ impl Store {
                 for closed in &lingering {
                     self.client.delete_as_seen(closed).await?;
                 }
+                if let Some(evicted) = places.iter().find(|place| place.is_evicted(id)) {
+                    self.end_eviction(evicted).await?;
+                }
                 return Ok(Freed::Absent);
             };
             // It may have held the lock beside one who has closed it since, unless it is exclusive.
@@ -291,12 +298,19 @@ impl Store {
         let put = [put.into(), touch(keys::session(self.prefix(), place.lease))];
         let success = put.into_iter().chain(opens(lingering)).collect();
         let txn = TxnRequest { compare, success, failure: Vec::new() };
-        let is_evicted = match self.write_in_time(ticket, txn).await {
-            // A full server may have done what it refuses.
-            Err(error) if error.kind() == ErrorKind::Exhausted => {
-                let found = self.client.read(vec![wire::get(&place.key)]).await?;
-                let own = found.ranges.first().and_then(|range| range.kvs.first()).map(Place::read);
-                own.is_some_and(|own| own.is_evicted(place.id())).then_some(true).ok_or(error)?
+        let is_evicted = match self.write_in_time(&ticket, txn).await {
+            // It may be done: what nobody answered, and what a full server refuses.
+            Err(error) if matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Exhausted) => {
+                match self.persist(|| self.settled(&ticket, &place.key)).await {
+                    Ok(Some(own)) if own.is_evicted(place.id()) => true,
+                    Ok(None) => false,
+                    settled => {
+                        if settled.is_ok() {
+                            self.sessions.revoke_lease(lease).await;
+                        }
+                        return Err(error);
+                    }
+                }
             }
             written => written?,
         };
@@ -304,17 +318,46 @@ impl Store {
             self.sessions.revoke_lease(lease).await;
             return Ok(Freed::Absent);
         }
-        // If this fails, it stays closed for longer to who does not wait for it.
-        let _ = self.shorten(Stand { lease, ..stand }, &place.key, time).await;
+        // If this fails, it stays closed for longer to who does not wait for it, unless it is evicted again.
+        let _ = self.persist(|| self.shorten(Stand { lease, ..stand }, &place.key, time)).await;
         Ok(Freed::Removed)
     }
 
-    /// Has what an eviction closed open when its time is up, by a lease that was granted after it was closed.
+    /// Shortens what an earlier eviction left: its evictor may have had no time for that.
+    async fn end_eviction(&self, evicted: &Place) -> Result<()> {
+        let Place { key, created, lease, standing: Standing::Closed { time, .. }, .. } = evicted else {
+            return Ok(());
+        };
+        let time = (*time).min(NOTICE);
+        if self.left(*lease).await?.is_some_and(|left| left > time) {
+            self.persist(|| self.shorten(Stand { created: *created, lease: *lease }, key, time)).await?;
+        }
+        Ok(())
+    }
+
+    /// Tries again what fails for a moment.
+    async fn persist<T, F: Future<Output = Result<T>>>(&self, attempt: impl Fn() -> F) -> Result<T> {
+        let (env, until) = (&self.client.env, self.now() + PERSISTS_FOR);
+        let mut tried = 0;
+        loop {
+            let answer = attempt().await;
+            let again = self.now() + lease::backoff(tried, env.random().jitter());
+            if again > until || !answer.as_ref().is_err_and(Error::is_transient) {
+                return answer;
+            }
+            env.sleep_until(again).await;
+            tried += 1;
+        }
+    }
+
+    /// Has what an eviction closed open when its time is up, by a lease that was granted after it was closed. However late or
+    /// often that is done, it is not open sooner.
     async fn shorten(&self, stand: Stand, key: &[u8], time: Duration) -> Result<()> {
         let short = self.grant(time).await?.id;
         let success = vec![hang(key, short)];
         let txn = TxnRequest { compare: Stand::compare(Some(stand), key), success, failure: Vec::new() };
-        let Some(answer) = self.client.txn(txn).await? else { return Ok(()) };
+        let answer = self.client.txn(txn).await?;
+        let answer = answer.ok_or_else(|| Error::new(ErrorKind::Unavailable, "a lease ended too soon"))?;
         self.sessions.revoke_lease(stand.lease).await;
         if !answer.succeeded {
             self.sessions.revoke_lease(short).await;

@@ -338,7 +338,7 @@ impl Store {
                 ],
                 failure: Vec::new(),
             };
-            let moved = match self.write_in_time(ticket, txn).await {
+            let moved = match self.write_in_time(&ticket, txn).await {
                 Ok(moved) => moved,
                 // Where it may hang on it, the lease runs out by itself.
                 Err(error) if error.kind() == ErrorKind::Unknown => return Err(error),

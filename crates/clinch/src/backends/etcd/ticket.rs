@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::keys;
 use super::link::ANSWER_FOR;
+use super::record::Place;
 use super::store::Store;
 use super::wire::{self, Compare, LeaseGrantRequest, LeaseGrantResponse, PutRequest, TxnRequest};
 use crate::error::{Error, ErrorKind, Result};
@@ -46,12 +47,23 @@ impl Store {
     }
 
     /// Does a write as long as its ticket lasts; says whether it was done.
-    pub(super) async fn write_in_time(&self, ticket: Ticket, mut txn: TxnRequest) -> Result<bool> {
+    pub(super) async fn write_in_time(&self, ticket: &Ticket, mut txn: TxnRequest) -> Result<bool> {
         txn.compare.push(Compare::created(&ticket.key, ticket.made));
         // Where that is unknown, the ticket runs out.
         let answer = self.client.txn(txn).await?;
         self.sessions.revoke_lease(ticket.lease).await;
         Ok(answer.is_some_and(|answer| answer.succeeded))
+    }
+
+    /// What stands in a key once a ticket is over: what rests on it is done by then, or never.
+    pub(super) async fn settled(&self, ticket: &Ticket, key: &[u8]) -> Result<Option<Place>> {
+        self.sessions.revoke_lease(ticket.lease).await;
+        let found = self.client.read(vec![wire::get(&ticket.key), wire::get(key)]).await?;
+        let mut found = found.ranges.iter().map(|range| range.kvs.first());
+        if found.next().flatten().is_some() {
+            return Err(Error::new(ErrorKind::Unavailable, "a write may still be done"));
+        }
+        Ok(found.next().flatten().map(Place::read))
     }
 
     /// A lease that nobody keeps.
