@@ -269,6 +269,8 @@ impl Dir {
         }
         let odd = match error {
             Errno::LOOP => Some("a symbolic link"),
+            // Opened by force only: whoever may do so has a lease on it (`F_SETLEASE`).
+            Errno::AGAIN => Some("under another program's lease"),
             // A pipe that nobody reads, a socket, a device that is not there.
             Errno::NXIO | Errno::NODEV => Some("no regular file"),
             _ => None,

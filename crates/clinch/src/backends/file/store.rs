@@ -12,7 +12,7 @@ use super::dir::Dir;
 use super::layout::{self, Header, META, Record};
 use super::lock_file::{Live, LockFile, World, kept_busy};
 use super::slot::{GIVES_ENDS, Slot, not_held};
-use super::times::{RECHECK_UNWATCHED, TRY_FOR};
+use super::times::{RECHECK_UNWATCHED, SOME_TIME, TRY_FOR};
 use super::watch::Watcher;
 use crate::backend::{Backend, Capabilities, Freed, LockState, NOTICE, Progress, Renewal, Wake};
 use crate::claim::{Claim, ClaimId, Loss, LossKind};
@@ -162,11 +162,16 @@ impl File {
     fn end_soon(&self, world: &World<'_>, file: &LockFile, claim: ClaimId) -> Result<Option<Record>> {
         let now = self.env.now();
         let mut held = file.hold_or_fail(world)?;
-        // A holder hears of it from its keeper, stops, and then releases; one that does not, loses its claim nevertheless.
-        let at = |record: &Record| if record.is_waiting() { now } else { now + NOTICE };
+        // A holder hears of it from its keeper, stops, and then releases; one that does not, loses its claim nevertheless. It hears of
+        // it from the first write on, and the notice counts from after that: this process may be stopped before any of its writes.
+        let at = |record: &Record| if record.is_waiting() { now } else { now + SOME_TIME };
         // What another evictor has begun is waited for until its holder is told.
         let is_it = |record: &Record| record.is(claim) && !record.was_told() && !record.has_ended(now);
-        let ended = held.change(world.name, is_it, |record| record.end(at(record)))?;
+        let mut ended = held.change(world.name, is_it, |record| record.end(at(record)))?;
+        if ended.as_ref().is_some_and(|record| !record.is_waiting()) {
+            let end = self.env.now() + NOTICE;
+            ended = held.change(world.name, |record| record.is(claim), |record| record.end(end))?.or(ended);
+        }
         // Not before a waiter is out, which could come in.
         if held.header.closed_at(world.wall) {
             held.open_now()?;
@@ -175,7 +180,7 @@ impl File {
     }
 
     /// The state of one lock file; `None` when nobody is in it and it is open.
-    fn state(&self, file_name: &str, prefix: &str) -> Result<Option<LockState>> {
+    fn state_in(&self, file_name: &str, prefix: &str) -> Result<Option<LockState>> {
         // Before anything is read: what a record says that was read later has been true at this moment or since. Who goes by it that a
         // claim has run out must not have missed that it was renewed.
         let now = self.env.now();
@@ -284,7 +289,7 @@ impl Backend for File {
         let mut states = Vec::new();
         self.dir.check_place(self.env.now())?;
         for file in self.dir.lock_files()? {
-            match self.state(&file, prefix) {
+            match self.state_in(&file, prefix) {
                 Ok(state) => states.extend(state),
                 // Others' files in a shared directory, and damaged ones, are no locks of ours; nor may they hide these.
                 Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Unsupported) => {}
@@ -293,6 +298,15 @@ impl Backend for File {
         }
         states.sort_by(|one: &LockState, other| one.name.cmp(&other.name));
         Ok(states)
+    }
+
+    async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
+        self.dir.check_place(self.env.now())?;
+        // Not by the list: what is amiss with another's file is no matter here.
+        match self.state_in(&layout::file_name(name), name.as_str()) {
+            Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Unsupported) => Ok(None),
+            state => Ok(state?.filter(|state| state.name == *name)),
+        }
     }
 
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
@@ -385,8 +399,26 @@ mod tests {
             assert!(matches!(other.prolong(&claim).unwrap(), Renewal::Renewed(_)));
             AHEAD.set(TTL * 2);
         })));
-        let state = watch.state("job.lock", "").unwrap().unwrap();
+        let state = watch.state_in("job.lock", "").unwrap().unwrap();
         assert!(state.claims[0].expires_in.unwrap() > Duration::ZERO, "it was renewed in time");
+    }
+
+    /// Who evicts may be stopped before it writes, for longer than the notice: the claim would be over as soon as its holder can hear.
+    #[tokio::test]
+    async fn a_notice_counts_from_when_it_can_be_heard() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, other) = (store(dir.path(), Clock::host()), store(dir.path(), Clock::told(clock)));
+        let guard = locks(&ours).mutex("job").unwrap().lock().await.unwrap();
+        let file = other.open("job.lock", false).unwrap().unwrap();
+        let world = other.world(guard.name());
+        // The first look tells the time as it is.
+        let stopped = || AHEAD.set(2 * NOTICE);
+        AT_NEXT_LOOK.set(Some(Box::new(move || AT_NEXT_LOOK.set(Some(Box::new(stopped))))));
+        let record = other.end_soon(&world, &file, guard.claim_id()).unwrap().unwrap();
+        AHEAD.set(2 * NOTICE);
+        assert!(record.is_ending() && !record.has_ended(clock()), "over before anybody could hear of it");
+        AHEAD.set(4 * NOTICE);
+        assert!(record.has_ended(clock()), "it is over in time");
     }
 
     /// A shell works on under a claim whose holder, which only keeps it, has heard of its eviction: another gets in beside it.
