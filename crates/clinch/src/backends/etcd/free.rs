@@ -22,7 +22,6 @@ use crate::backend::{Freed, NOTICE};
 use crate::claim::{Claim, ClaimId, Mode};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease;
 use crate::name::LockName;
 use crate::queue::admits;
 
@@ -37,6 +36,9 @@ const POLLED_WITHIN: Duration = Duration::from_secs(3);
 
 /// For how long an operator's client tries again what an eviction still needs, which nobody else does.
 const PERSISTS_FOR: Duration = Duration::from_secs(10);
+
+/// How often, at least half of it apart.
+const PERSISTS_EVERY: Duration = Duration::from_millis(300);
 
 /// A claim that is being released. Dropped before it is: whoever keeps its lease alive has to see to it.
 struct Leaving<'a> {
@@ -338,15 +340,13 @@ impl Store {
     /// Tries again what fails for a moment.
     async fn persist<T, F: Future<Output = Result<T>>>(&self, attempt: impl Fn() -> F) -> Result<T> {
         let (env, until) = (&self.client.env, self.now() + PERSISTS_FOR);
-        let mut tried = 0;
         loop {
             let answer = attempt().await;
-            let again = self.now() + lease::backoff(tried, env.random().jitter());
+            let again = self.now() + PERSISTS_EVERY.mul_f64(0.5 + 0.5 * env.random().jitter());
             if again > until || !answer.as_ref().is_err_and(Error::is_transient) {
                 return answer;
             }
             env.sleep_until(again).await;
-            tried += 1;
         }
     }
 
