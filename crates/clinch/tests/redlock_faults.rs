@@ -95,6 +95,18 @@ async fn connect(url: &str) -> Locks {
     clinch::connect(url).await.unwrap().ttl(LONG_TTL).unwrap()
 }
 
+/// Waits for a grant to a client to which each server gives its vote.
+async fn all_vote_for(locks: &Locks) {
+    let mutex = locks.mutex("job").unwrap();
+    let granted = async || {
+        let granted = mutex.try_lock().await;
+        let why = granted.as_ref().err().map(chain).unwrap_or_default();
+        assert!(!why.contains("does not vote"), "{why}");
+        granted.ok().flatten()
+    };
+    drop(eventually("it is granted", granted).await);
+}
+
 /// An error with all its causes.
 fn chain(error: &clinch::Error) -> String {
     let mut text = error.to_string();

@@ -88,12 +88,7 @@ async fn a_release_that_was_given_up_is_made_good_while_others_are_kept() {
     proxy.cut_all();
     backend.release(&left, Duration::ZERO).await.unwrap_err();
     proxy.refuse(false);
-    eventually("nothing is left of it", async || {
-        let renewals = backend.renew(std::slice::from_ref(&kept)).await;
-        assert!(!matches!(renewals[..], [Renewal::Lost(_)]), "{renewals:?}");
-        keys(&etcd, "job").is_empty().then_some(())
-    })
-    .await;
+    made_good(&etcd, &*backend, &kept).await;
     // Whoever asks again hears that it was released, once.
     assert_eq!(backend.release(&left, Duration::ZERO).await.unwrap(), Freed::Removed);
     assert_eq!(backend.release(&left, Duration::ZERO).await.unwrap(), Freed::Absent);
@@ -101,6 +96,16 @@ async fn a_release_that_was_given_up_is_made_good_while_others_are_kept() {
     for claim in [&next, &kept] {
         assert_eq!(backend.release(claim, Duration::ZERO).await.unwrap(), Freed::Removed);
     }
+}
+
+/// Keeps another claim of the same lease until nothing is left of the released one.
+async fn made_good(etcd: &Etcd, backend: &dyn Backend, kept: &Arc<Claim>) {
+    eventually("nothing is left of it", async || {
+        let renewals = backend.renew(std::slice::from_ref(kept)).await;
+        assert!(!matches!(renewals[..], [Renewal::Lost(_)]), "{renewals:?}");
+        keys(etcd, "job").is_empty().then_some(())
+    })
+    .await;
 }
 
 /// A step that comes late makes a claim's key anew, at another revision than the one that was heard of. That is to go, too.
@@ -121,12 +126,7 @@ async fn a_release_that_was_given_up_is_made_good_for_a_key_that_was_made_twice(
     etcd.ctl(&["del", key]);
     etcd.ctl(&["put", "--lease", &lease, key, value.trim_end()]);
     proxy.refuse(false);
-    eventually("nothing is left of it", async || {
-        let renewals = backend.renew(std::slice::from_ref(&kept)).await;
-        assert!(!matches!(renewals[..], [Renewal::Lost(_)]), "{renewals:?}");
-        keys(&etcd, "job").is_empty().then_some(())
-    })
-    .await;
+    made_good(&etcd, &*backend, &kept).await;
 }
 
 /// A restored backup has claims that were released since. Nobody may keep them alive, nor believe in what was there later.

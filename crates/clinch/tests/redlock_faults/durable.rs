@@ -137,14 +137,7 @@ async fn a_server_that_tells_another_past_is_no_other_server() {
         server.call(&["CONFIG", "RESETSTAT"]);
         server.call(&["CLIENT", "KILL", "TYPE", "normal"]);
     }
-    let mutex = locks.mutex("job").unwrap();
-    let granted = async || {
-        let granted = mutex.try_lock().await;
-        let why = granted.as_ref().err().map(chain).unwrap_or_default();
-        assert!(!why.contains("does not vote"), "{why}");
-        granted.ok().flatten()
-    };
-    drop(eventually("it is granted", granted).await);
+    all_vote_for(&locks).await;
 }
 
 /// All that it knows of the other clocks is too old to be compared with.

@@ -292,14 +292,7 @@ async fn a_backup_takes_no_vote() {
     }
     let newcomer = clinch::connect(&servers.url("max_ttl=4s")).await.unwrap();
     for locks in [newcomer, living] {
-        let mutex = locks.mutex("job").unwrap();
-        let granted = async || {
-            let granted = mutex.try_lock().await;
-            let why = granted.as_ref().err().map(chain).unwrap_or_default();
-            assert!(!why.contains("does not vote"), "{why}");
-            granted.ok().flatten()
-        };
-        drop(eventually("it is granted", granted).await);
+        all_vote_for(&locks).await;
     }
 }
 
