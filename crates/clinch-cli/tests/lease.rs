@@ -195,6 +195,17 @@ fn a_shell_whose_lock_is_taken_away_has_time_to_stop() {
     assert_eq!(world.code(["run", "-n", "x", "true"]), 0);
 }
 
+/// Its holder hears that nothing says any more whose lock it is; who works under it does not.
+#[test]
+fn a_shell_whose_lock_file_was_emptied_has_time_to_stop() {
+    let world = World::new();
+    let pid = std::process::id().to_string();
+    assert_eq!(world.code(["acquire", "--json", "--for-pid", &pid, "--ttl", "60s", "x"]), 0);
+    std::fs::File::options().write(true).truncate(true).open(world.path("store/x.lock")).unwrap();
+    assert_eq!(world.code(["run", "-w", "8s", "x", "true"]), 75, "another was let in at once");
+    assert_eq!(world.code(["run", "-w", "60s", "x", "true"]), 0);
+}
+
 /// A process that is stopped while it changes a record ends an `acquire` that has time to wait.
 #[test]
 fn an_acquire_waits_for_who_keeps_its_record_busy() {

@@ -22,9 +22,6 @@ use crate::request::{Request, with_lease};
 /// The longest time without a look at what the store says.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
-/// For how long a look that fails is repeated before the end that was known stands.
-const INSIST: Duration = Duration::from_secs(1);
-
 /// When to look again where it says nothing of the claim.
 const LOOK_SOON: Duration = Duration::from_millis(100);
 
@@ -149,8 +146,9 @@ impl Holder {
                 (end, pause) = (self.env.clock().now() + left, Duration::ZERO);
                 end
             } else {
+                // It may have been renewed. Before the end that was known stands, whoever renews has time to see that something is amiss.
                 pause = LOOK_SOON;
-                end + INSIST
+                end + NOTICE
             };
             if over <= self.env.clock().now() {
                 return;
@@ -163,11 +161,13 @@ impl Holder {
     async fn taken_away(&self, name: &str, claim: ClaimId) {
         self.guard.lost().await;
         let end = self.env.clock().now() + NOTICE;
-        // Twice: what is not listed may be just being rewritten.
-        let mut missed = 0;
+        // Over is only what was seen, and then twice not: it may be just being rewritten, or its record be damaged.
+        let (mut seen, mut missed) = (false, 0);
         while missed < 2 && self.env.clock().now() < end {
             self.env.sleep_until(self.env.clock().now() + LOOK_SOON).await;
-            missed = if matches!(self.ours(name, claim).await, Ok(None)) { missed + 1 } else { 0 };
+            let ours = self.ours(name, claim).await;
+            seen |= matches!(ours, Ok(Some(_)));
+            missed = if seen && matches!(ours, Ok(None)) { missed + 1 } else { 0 };
         }
     }
 
