@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Fixture;
-use super::client::{Client, LONG_TTL, eventually, unique, until_past};
+use super::client::{Client, LONG_TTL, answered, eventually, unique, until_past};
 use crate::backend::{Backend, Freed, Progress, Renewal};
 use crate::claim::{Claim, Mode};
 use crate::error::{ErrorKind, Result};
@@ -133,8 +133,14 @@ pub async fn renewal_shortens_a_lease(fixture: &dyn Fixture) {
     let progress = one.faults.claim(&extended).await.unwrap();
     assert!(matches!(progress, Progress::Granted(_)), "a free lock was not granted");
     let overtaken = Arc::new(Claim { ttl: fixture.ttl(), ..extended.clone() });
-    let answers = one.faults.renew(&[overtaken]).await;
-    assert!(matches!(answers[..], [Renewal::Renewed(_)]), "{answers:?}");
+    eventually("the claim is renewed", async || {
+        match &one.faults.renew(std::slice::from_ref(&overtaken)).await[..] {
+            [Renewal::Renewed(_)] => Some(()),
+            [Renewal::Failed(error)] if error.is_transient() => None,
+            answers => panic!("{answers:?}"),
+        }
+    })
+    .await;
     let states = one.faults.list(&name).await.unwrap();
     let left = states[0].claims[0].expires_in.expect("a lease that expires");
     assert!(left > fixture.ttl(), "a lease of {LONG_TTL:?} was shortened to {left:?}");
@@ -145,11 +151,19 @@ pub async fn renewal_shortens_a_lease(fixture: &dyn Fixture) {
 pub async fn lease_outlives_its_ttl(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
     let name = unique("expiry");
-    let claim = one.claim(&name, Mode::Exclusive, fixture.ttl(), true);
-    let sent = one.now();
-    let Progress::Granted(grant) = one.faults.claim(&claim).await.unwrap() else {
-        panic!("a free lock was not granted");
-    };
+    let (claim, sent, grant) = eventually("a free lock is granted", async || {
+        let claim = one.claim(&name, Mode::Exclusive, fixture.ttl(), true);
+        let sent = one.now();
+        match one.faults.claim(&claim).await {
+            Ok(Progress::Granted(grant)) => Some((claim, sent, grant)),
+            Err(error) if error.is_transient() => {
+                answered(async || one.faults.release(&claim, Duration::ZERO).await).await.unwrap();
+                None
+            }
+            answer => panic!("a free lock was not granted: {answer:?}"),
+        }
+    })
+    .await;
     let expiry = one.capabilities().expiry;
     assert_eq!(grant.ttl.is_some(), expiry, "{grant:?} contradicts the capability");
     if let Some(ttl) = grant.ttl {
@@ -157,7 +171,8 @@ pub async fn lease_outlives_its_ttl(fixture: &dyn Fixture) {
         let gone = other.now();
         // Less what the store's clock may run apart from ours in that time.
         assert!(gone >= sent + (ttl - ttl / 100), "a lease of {ttl:?} ran out after {:?}", gone.since(sent));
-        assert!(matches!(one.faults.verify(&claim).await.unwrap(), Renewal::Lost(_)));
+        let verified = answered(async || one.faults.verify(&claim).await).await.unwrap();
+        assert!(matches!(verified, Renewal::Lost(_)), "{verified:?}");
     } else {
         until_past(&one, sent + fixture.ttl()).await;
         assert!(!other.could_lock(&name).await, "a lease without an end ran out");
