@@ -3,6 +3,7 @@
 use super::*;
 use crate::common::release;
 use clinch::backend::{Backend, Progress, Renewal};
+use clinch::backends::redis::redlock;
 use clinch::{Claim, ClaimId, Mode, Owner};
 
 const WAITERS: usize = 6;
@@ -295,6 +296,30 @@ async fn who_holds_without_a_queue_is_freed_although_somebody_queues() {
         assert!(left > 1000, "it ended by itself");
         release(waiter.await.unwrap()).await;
     }
+}
+
+/// A claim that asks again, elsewhere, finds its votes and agrees on their token, although each is marked as one that somebody
+/// queues for.
+#[tokio::test]
+async fn votes_that_are_marked_by_who_queues_are_still_the_claims() {
+    let persists = || Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "always");
+    let servers: Vec<Redis> = (0..3).map(|_| persists().start()).collect();
+    let hosts: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
+    let url = format!("redlock://{}?durable=on&max_ttl=24h", hosts.join(","));
+    vouch(&url, &servers);
+    let open = async || redlock::open(&url, Env::host(Lane::thread())).await.unwrap();
+    let (held, first) = (claim("job", Mode::Exclusive, 1), open().await);
+    assert!(matches!(first.claim(&held).await.unwrap(), Progress::Granted(_)));
+    for (at, server) in servers.iter().enumerate() {
+        eventually("all have given their vote", async || holder(server, "job")).await;
+        server.call(&["SETRANGE", "clinch:job", "32", &format!("*900000000000000{at}")]);
+    }
+    let again = open().await.claim(&held).await.unwrap();
+    let Progress::Granted(grant) = again else { panic!("its votes were not found: {again:?}") };
+    let agrees = |server: &&Redis| {
+        server.call(&["GETRANGE", "clinch:job", "32", "48"]).text() == format!("*{}", grant.token)
+    };
+    assert!(servers.iter().filter(agrees).count() >= 2, "{} is not agreed on", grant.token);
 }
 
 async fn connect_quick(url: &str, seconds: u64) -> Locks {

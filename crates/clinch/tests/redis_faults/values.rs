@@ -1,7 +1,7 @@
 //! What others wrote under a lock's keys: excluded, refused, or got over; never taken for a lock of ours.
 
 use super::*;
-use crate::common::in_vain;
+use crate::common::{in_vain, release};
 
 /// A try and a short wait, which must not be granted.
 async fn refused(locks: &Locks, name: &str) -> (Result<(), clinch::Error>, clinch::Error) {
@@ -221,8 +221,35 @@ async fn garbage_in_the_side_keys_is_an_error_or_got_over() {
     }
 }
 
+/// What could be another lock's queue is no lock, however prefix and name spell it.
 #[tokio::test]
-async fn a_fence_beyond_all_tokens_grants_nothing_with_a_smaller_one() {
+async fn a_lock_cannot_have_the_key_of_anothers_queue() {
+    let servers: Vec<Redis> = (0..3).map(|_| Redis::start()).collect();
+    let hosts: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
+    let several = format!("redlock://{}?max_ttl=1s&ttl=1s", hosts.join(","));
+    for url in [format!("{}?ttl=1s", servers[0].url()), format!("{}?lean=on", servers[0].url()), several] {
+        for (prefix, name) in
+            [("clinch:", "~{abc}:queue:clinch:job"), ("", "clinch:~{abc}:claims:clinch:job")]
+        {
+            let locks = clinch::connect(&format!("{url}&prefix={prefix}")).await.unwrap();
+            let mutex = locks.mutex(name).unwrap();
+            let short = Duration::from_millis(300);
+            for error in [
+                mutex.try_lock().await.expect_err("granted"),
+                mutex.lock().timeout(short).await.expect_err("granted"),
+                locks.state(name).await.expect_err("shown"),
+            ] {
+                assert_eq!(error.kind(), ErrorKind::Invalid, "{url}: {error:?}");
+                assert!(error.to_string().contains("are those of queues and tokens"), "{url}: {error}");
+            }
+            assert_eq!(servers[0].call(&["EXISTS", &format!("{prefix}{name}")]).int(), 0, "{url}");
+        }
+    }
+}
+
+/// Nobody knows which token was the last: that is for a person to say.
+#[tokio::test]
+async fn a_fence_beyond_all_tokens_grants_nothing_and_says_what_to_do() {
     let redis = Redis::start();
     let locks = connect(&redis.url()).await;
     let guard = lock(&locks, "job").await;
@@ -230,10 +257,35 @@ async fn a_fence_beyond_all_tokens_grants_nothing_with_a_smaller_one() {
     guard.release().await.unwrap();
     let fence = redis.call(&["KEYS", "*fence"]).array().remove(0).text();
     redis.call(&["SET", &fence, "9999999999999999"]);
-    let mutex = locks.mutex("job").unwrap();
-    for _ in 0..3 {
-        if let Ok(guard) = mutex.lock().timeout(Duration::from_millis(300)).await {
-            assert!(guard.token() > before, "{} after {before}", guard.token());
-        }
+    let (tried, waited) = refused(&locks, "job").await;
+    for error in [tried.unwrap_err(), waited] {
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        assert!(error.to_string().contains(&format!("set {fence} to the last token")), "{error}");
     }
+    assert_eq!(redis.call(&["GET", &fence]).text(), "9999999999999999", "it was left alone");
+    redis.call(&["SET", &fence, &before.to_string()]);
+    let guard = lock(&locks, "job").await;
+    assert!(guard.token() > before, "{} after {before}", guard.token());
+}
+
+/// P3: a clock that is far ahead for a while grants nothing, and spoils nothing for when it is right again.
+#[tokio::test]
+async fn a_clock_beyond_all_tokens_leaves_no_fence_behind() {
+    const YEARS: i64 = 230 * 365 * 86_400;
+    let redis = Redis::builder().stepped_clock().start();
+    let locks = connect(&redis.url()).await;
+    let guard = lock(&locks, "job").await;
+    let before = guard.token();
+    release(guard).await;
+    redis.step_clock(YEARS);
+    let (tried, waited) = refused(&locks, "job").await;
+    let read = locks.rwlock("job").unwrap().try_read().await.expect_err("granted without a token");
+    for error in [tried.unwrap_err(), waited, read] {
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        assert!(error.to_string().contains("is beyond the year 2255"), "{error}");
+    }
+    redis.step_clock(0);
+    let guard = lock(&locks, "job").await;
+    assert!(guard.token() > before, "{} after {before}", guard.token());
+    release(guard).await;
 }

@@ -309,7 +309,7 @@ mod tests {
                 "ERR Error running script (call to f_59): @user_script:3: attempt to index a nil value",
                 Unsupported,
             ),
-            ("ERR user_script:9: the last token is none script: 59, on @user_script:9.", Unsupported),
+            ("ERR user_script:9: no token follows script: 59, on @user_script:9.", Unsupported),
             ("ERR upstream request timeout", Unknown),
             ("upstream failure", Unknown),
             ("NEWCODE of tomorrow", Unknown),

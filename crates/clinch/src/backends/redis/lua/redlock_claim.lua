@@ -27,7 +27,8 @@ if redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. token .. ' ' .. us .. ' ' .. ARG
     if last >= '9007199254740992' then
       redis.call('SET', KEYS[2], last)
       redis.call('DEL', KEYS[1])
-      error('the last token is none; look at the key ' .. KEYS[2])
+      error('no token follows what stands in the fence: set ' .. KEYS[2] .. ' to the last token that was given, or delete it if'
+        .. ' the clock of this server was never ahead')
     end
     token = string.format('%d', tonumber(last) + 1)
     redis.call('SET', KEYS[2], token)
