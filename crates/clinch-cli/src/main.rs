@@ -1,7 +1,7 @@
 //! The `clinch` command: jobs and shell scripts under a distributed lock.
 //!
 //! This file only starts and ends the process. `args` says what can be asked, `verbs` has one file per verb, `job` is the
-//! machinery that runs a child under a lock.
+//! machinery that runs a child under a lock, `writer` writes what is said meanwhile.
 
 mod args;
 mod connect;
@@ -11,6 +11,7 @@ mod job;
 mod output;
 mod request;
 mod verbs;
+mod writer;
 
 use std::process::ExitCode;
 
@@ -26,8 +27,7 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { exit::USAGE } else { 0 });
         }
     };
-    match verbs::dispatch(cli) {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => ExitCode::from(failure.report()),
-    }
+    let code = verbs::dispatch(cli).unwrap_or_else(exit::Failure::report);
+    writer::WRITER.finish();
+    ExitCode::from(code)
 }

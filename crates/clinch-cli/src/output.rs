@@ -13,18 +13,22 @@ use rustix::io::retry_on_intr;
 use serde::Serialize;
 
 use crate::exit::{Failure, UNWRITTEN};
+use crate::writer::{To, WRITER};
 
-/// How long a pipe that is full may take until something is read from it. Jobs are stopped in time by the thread that waits here.
+/// How long a pipe that is full may take until something is read from it.
 pub(crate) const PATIENTLY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// For who does not wait here.
 pub(crate) const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// Says something on stderr. That it is closed, or that nobody reads it, is nobody's failure.
-pub(crate) fn say(message: impl Display) {
-    if has_room(rustix::stdio::stderr(), PATIENTLY) {
-        let _ = io::stderr().write_all(format!("clinch: {message}\n").as_bytes());
-    }
+/// Says something on stderr.
+pub(crate) fn say(what: impl Display) {
+    WRITER.write(&To::Stderr, message(what));
+}
+
+/// A line for people.
+pub(crate) fn message(what: impl Display) -> String {
+    format!("clinch: {what}\n")
 }
 
 /// Whether a line can be written without waiting, within this time.

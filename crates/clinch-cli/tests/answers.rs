@@ -175,3 +175,23 @@ fn a_break_that_nobody_hears_of_evicts_all() {
         assert!(words.contains("evicted"), "{words}");
     }
 }
+
+/// A message that does not fit into what has room for its beginning is waited for, for ever.
+#[test]
+fn a_message_that_nobody_reads_to_its_end_keeps_nobody() {
+    let world = World::new();
+    // Longer than the pipes of the test.
+    let program = format!("./{}", "x".repeat(100_000));
+    let (_reader, writer) = rustix::pipe::pipe().unwrap();
+    let mut command = world.clinch(["run", "--events", "fd:1", "x", &program]);
+    let mut run = Running(command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap());
+    assert_eq!(run.code(), 126);
+    assert!(!world.held("x"));
+    let output = world.output(["run", "-v", "--events", "events", "x", &program]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        said.lines().count() == 3 && said.len() > program.len(),
+        "all of it is said where it is read: {said}"
+    );
+    assert_eq!(world.events("events").last().unwrap()["event"], "refused");
+}

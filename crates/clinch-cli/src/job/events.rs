@@ -2,8 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use serde::Serialize;
@@ -11,12 +10,13 @@ use serde_json::Value;
 
 use super::sys;
 use crate::exit::Failure;
-use crate::output::{PATIENTLY, has_room, rfc3339, say};
+use crate::output::rfc3339;
+use crate::writer::{Log, To, WRITER};
 
 /// Where events go, if anybody asked for them.
 #[derive(Debug)]
 pub(crate) struct Events {
-    to: Option<File>,
+    to: Option<To>,
     name: String,
 }
 
@@ -38,7 +38,8 @@ impl Events {
                 Failure::usage(format!("cannot write events to {}: {error}", to.to_string_lossy()))
             }),
         });
-        Ok(Events { to: to.transpose()?, name: name.to_owned() })
+        let to = to.transpose()?.map(|file| To::Events(Arc::new(Log::new(file))));
+        Ok(Events { to, name: name.to_owned() })
     }
 
     /// Whether anybody listens.
@@ -47,18 +48,12 @@ impl Events {
     }
 
     /// Writes one event with what belongs to it, an object.
-    pub(crate) fn emit(&mut self, event: &str, more: impl FnOnce() -> Value) {
-        let Some(to) = &mut self.to else { return };
+    pub(crate) fn emit(&self, event: &str, more: impl FnOnce() -> Value) {
+        let Some(to) = &self.to else { return };
         let line = Line { time: rfc3339(SystemTime::now()), event, name: &self.name, more: more() };
-        // One write for each line, so that processes that append to one file do not mix theirs.
-        let text = serde_json::to_string(&line).map(|line| line + "\n").map_err(io::Error::from);
-        let written = text.and_then(|line| match has_room(to.as_fd(), PATIENTLY) {
-            true => to.write_all(line.as_bytes()),
-            false => Err(io::Error::other("nobody reads them")),
-        });
-        if let Err(error) = written {
-            say(format_args!("cannot write events any more: {error}"));
-            self.to = None;
+        // Texts, numbers and null only, which are always JSON.
+        if let Ok(line) = serde_json::to_string(&line) {
+            WRITER.write(to, line + "\n");
         }
     }
 }

@@ -19,6 +19,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::kin::Stat;
+use crate::writer::WRITER;
 
 /// A process that can be awaited. Must be made inside a tokio runtime.
 #[derive(Debug)]
@@ -48,7 +49,7 @@ pub(crate) fn take_foreground(command: &mut Command) {
         let group = rustix::process::getpid();
         // SAFETY: descriptor 0 was checked to be a terminal before the fork and is inherited.
         let stdin = unsafe { BorrowedFd::borrow_raw(0) };
-        with_blocked(libc::SIGTTOU, || rustix::termios::tcsetpgrp(stdin, group))?;
+        with_blocked(Some(libc::SIGTTOU), || rustix::termios::tcsetpgrp(stdin, group))?;
         Ok(())
     };
     // SAFETY: between fork and exec, this calls getpid, ioctl and sigprocmask only, which are async-signal-safe, and it
@@ -130,7 +131,7 @@ pub(crate) fn inherit_nothing(command: &mut Command) {
 
 /// Calls `tcsetpgrp` from a process that may be in the background, where it would be stopped for it.
 pub(crate) fn set_foreground(terminal: impl AsFd, group: Pid) -> io::Result<()> {
-    Ok(with_blocked(libc::SIGTTOU, || rustix::termios::tcsetpgrp(terminal, group))?)
+    Ok(with_blocked(Some(libc::SIGTTOU), || rustix::termios::tcsetpgrp(terminal, group))?)
 }
 
 /// Whether the signal was ignored when this process began, as `nohup` does with HUP and shells with INT and QUIT of their
@@ -146,6 +147,7 @@ pub(crate) fn is_ignored(signal: Signal) -> bool {
 
 /// Dies by a signal, as who did not catch it does. Returns where the kernel does not let it: as process 1.
 pub(crate) fn die_by(signal: Signal) {
+    WRITER.finish();
     // SAFETY: the default action is no function of ours.
     unsafe { libc::signal(signal.as_raw(), libc::SIG_DFL) };
     unblock(signal);
@@ -156,7 +158,7 @@ pub(crate) fn die_by(signal: Signal) {
 /// Stops this process's group by a signal with its default action, as the terminal would have done, and comes back when
 /// it is continued, with the CONT consumed. `false`: the kernel ignored the stop, since no shell is there to undo it.
 pub(crate) fn stop_group(signal: Signal) -> bool {
-    with_blocked(libc::SIGCONT, || {
+    with_blocked(Some(libc::SIGCONT), || {
         // SAFETY: all pointers are to locals that outlive the calls; the saved action is restored unchanged. A blocked
         // CONT still continues the process and stays pending, so that `sigtimedwait` can tell whether it came.
         unsafe {
@@ -189,14 +191,26 @@ pub(crate) fn adopt(descriptor: RawFd) -> io::Result<OwnedFd> {
     Ok(copy)
 }
 
-/// Runs `body` with one signal blocked in this thread.
-fn with_blocked<T>(signal: libc::c_int, body: impl FnOnce() -> T) -> T {
+/// Starts a thread that no signal finds: they are for the one that waits for them.
+pub(crate) fn start_deaf(body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    with_blocked(None, || std::thread::Builder::new().spawn(body).map(drop))
+}
+
+/// Runs `body` with one signal blocked in this thread, or all of them.
+fn with_blocked<T>(signal: Option<libc::c_int>, body: impl FnOnce() -> T) -> T {
     let mut saved = MaybeUninit::uninit();
     // SAFETY: the sets are initialised before they are read, and the saved mask is what this thread had.
     unsafe {
         let mut set = MaybeUninit::uninit();
-        libc::sigemptyset(set.as_mut_ptr());
-        libc::sigaddset(set.as_mut_ptr(), signal);
+        match signal {
+            Some(signal) => {
+                libc::sigemptyset(set.as_mut_ptr());
+                libc::sigaddset(set.as_mut_ptr(), signal);
+            }
+            None => {
+                libc::sigfillset(set.as_mut_ptr());
+            }
+        }
         libc::sigprocmask(libc::SIG_BLOCK, set.as_ptr(), saved.as_mut_ptr());
     }
     let result = body();

@@ -23,6 +23,7 @@ use crate::job::terminal::Terminal;
 use crate::job::{nesting, reentry, sys};
 use crate::output::{ClaimJson, describe, local, say};
 use crate::request::{Request, with_lease};
+use crate::writer::WRITER;
 
 /// How long a wait lasts before it is called one: an ordinary acquire is over by then.
 const CALLED_WAITING: Duration = Duration::from_millis(20);
@@ -317,6 +318,7 @@ impl<'a> Session<'a> {
         command.envs(claim.token.map(|token| ("CLINCH_TOKEN", token.to_string())));
         command.env(reentry::REENTERED, reentry::mark(claim.id));
         // No process group and no supervision: signals and losses of the outer job concern this one as they are.
+        WRITER.finish();
         let error = command.exec();
         Err(spawn::not_started(command.get_program(), &error))
     }
