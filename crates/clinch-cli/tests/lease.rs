@@ -1,5 +1,7 @@
 //! `acquire`, `renew`, `release`: a lock held by a shell script across commands.
 
+#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test code")]
+
 mod common;
 
 use std::io::Read;
@@ -7,8 +9,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use clinch::backend::NOTICE;
 use common::{Running, World, eventually, runs};
-use rustix::process::Signal;
+use rustix::process::{Resource, Rlimit, Signal, prlimit};
 
 /// A shell that runs a script with `$CLINCH` and the store, in the directory.
 fn shell(world: &World, script: &str) -> Command {
@@ -22,7 +25,16 @@ fn shell(world: &World, script: &str) -> Command {
 const ACQUIRE: &str =
     r#"lock=$("$CLINCH" acquire "it's x" --ttl 60s) || exit; eval "$lock"; echo "$claim" > claim;"#;
 
-/// What `acquire` took is not held, or cannot be renewed or released.
+/// Takes a lease that is bound to this process; its claim, and the process that holds it.
+fn acquire(world: &World, ttl: &str) -> (String, i32) {
+    let pid = std::process::id().to_string();
+    let output = world.output(["acquire", "--json", "--for-pid", &pid, "--ttl", ttl, "x"]);
+    let lease: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let holder = world.claims("x", "held")[0]["pid"].as_i64().unwrap();
+    (lease["claim"].as_str().unwrap().to_owned(), holder as i32)
+}
+
+/// What `acquire` took is not held, or cannot be renewed or released; or a renewal that asks for less makes it shorter.
 #[test]
 fn a_script_holds_a_lock_across_commands() {
     let world = World::new();
@@ -30,6 +42,7 @@ fn a_script_holds_a_lock_across_commands() {
         r#"{ACQUIRE}
         "$CLINCH" run -n "$name" true; [ $? = 75 ] || exit 11
         "$CLINCH" renew "$name" "$claim" --ttl 1h || exit 12
+        "$CLINCH" renew "$name" "$claim" || exit 16
         "$CLINCH" show --json "$name" > show
         [ "$token" -gt 0 ] || exit 13
         "$CLINCH" release "$name" "$claim" || exit 14
@@ -173,13 +186,7 @@ fn a_stopped_acquire_keeps_no_lock_and_tells_of_none_that_is_over() {
 #[test]
 fn a_shell_whose_lock_is_taken_away_has_time_to_stop() {
     let world = World::new();
-    let acquire = |ttl: &str| {
-        let pid = std::process::id().to_string();
-        let output = world.output(["acquire", "--json", "--for-pid", &pid, "--ttl", ttl, "x"]);
-        let lease: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        lease["claim"].as_str().unwrap().to_owned()
-    };
-    let claim = acquire("60s");
+    let (claim, _) = acquire(&world, "60s");
     let mut evictor = world.start(["break", "--yes", "x"]);
     eventually("it is being taken away", || world.code(["renew", "x", &claim]) == 79);
     assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
@@ -188,7 +195,7 @@ fn a_shell_whose_lock_is_taken_away_has_time_to_stop() {
     assert_eq!(evictor.code(), 0);
     // Longer than it takes its holder to hear of that, and shorter than the notice.
     let (since, ttl) = (Instant::now(), Duration::from_secs(6));
-    let claim = acquire("6s");
+    let (claim, _) = acquire(&world, "6s");
     assert_eq!(world.code(["break", "--yes", "x"]), 0);
     assert!(since.elapsed() >= ttl, "its lease had not ended");
     assert_eq!(world.code(["renew", "x", &claim]), 79);
@@ -199,11 +206,48 @@ fn a_shell_whose_lock_is_taken_away_has_time_to_stop() {
 #[test]
 fn a_shell_whose_lock_file_was_emptied_has_time_to_stop() {
     let world = World::new();
-    let pid = std::process::id().to_string();
-    assert_eq!(world.code(["acquire", "--json", "--for-pid", &pid, "--ttl", "60s", "x"]), 0);
+    acquire(&world, "60s");
     std::fs::File::options().write(true).truncate(true).open(world.path("store/x.lock")).unwrap();
     assert_eq!(world.code(["run", "-w", "8s", "x", "true"]), 75, "another was let in at once");
     assert_eq!(world.code(["run", "-w", "60s", "x", "true"]), 0);
+}
+
+/// Holders outlive what they held, for as long as the notice of an eviction, and fill the lock's queue.
+#[test]
+fn a_holder_ends_with_the_release_of_its_lease() {
+    let world = World::new();
+    let (claim, holder) = acquire(&world, "60s");
+    assert_eq!(world.code(["release", "x", &claim]), 0);
+    let released = Instant::now();
+    eventually("the holder ends", || !runs(holder));
+    assert!(released.elapsed() < NOTICE, "as if its lease had been taken away");
+}
+
+/// A holder that can open no file frees what was renewed, or keeps what is over.
+#[test]
+fn a_holder_without_descriptors_keeps_to_the_end_of_its_lease() {
+    let (world, renewed) = (World::new(), Duration::from_secs(4));
+    let (claim, holder) = acquire(&world, "2s");
+    let none = Rlimit { current: Some(3), maximum: Some(3) };
+    prlimit(rustix::process::Pid::from_raw(holder), Resource::Nofile, none).unwrap();
+    let since = Instant::now();
+    assert_eq!(world.code(["renew", "x", &claim, "--ttl", "4s"]), 0);
+    eventually("it is free", || !world.held("x"));
+    assert!(since.elapsed() >= renewed, "what was renewed was freed after {:?}", since.elapsed());
+    assert!(since.elapsed() < NOTICE, "its end was not seen");
+}
+
+/// A holder that was stopped takes what ended meanwhile for its own.
+#[test]
+fn a_holder_that_was_stopped_lets_go_of_what_is_over() {
+    let world = World::new();
+    let (claim, holder) = acquire(&world, "1s");
+    assert!(common::kill(holder, Signal::STOP));
+    eventually("its lease is over", || world.claims("x", "held")[0]["expires_in_ms"] == 0);
+    assert_eq!(world.code(["renew", "x", &claim]), 79);
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 75, "it may still be at it");
+    common::kill(holder, Signal::CONT);
+    eventually("it is free", || !world.held("x") && !runs(holder));
 }
 
 /// A process that is stopped while it changes a record ends an `acquire` that has time to wait.

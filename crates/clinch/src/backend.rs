@@ -117,6 +117,12 @@ pub trait Backend: Debug + Send + Sync + 'static {
         Ok(self.list(name.as_str()).await?.into_iter().find(|state| state.name == *name))
     }
 
+    /// A claim of this client as [`Backend::state`] would show its lock's; `None` when it does not count any more.
+    async fn own_state(&self, claim: &Claim) -> Result<Option<ClaimState>> {
+        let claims = self.state(&claim.name).await?.map(|state| state.claims).unwrap_or_default();
+        Ok(claims.into_iter().find(|live| live.id == claim.id))
+    }
+
     /// An operator's release of somebody else's claim.
     ///
     /// A live holder is told of its loss at once, where the store can tell, else by its next renewal. Nobody else is granted
@@ -233,7 +239,7 @@ pub struct ClaimState {
     pub owner: Owner,
     /// Since when it is granted, or queued.
     pub since: SystemTime,
-    /// What is left of its lease; `None` when it does not expire.
+    /// What is left of its lease, or of the notice that it was given; `None` when it does not expire.
     pub expires_in: Option<Duration>,
 }
 

@@ -201,6 +201,7 @@ macro_rules! __for_each_property {
                 eviction_seen_by_verify
                 lingering_lock_is_granted
                 owner_record_is_unreadable
+                renewal_by_id_shortens_a_lease
             }
             processes {
                 killed_holder_blocks

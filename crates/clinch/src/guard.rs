@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::backend::Freed;
+use crate::backend::{ClaimState, Freed};
 use crate::claim::{ClaimId, Loss};
 use crate::claimed::Claimed;
 use crate::clock::Instant;
@@ -153,6 +153,22 @@ impl Guard {
     /// say, in which case the guard stands as it did.
     pub async fn verify(&self) -> Result<()> {
         self.engine().here(self.engine().keeper.confirm(self.tenure(), None)).await
+    }
+
+    /// The claim as the store shows it to everybody, with the end that others may have given it; `None` when it does not count any more.
+    ///
+    /// For who keeps a lease under which another process works. On `file://` this reads the claim's record by a descriptor that is open,
+    /// wherever the file is by now; [`Locks::state`](crate::Locks::state) goes by the path.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    ///
+    /// # Errors
+    ///
+    /// As [`Locks::list`](crate::Locks::list).
+    pub async fn state(&self) -> Result<Option<ClaimState>> {
+        self.engine().here(self.engine().backend.own_state(&self.claimed.claim)).await
     }
 
     /// Renews the lease now, so that it lasts `ttl` from this moment, and renews with that TTL from here on. A shorter TTL

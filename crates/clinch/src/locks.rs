@@ -236,7 +236,8 @@ impl Locks {
         self.engine.here(self.engine.backend.evict(&LockName::new(name)?, claim)).await
     }
 
-    /// Renews a [detached](crate::Guard::detach) lease, so that it lasts `ttl` from this moment.
+    /// Renews a [detached](crate::Guard::detach) lease, so that it lasts `ttl` from this moment, or longer where another renewal asked for
+    /// more.
     ///
     /// # Errors
     ///

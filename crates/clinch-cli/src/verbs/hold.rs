@@ -1,14 +1,14 @@
 //! The holder: a small process that keeps a lock for a shell script, on stores where a lease ends with its process.
 //!
-//! It lives until the process that it is bound to has ended, the TTL has run out without `clinch renew`, or the lock was
-//! taken away or released. What the store says of the claim decides, so that renewals of other processes count.
+//! It lives until the process that it is bound to has ended, or the lease is over: run out without `clinch renew`, released, or
+//! taken away. What the claim's own record says of that decides, so that what other processes do to it counts.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use clinch::backend::{ClaimState, NOTICE};
-use clinch::{ClaimId, Env, Guard, Instant, Lane, Locks};
+use clinch::backend::NOTICE;
+use clinch::{Env, Guard, Instant, Lane, Locks};
 use rustix::process::{Pid, getppid, setsid};
 use serde::{Deserialize, Serialize};
 use tokio::net::unix::pipe::Receiver;
@@ -19,11 +19,8 @@ use crate::exit::{Failure, Outcome, USAGE};
 use crate::job::sys::ProcessEnd;
 use crate::request::{Request, with_lease};
 
-/// The longest time without a look at what the store says.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
-
-/// When to look again where it says nothing of the claim.
-const LOOK_SOON: Duration = Duration::from_millis(100);
+/// The longest time without a look at what the store says: a holder whose lease was released ends by then.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// What the command that started the holder says when the report was passed on.
 pub(crate) const KEEP: &[u8] = b"keep\n";
@@ -63,7 +60,7 @@ pub(crate) async fn run(store: &Store, args: &Hold) -> Outcome {
 struct Holder {
     env: Env,
     locks: Locks,
-    /// A second client, for which the claim is another's: it moves and reads the end that everybody sees.
+    /// A second client, for which the claim is another's: it sets the end that everybody sees.
     outside: Locks,
     guard: Guard,
     /// When it was granted.
@@ -118,15 +115,14 @@ impl Holder {
     }
 
     async fn hold(self) -> Outcome {
-        let (name, claim) = (self.guard.name().as_str(), self.guard.claim_id());
+        let claim = self.guard.claim_id().to_string();
         let (token, since) = (self.guard.token().get(), self.since.as_nanos());
-        if report(&Report::Granted { claim: claim.to_string(), token, since }).is_ok() {
+        if report(&Report::Granted { claim, token, since }).is_ok() {
             // From the start: who asked may be stopped for as long as it takes.
             tokio::select! {
                 () = is_given_up() => {}
-                () = self.taken_away(name, claim) => {}
                 () = self.bound_to.ended() => {}
-                () = self.run_out(name, claim) => {}
+                () = self.over() => {}
             }
         }
         drop(self.guard);
@@ -134,47 +130,28 @@ impl Holder {
         Ok(0)
     }
 
-    /// Completes when the time that the claim was last given has passed.
-    async fn run_out(&self, name: &str, claim: ClaimId) {
-        let (mut end, mut pause) = (self.since + self.ttl, Duration::ZERO);
+    /// Completes when the lease is over by what its own record says, which others move: its end has passed, it was released, or it was
+    /// taken away and the notice is over. Who works under it has been told until when it may, so no failure ends it.
+    async fn over(&self) {
+        let mut given_up = None;
         loop {
+            let state = self.guard.state().await;
             let now = self.env.clock().now();
-            self.env.sleep_until(end.max(now + pause).min(now + LOOK_AGAIN)).await;
-            let over = if let Ok(ours) = self.ours(name, claim).await {
-                // What is not listed may be just being rewritten. If it is gone, the guard hears of it.
-                let left = ours.and_then(|ours| ours.expires_in).unwrap_or(LOOK_SOON);
-                (end, pause) = (self.env.clock().now() + left, Duration::ZERO);
-                end
-            } else {
-                // It may have been renewed. Before the end that was known stands, whoever renews has time to see that something is amiss.
-                pause = LOOK_SOON;
-                end + NOTICE
+            let left = match state {
+                Ok(Some(state)) => {
+                    given_up = None;
+                    state.expires_in.unwrap_or(LOOK_AGAIN)
+                }
+                Ok(None) => Duration::ZERO,
+                // Lost for good, and nobody can end it any more: it is told to whoever renews it.
+                Err(_) if !self.guard.is_held() => given_up.get_or_insert(now + NOTICE).since(now),
+                Err(_) => LOOK_AGAIN,
             };
-            if over <= self.env.clock().now() {
+            if left.is_zero() {
                 return;
             }
+            self.env.sleep_until(now + left.min(LOOK_AGAIN)).await;
         }
-    }
-
-    /// Completes when the claim was taken away, and what that leaves it is over: who works under it is not told before it renews, and
-    /// has until then, or until it releases it. Nobody else comes in as long as we keep it.
-    async fn taken_away(&self, name: &str, claim: ClaimId) {
-        self.guard.lost().await;
-        let end = self.env.clock().now() + NOTICE;
-        // Over is only what was seen, and then twice not: it may be just being rewritten, or its record be damaged.
-        let (mut seen, mut missed) = (false, 0);
-        while missed < 2 && self.env.clock().now() < end {
-            self.env.sleep_until(self.env.clock().now() + LOOK_SOON).await;
-            let ours = self.ours(name, claim).await;
-            seen |= matches!(ours, Ok(Some(_)));
-            missed = if seen && matches!(ours, Ok(None)) { missed + 1 } else { 0 };
-        }
-    }
-
-    /// What the store says of the claim.
-    async fn ours(&self, name: &str, claim: ClaimId) -> clinch::Result<Option<ClaimState>> {
-        let claims = self.outside.state(name).await?.map(|state| state.claims).unwrap_or_default();
-        Ok(claims.into_iter().find(|ours| ours.id == claim))
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use crate::backend::{Backend, Capabilities, Freed, LockState, Progress, Renewal, Wake};
+use crate::backend::{Backend, Capabilities, ClaimState, Freed, LockState, Progress, Renewal, Wake};
 use crate::claim::{Claim, ClaimId, Loss};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
@@ -394,6 +394,10 @@ impl Backend for Faulty {
 
     async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
         self.through(Step::List, self.inner.state(name)).await
+    }
+
+    async fn own_state(&self, claim: &Claim) -> Result<Option<ClaimState>> {
+        self.through(Step::List, self.inner.own_state(claim)).await
     }
 
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {

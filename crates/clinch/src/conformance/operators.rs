@@ -275,6 +275,27 @@ pub async fn detached_lease_ends_with_its_client(fixture: &dyn Fixture) {
     other.expect_unused(&name).await;
 }
 
+/// A lease that is known by its id ends no sooner than its longest renewal said: an older one may arrive late, or a helper ask for less.
+pub async fn renewal_by_id_shortens_a_lease(fixture: &dyn Fixture) {
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    let name = unique("shorten-detached");
+    let guard = one.lock(&name).await;
+    let id = guard.claim_id();
+    // Else it lives as long as its guard.
+    let mut kept = Some(guard);
+    if one.capabilities().detached {
+        kept.take().expect("a guard").detach().await.unwrap();
+    }
+    for ttl in [LONG_TTL, LONG_TTL / 4] {
+        other.locks.renew_detached(&name, id, ttl).await.unwrap();
+        let left = other.claims(&name).await[0].expires_in.expect("it was given an end");
+        assert!(left > LONG_TTL / 2, "a lease of {LONG_TTL:?} was shortened to {left:?}");
+    }
+    assert_eq!(other.locks.release_detached(&name, id).await.unwrap(), Released::Released);
+    drop(kept);
+    other.expect_unused(&name).await;
+}
+
 /// P7: closing waits for the releases under way, says when they take too long, and leaves held guards alone.
 pub async fn close_abandons_releases(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
@@ -328,6 +349,11 @@ pub async fn owner_record_is_unreadable(fixture: &dyn Fixture) {
     other.waits(&name, 1).await;
     let claims = other.claims(&name).await;
     let (holder, waiting) = claims.split_first().expect("a held lock is listed");
+    let own = guard.state().await.unwrap().expect("what is held is shown to its holder");
+    assert_eq!(
+        (own.id, own.mode, own.token, &own.owner),
+        (holder.id, holder.mode, holder.token, &holder.owner)
+    );
     assert_eq!((holder.id, holder.granted, holder.mode), (guard.claim_id(), true, Mode::Exclusive));
     assert_eq!(holder.token.unwrap_or(guard.token()), guard.token());
     assert_eq!(holder.owner.label, "nightly \u{2192} \"report\"");

@@ -252,6 +252,7 @@ impl Record {
     }
 
     pub(super) fn state(&self, now: Instant) -> ClaimState {
+        let end = self.until.into_iter().chain(self.ends).min();
         ClaimState {
             id: self.claim,
             mode: self.mode,
@@ -259,7 +260,7 @@ impl Record {
             token: Token::new(self.ticket),
             owner: (*self.owner).clone(),
             since: SystemTime::UNIX_EPOCH + Duration::from_millis(self.since),
-            expires_in: self.until.map(|until| Instant::from_nanos(until).since(now)),
+            expires_in: end.map(|end| Instant::from_nanos(end).since(now)),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::lock_file::{Live, LockFile, World, in_file, kept_busy};
 use super::store::File;
 use super::times::{RECHECK, RECHECK_UNWATCHED, RESTARTS, STAMP_GRAIN};
 use super::watch::Watch;
-use crate::backend::{Busy, Freed, Grant, NOTICE, Progress, Renewal};
+use crate::backend::{Busy, ClaimState, Freed, Grant, NOTICE, Progress, Renewal};
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
@@ -261,7 +261,7 @@ impl File {
             if self.env.now().since(since) >= RECHECK_UNWATCHED {
                 return lost("somebody damaged the lock file: the claim's record is gone");
             }
-            return Err(Error::new(ErrorKind::Unavailable, "the claim's record cannot be read"));
+            return Err(unreadable());
         };
         slot.unreadable = None;
         if !record.is_ending() {
@@ -276,6 +276,15 @@ impl File {
             }
         }
         lost("an operator took the lock away")
+    }
+
+    /// What its record says of a claim of this process. Needs nothing but the descriptor that it has: neither path nor rights, and
+    /// it costs the same however many claims there are.
+    pub(super) fn own_state(&self, slot: &Slot) -> Result<Option<ClaimState>> {
+        // Before the record, as in `state_in`.
+        let now = self.env.now();
+        let record = slot.file.record(slot.ticket)?.ok_or_else(unreadable)?;
+        Ok((!record.has_ended(now)).then(|| record.state(now)))
     }
 
     fn say_told(&self, slot: &Slot) -> Result<()> {
@@ -406,6 +415,10 @@ fn granted(ticket: u64) -> Progress {
         // Tickets are checked against this bound when they are taken.
         None => Progress::Busy(Busy::default()),
     }
+}
+
+fn unreadable() -> Error {
+    Error::new(ErrorKind::Unavailable, "the claim's record cannot be read")
 }
 
 pub(super) fn not_held() -> Loss {

@@ -14,7 +14,7 @@ use super::lock_file::{Live, LockFile, World, kept_busy};
 use super::slot::{GIVES_ENDS, Slot, not_held};
 use super::times::{RECHECK_UNWATCHED, SOME_TIME, TRY_FOR};
 use super::watch::Watcher;
-use crate::backend::{Backend, Capabilities, Freed, LockState, NOTICE, Progress, Renewal, Wake};
+use crate::backend::{Backend, Capabilities, ClaimState, Freed, LockState, NOTICE, Progress, Renewal, Wake};
 use crate::claim::{Claim, ClaimId, Loss, LossKind};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
@@ -143,7 +143,8 @@ impl File {
             // Once that time has passed it is never moved: its holder may be letting go.
             if kept_by.is_none() && !record.has_run_out(now) {
                 GIVES_ENDS.store(true, Ordering::Release);
-                record.until = Some((now + claim.ttl).as_nanos());
+                // An older request may arrive after one that asked for more.
+                record.until = record.until.max(Some((now + claim.ttl).as_nanos()));
             }
         })?;
         if let Some(pid) = kept_by {
@@ -309,6 +310,10 @@ impl Backend for File {
         }
     }
 
+    async fn own_state(&self, claim: &Claim) -> Result<Option<ClaimState>> {
+        self.slot(claim.id).map_or(Ok(None), |slot| self.own_state(&lock(&slot)))
+    }
+
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
         let world = self.world(name);
         let Some(file) = self.open(&world.file, false)? else { return Ok(Freed::Absent) };
@@ -385,22 +390,28 @@ mod tests {
     #[tokio::test]
     async fn a_lease_that_is_renewed_while_it_is_looked_at_is_not_over() {
         let dir = tempfile::tempdir().unwrap();
-        let (ours, other) = (store(dir.path(), Clock::host()), store(dir.path(), Clock::host()));
-        let watch = store(dir.path(), Clock::told(clock));
+        let (ours, other) = (store(dir.path(), Clock::told(clock)), store(dir.path(), Clock::host()));
         let guard = locks(&ours).mutex("job").unwrap().lock().await.unwrap();
         let (outside, id) = (locks(&other), guard.claim_id());
         outside.renew_detached("job", id, TTL).await.unwrap();
         let claim = {
             let state = outside.state("job").await.unwrap().unwrap().claims.remove(0);
             let (name, mode, owner) = (guard.name().clone(), state.mode, Arc::new(state.owner));
-            Claim { id, name, mode, ttl: TTL * 3, enqueue: false, place: false, isolated: true, owner }
+            Claim { id, name, mode, ttl: TTL, enqueue: false, place: false, isolated: true, owner }
         };
-        AT_NEXT_LOOK.set(Some(Box::new(move || {
-            assert!(matches!(other.prolong(&claim).unwrap(), Renewal::Renewed(_)));
-            AHEAD.set(TTL * 2);
-        })));
-        let state = watch.state_in("job.lock", "").unwrap().unwrap();
-        assert!(state.claims[0].expires_in.unwrap() > Duration::ZERO, "it was renewed in time");
+        let slot = ours.slot(id).unwrap();
+        let own = || ours.own_state(&lock(&slot)).unwrap().unwrap();
+        let by_path = || ours.state_in("job.lock", "").unwrap().unwrap().claims.remove(0);
+        let looks: [(u32, &dyn Fn() -> crate::backend::ClaimState); 2] = [(2, &own), (4, &by_path)];
+        for (ahead, look) in looks {
+            let (other, claim) = (other.clone(), Claim { ttl: TTL * (ahead + 1), ..claim.clone() });
+            AHEAD.set(Duration::ZERO);
+            AT_NEXT_LOOK.set(Some(Box::new(move || {
+                assert!(matches!(other.prolong(&claim).unwrap(), Renewal::Renewed(_)));
+                AHEAD.set(TTL * ahead);
+            })));
+            assert!(look().expires_in.unwrap() > Duration::ZERO, "it was renewed in time");
+        }
     }
 
     /// Who evicts may be stopped before it writes, for longer than the notice: the claim would be over as soon as its holder can hear.
