@@ -10,7 +10,7 @@ use crate::port::Port;
 use crate::process::{Process, temp_dir};
 use crate::tls::Certificates;
 use crate::tools;
-use crate::wait::{PATIENCE, POLL};
+use crate::wait::{PATIENCE, POLL, until};
 use cluster::Peer;
 
 mod cluster;
@@ -101,7 +101,7 @@ impl EtcdBuilder {
         let cluster: Vec<String> =
             ports.iter().enumerate().map(|(at, (_, peer))| format!("n{at}={}", peer.url())).collect();
         let cluster = cluster.join(",");
-        let start = |(at, (client, peer))| self.spawn(at, client, peer, &cluster);
+        let start = |(at, (client, peer))| self.spawn(at, client, peer, &cluster, "new");
         let members: Vec<Etcd> = ports.into_iter().enumerate().map(start).collect();
         for member in &members {
             member.becomes_ready();
@@ -115,7 +115,7 @@ impl EtcdBuilder {
         members.into_iter().map(|member| Etcd { root_password: self.password.clone(), ..member }).collect()
     }
 
-    fn spawn(&self, at: usize, client: Port, peer: Peer, cluster: &str) -> Etcd {
+    fn spawn(&self, at: usize, client: Port, peer: Peer, cluster: &str, state: &str) -> Etcd {
         let dir = temp_dir();
         let tls = self.tls.then(|| Certificates::make(dir.path()));
         let scheme = if self.tls { "https" } else { "http" };
@@ -130,7 +130,7 @@ impl EtcdBuilder {
         set("listen-peer-urls", &format!("http://{}", peer.port.addr()));
         set("initial-advertise-peer-urls", &peer.url());
         set("initial-cluster", cluster);
-        set("initial-cluster-state", "new");
+        set("initial-cluster-state", state);
         // The same for all members, and for no other cluster.
         set("initial-cluster-token", cluster);
         set("logger", "zap");
@@ -159,6 +159,18 @@ impl Etcd {
     /// What the server shall be like.
     pub fn builder() -> EtcdBuilder {
         EtcdBuilder::default()
+    }
+
+    /// Starts a second member for this server, which only learns as yet, and waits until it answers that.
+    pub fn start_learner(&self) -> Etcd {
+        let (client, peer) = (Port::free(), Peer::new(false));
+        let cluster = format!("n0={},n1={}", self.peer.url(), peer.url());
+        self.ctl(&["member", "add", "n1", "--learner", &format!("--peer-urls={}", peer.url())]);
+        let learner = Etcd::builder().spawn(1, client, peer, &cluster, "existing");
+        until("the member answers that it learns", || {
+            learner.try_ctl(&["get", "none"]).is_err_and(|error| error.contains("not supported for learner"))
+        });
+        learner
     }
 
     /// The port for clients with its address.

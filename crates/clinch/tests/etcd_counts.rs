@@ -18,7 +18,7 @@ mod common;
 
 use common::{eventually, lock, queue, release};
 
-/// A TTL that nobody lives to see the end of, nor a renewal.
+/// A TTL that nobody lives to see the end of.
 const LONG_TTL: Duration = Duration::from_secs(3600);
 
 async fn connect(etcd: &Etcd) -> Locks {

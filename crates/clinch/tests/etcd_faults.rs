@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use clinch::backend::Backend;
+use clinch::conformance::faults::{Faulty, Step};
 use clinch::net::{Connector, Stream};
 use clinch::{ClaimId, Clock, Env, ErrorKind, Guard, Lane, Locks, LossKind, Mode, Random, Released, Renew};
 use clinch_testkit::{Etcd, EtcdCluster, Proxy};
@@ -58,11 +59,19 @@ mod stopped;
 #[path = "etcd_faults/turns.rs"]
 mod turns;
 
-/// A TTL whose renewal nobody lives to see: what is told or granted within [`PATIENCE`] was told or granted at once.
+/// A TTL whose end nobody lives to see.
 const LONG_TTL: Duration = Duration::from_secs(3600);
 
 async fn connect(url: &str) -> Locks {
     clinch::connect(url).await.unwrap().ttl(LONG_TTL).unwrap()
+}
+
+/// A client whose renewals nobody answers: of what was lost, only what the store tells of its own accord tells it.
+async fn unrenewed(url: &str, env: Env) -> Locks {
+    let backend = clinch::backends::etcd::open(url, env.clone()).await.unwrap();
+    let faulty = Faulty::new(backend, env.clock());
+    faulty.hang(Step::Renew);
+    Locks::new(faulty, env).ttl(LONG_TTL).unwrap()
 }
 
 /// Waits for the lock in a task of its own.

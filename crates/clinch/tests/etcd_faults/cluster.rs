@@ -6,14 +6,13 @@ use super::*;
 const TTL: Duration = Duration::from_secs(15);
 
 /// A holder and a waiter ride out what happens to the cluster; then the lock is handed over.
-async fn rides_out(cluster: &EtcdCluster, happens: impl AsyncFnOnce(&EtcdCluster)) {
-    let near = connect(&cluster.url()).await.ttl(TTL).unwrap();
-    let far = connect(&cluster.url()).await.ttl(TTL).unwrap();
+async fn rides_out(url: &str, happens: impl AsyncFnOnce()) {
+    let (near, far) = (connect(url).await.ttl(TTL).unwrap(), connect(url).await.ttl(TTL).unwrap());
     let guard = lock(&near, "job").await;
     let waiter = queue(&far, "job");
     sees_claims(&near, "job", 2).await;
     let before = guard.deadline().unwrap();
-    happens(cluster).await;
+    happens().await;
     let renewed = async || (!guard.is_held() || guard.deadline().unwrap() > before).then_some(());
     eventually("the lease is renewed", renewed).await;
     assert!(guard.is_held() && !waiter.is_finished());
@@ -27,23 +26,52 @@ async fn rides_out(cluster: &EtcdCluster, happens: impl AsyncFnOnce(&EtcdCluster
 
 #[tokio::test]
 async fn a_leader_that_is_killed_costs_nobody_a_lock() {
-    rides_out(&EtcdCluster::start(), async |cluster| cluster.leader().kill()).await;
+    let cluster = EtcdCluster::start();
+    rides_out(&cluster.url(), async || cluster.leader().kill()).await;
 }
 
 #[tokio::test]
 async fn a_follower_that_is_killed_costs_nobody_a_lock() {
-    rides_out(&EtcdCluster::start(), async |cluster| cluster.follower().kill()).await;
+    let cluster = EtcdCluster::start();
+    rides_out(&cluster.url(), async || cluster.follower().kill()).await;
 }
 
 #[tokio::test]
 async fn a_leader_that_stands_still_costs_nobody_a_lock() {
     let cluster = EtcdCluster::start();
-    rides_out(&cluster, async |cluster| cluster.leader().pause()).await;
+    rides_out(&cluster.url(), async || cluster.leader().pause()).await;
+}
+
+/// Whoever a follower serves that stands still is served by the others, in time for the shortest lease.
+#[tokio::test]
+async fn a_follower_that_stands_still_costs_nobody_a_lock() {
+    let (cluster, clock) = (EtcdCluster::start(), Clock::host());
+    let [short, longer] = [2, 7].map(Duration::from_secs);
+    let follower = cluster.follower();
+    let network = Arc::new(partition::Narrow::only(follower));
+    let (mut held, far) = (Vec::new(), connect(&cluster.url_without(follower)).await);
+    for ttl in [short, longer] {
+        let env = Env::new(Clock::host(), Random::system(), Lane::thread(), network.clone());
+        let locks = Locks::connect(&cluster.url(), env).await.unwrap().ttl(ttl).unwrap();
+        held.push(lock(&locks, &format!("{ttl:?}")).await);
+    }
+    network.open();
+    follower.pause();
+    let paused = clock.now();
+    let are_held = || held.iter().all(Guard::is_held);
+    let over = async || (!are_held() || clock.now() > paused + 2 * longer).then_some(());
+    eventually("two leases would have run out", over).await;
+    for guard in &held {
+        assert!(guard.is_held(), "{} was lost: {:?}", guard.name(), guard.standing());
+        let rival = far.mutex(guard.name().as_str()).unwrap();
+        assert!(rival.try_lock().await.unwrap().is_none(), "{} has two holders", guard.name());
+    }
 }
 
 #[tokio::test]
 async fn members_that_restart_one_after_the_other_cost_nobody_a_lock() {
-    rides_out(&EtcdCluster::start(), async |cluster| {
+    let cluster = EtcdCluster::start();
+    rides_out(&cluster.url(), async || {
         for member in cluster.members() {
             member.restart();
         }
@@ -51,10 +79,32 @@ async fn members_that_restart_one_after_the_other_cost_nobody_a_lock() {
     .await;
 }
 
+/// A member that only learns as yet serves nobody. Whoever comes to it is served by another, and goes back to that when it was
+/// away for a while.
+#[tokio::test]
+async fn a_learner_in_the_url_costs_nobody_a_lock() {
+    let etcd = Etcd::start();
+    let learner = etcd.start_learner();
+    let way = Proxy::start(learner.addr());
+    let url = format!("etcd://{},{}", way.addr(), etcd.addr());
+    // Which one is dialled first is chance.
+    while way.accepted() == 0 {
+        release(lock(&connect(&url).await, "job").await).await;
+    }
+    rides_out(&url, async || {
+        let asked = way.accepted();
+        etcd.kill();
+        eventually("nobody but the learner answers", async || (way.accepted() > asked).then_some(())).await;
+        etcd.restart();
+    })
+    .await;
+}
+
 /// The cluster is down for a moment as a whole; leases then live for their whole TTL again.
 #[tokio::test]
 async fn a_cluster_that_restarts_keeps_locks_and_queues() {
-    rides_out(&EtcdCluster::start(), async |cluster| {
+    let cluster = EtcdCluster::start();
+    rides_out(&cluster.url(), async || {
         cluster.members().iter().for_each(Etcd::kill);
         cluster.members().iter().for_each(Etcd::start_again);
         cluster.members().iter().for_each(Etcd::becomes_ready);

@@ -108,6 +108,30 @@ async fn made_good(etcd: &Etcd, backend: &dyn Backend, kept: &Arc<Claim>) {
     .await;
 }
 
+/// The same where the server answers, and refuses: whoever asked gives up at once.
+#[tokio::test]
+async fn a_release_that_was_refused_is_made_good_while_others_are_kept() {
+    let etcd = Etcd::builder().root_password("root").start();
+    let may = |right| etcd.ctl(&["role", "grant-permission", "locks", "--prefix=true", right, "/clinch/"]);
+    etcd.ctl(&["role", "add", "locks"]);
+    may("readwrite");
+    etcd.ctl(&["user", "add", "locker:word"]);
+    etcd.ctl(&["user", "grant-role", "locker", "locks"]);
+    let backend = open(&etcd.url_as("locker", "word")).await;
+    let [left, kept, next] =
+        [(1, "job"), (2, "other"), (3, "job")].map(|(id, name)| claim(id, name, LONG_TTL));
+    granted(&*backend, &left).await;
+    granted(&*backend, &kept).await;
+    may("read");
+    let refused = backend.release(&left, Duration::ZERO).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Refused, "{refused:?}");
+    assert_eq!(keys(&etcd, "job").len(), 1, "it was freed without the right to do so");
+    may("readwrite");
+    made_good(&etcd, &*backend, &kept).await;
+    assert_eq!(backend.release(&left, Duration::ZERO).await.unwrap(), Freed::Removed);
+    granted(&*backend, &next).await;
+}
+
 /// A step that comes late makes a claim's key anew, at another revision than the one that was heard of. That is to go, too.
 #[tokio::test]
 async fn a_release_that_was_given_up_is_made_good_for_a_key_that_was_made_twice() {

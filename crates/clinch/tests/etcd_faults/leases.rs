@@ -9,7 +9,7 @@ use super::*;
 #[tokio::test]
 async fn a_revoked_lease_is_told_at_once_to_all_its_holders() {
     let etcd = Etcd::start();
-    let (near, far) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let (near, far) = (unrenewed(&etcd.url(), Env::host(Lane::thread())).await, connect(&etcd.url()).await);
     let mutex = lock(&near, "job").await;
     let reader = near.rwlock("index").unwrap().read().await.unwrap();
     let isolated = lock(&near.clone().isolated(), "apart").await;
@@ -41,7 +41,7 @@ async fn tells_of_its_lease(guard: &Guard) {
 #[tokio::test]
 async fn a_deleted_key_is_told_at_once_though_the_lease_lives() {
     let etcd = Etcd::start();
-    let locks = connect(&etcd.url()).await;
+    let locks = unrenewed(&etcd.url(), Env::host(Lane::thread())).await;
     let (guard, other) = (lock(&locks, "job").await, lock(&locks, "other").await);
     etcd.ctl(&["del", &guard.store_key().unwrap()]);
     let loss = within("the loss is told", guard.lost()).await;

@@ -124,16 +124,14 @@ impl Connector for Narrow {
 /// Clients who can reach all members, and whom the parted one serves: they leave it, and lose nothing.
 async fn those_who_reach_all_leave_the_minority(cluster: &EtcdCluster, parted: &Etcd) {
     let network = Arc::new(Narrow::only(parted));
-    let here = async || {
-        let env = Env::new(Clock::host(), Random::system(), Lane::thread(), network.clone());
-        Locks::connect(&cluster.url(), env).await.unwrap().ttl(TTL).unwrap()
-    };
-    let [near, beside, aside] = [here().await, here().await, here().await];
+    let env = || Env::new(Clock::host(), Random::system(), Lane::thread(), network.clone());
+    let here = async || Locks::connect(&cluster.url(), env()).await.unwrap();
+    let (near, beside) = (here().await.ttl(TTL).unwrap(), here().await.ttl(LONG_TTL).unwrap());
+    // Nothing but its watches can tell this one that it is on the wrong side.
+    let aside = unrenewed(&cluster.url(), env()).await;
     let far = connect(&cluster.url_without(parted)).await;
     let kept = lock(&near, "kept").await;
     let guard = lock(&far, "job").await;
-    // Nothing of these two is renewed, so nothing but their watches can tell them that they are on the wrong side.
-    let [beside, aside] = [beside, aside].map(|locks| locks.ttl(LONG_TTL).unwrap());
     let waiter = queue(&beside, "job");
     sees_claims(&far, "job", 2).await;
     let doomed = lock(&aside, "doomed").await;

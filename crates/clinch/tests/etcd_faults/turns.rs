@@ -245,7 +245,7 @@ async fn an_isolated_waiter_does_not_queue_behind_its_own_grant() {
 #[tokio::test]
 async fn an_evicted_holder_is_told_at_once_and_its_release_opens_the_lock() {
     let etcd = Etcd::start();
-    let (near, far) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let (near, far) = (unrenewed(&etcd.url(), Env::host(Lane::thread())).await, connect(&etcd.url()).await);
     let guard = lock(&near, "job").await;
     let waiter = queue(&far, "job");
     sees_claims(&far, "job", 2).await;
