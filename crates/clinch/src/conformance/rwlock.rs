@@ -1,10 +1,15 @@
 //! Starved writers, readers beside a writer.
 
+use futures_util::future::join_all;
+
 use super::Fixture;
 use super::client::{Client, LONG_TTL, expect_waiting, join, queue, unique, within};
 use super::history::{Ask, contend};
 use crate::guard::{Guard, Released};
 use crate::locks::Locks;
+
+/// How many try at once.
+const CROWD: usize = 40;
 
 /// Whether the store has shared claims; one that has not must say so instead of granting something else.
 async fn has_readers(client: &Client) -> bool {
@@ -32,7 +37,7 @@ pub async fn readers_meet_a_writer(fixture: &dyn Fixture) {
     }
 }
 
-/// Readers in a row hold together.
+/// Readers hold together, those in a row and those of a crowd that tries at once.
 pub async fn readers_exclude_each_other(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
     if !has_readers(&one).await {
@@ -43,8 +48,10 @@ pub async fn readers_exclude_each_other(fixture: &dyn Fixture) {
     for client in [&one, &other, &one, &other] {
         readers.push(read(&client.locks, &name).await);
     }
-    readers.extend(other.locks.rwlock(&name).unwrap().try_read().await.unwrap());
-    assert_eq!(readers.len(), 5, "a reader was refused beside readers");
+    let tries = [&one, &other].map(|client| client.locks.rwlock(&name).unwrap());
+    let crowd = tries.iter().cycle().take(CROWD).map(|lock| async { lock.try_read().await });
+    readers.extend(join_all(crowd).await.into_iter().filter_map(Result::unwrap));
+    assert_eq!(readers.len(), 4 + CROWD, "a reader was refused beside readers");
     assert!(!one.could_lock(&name).await, "a writer got in beside readers");
     assert!(readers.iter().all(Guard::is_held));
     for reader in readers {

@@ -30,6 +30,29 @@ async fn a_way_that_leads_nowhere_is_left_for_another() {
     release(kept).await;
 }
 
+/// Where every answer takes longer than a sixth of a place's time, that is no sign of a server that hangs.
+#[tokio::test]
+async fn a_waiter_keeps_its_connections_and_its_turn_where_answers_take_long() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.addr());
+    let (near, far) = (connect(&etcd.url()).await, connect(&format!("etcd://{}", proxy.addr())).await);
+    let guard = lock(&near, "job").await;
+    proxy.delay(Duration::from_millis(300));
+    let waiter = queue(&far, "job");
+    sees_claims(&near, "job", 2).await;
+    let (keepalives, connections) = (etcd.handled("LeaseKeepAlive"), proxy.accepted());
+    let renewed = async || (etcd.handled("LeaseKeepAlive") >= keepalives + 5).then_some(());
+    eventually("its place is renewed", renewed).await;
+    let behind = queue(&near, "job");
+    sees_claims(&near, "job", 3).await;
+    release(guard).await;
+    let guard = join("the waiter is granted", waiter).await;
+    assert!(!behind.is_finished(), "it was overtaken");
+    assert_eq!(proxy.accepted(), connections, "it has cut its connections");
+    release(guard).await;
+    release(join("the next is granted", behind).await).await;
+}
+
 /// A claim is held back on its way while its release goes another; then the claim arrives.
 #[tokio::test]
 async fn nothing_is_left_of_a_claim_that_comes_after_its_own_release() {

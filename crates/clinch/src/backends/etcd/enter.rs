@@ -20,8 +20,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::queue::{admits, agree_on_capacity};
 use crate::token::Token;
 
-/// How often a try among readers or permits reads again because others came and went meanwhile.
-const TRIES: usize = 16;
+/// How often a try among readers or permits reads again because others came and went meanwhile, before it takes a place to find out.
+const TRIES: usize = 2;
 
 /// How many keys, from the first on, a claim reads that looks for its turn.
 const FEW: i64 = 16;
@@ -142,7 +142,7 @@ impl Store {
         }
     }
 
-    /// Makes the claim's key only if that is a grant.
+    /// Makes the claim's key only if that is a grant, where few come and go.
     async fn try_now(&self, claim: &Claim, known: &Known, sent: Instant) -> Result<Entered> {
         let queue = self.queue(&claim.name);
         let mut condition = Compare::empty(&queue);
@@ -183,7 +183,8 @@ impl Store {
             }
             condition = Compare::unchanged_since(&queue, answer.revision());
         }
-        Err(Error::new(ErrorKind::Unavailable, "others came and went faster than this claim could look"))
+        // Of a herd, one gets in so in each round. With a place, nobody's coming and going is in the way.
+        self.enqueue(claim, known, sent).await
     }
 
     /// Reads what is ahead of a claim that has its place, and that it still has it: etcd's own recipes once granted

@@ -209,8 +209,13 @@ impl Backend for Store {
         self.claims.steps(claim.id, Some(&step));
         let taken = step.take(async {
             for _ in 0..TURNS {
-                if let Entered::Done(progress) = self.enter(claim, &step).await? {
-                    return Ok(progress);
+                match self.enter(claim, &step).await? {
+                    Entered::Done(Progress::Queued(busy)) if !claim.enqueue => {
+                        self.free(claim, Duration::ZERO).await?;
+                        return Ok(Progress::Busy(busy));
+                    }
+                    Entered::Done(progress) => return Ok(progress),
+                    Entered::Again => {}
                 }
             }
             Err(Error::new(ErrorKind::Unavailable, "etcd ended one lease after another; is it overloaded?"))
