@@ -18,7 +18,7 @@ use rustix::system::uname;
 use super::kin::{Found, Stat};
 use super::sys;
 
-/// Names this process and the claim that it has entered.
+/// Names this process and the claims that it has entered.
 pub(crate) const REENTERED: &str = "CLINCH_REENTERED";
 
 /// For how long a process that is becoming another is looked at again: it has no environment until its program was read.
@@ -92,9 +92,15 @@ impl About {
     }
 }
 
-/// What the command of this process has in [`REENTERED`].
+/// What the command of this process has in [`REENTERED`]: one more than what this process had entered before.
 pub(crate) fn mark(claim: ClaimId) -> String {
-    format!("{claim},{}", std::process::id())
+    with_mark(&std::env::var(REENTERED).unwrap_or_default(), claim, &std::process::id().to_string())
+}
+
+fn with_mark(inherited: &str, claim: ClaimId, own: &str) -> String {
+    let is_own = |mark: &&str| mark.split_once(',').is_some_and(|(_, pid)| pid == own);
+    let new = format!("{claim},{own}");
+    inherited.split(' ').filter(is_own).chain([&*new]).collect::<Vec<_>>().join(" ")
 }
 
 /// Whether the run that holds a claim is one that this process descends from. Others do not wait for this process, though it was told of their
@@ -144,13 +150,14 @@ pub(crate) fn has_entered(pid: Pid, claim: ClaimId) -> Option<bool> {
     // In this order: it changes its name last.
     let is_about_to = u32::try_from(pid.as_raw_nonzero().get()).is_ok_and(|pid| About::Enter.is_of(pid));
     let environment = environment(pid)?;
-    let mut entries = environment.split(|byte| *byte == 0);
-    let has_entered = entries.any(|entry| {
-        let entry = entry.strip_prefix(REENTERED.as_bytes()).and_then(|entry| entry.strip_prefix(b"="));
-        let entry = entry.and_then(|entry| entry.strip_prefix(claim.to_string().as_bytes()));
-        // What it has started has inherited this, and is not it.
-        entry.is_some_and(|id| id.strip_prefix(b",") == own_id(pid).as_deref().map(str::as_bytes))
+    // What it has started has inherited this, and is not it.
+    let mark = own_id(pid).map(|own| format!("{claim},{own}"));
+    let marks = environment.split(|byte| *byte == 0).filter_map(|entry| {
+        entry.strip_prefix(REENTERED.as_bytes()).and_then(|entry| entry.strip_prefix(b"="))
     });
+    let has_entered = marks
+        .flat_map(|marks| marks.split(|byte| *byte == b' '))
+        .any(|one| Some(one) == mark.as_deref().map(str::as_bytes));
     Some(has_entered || is_about_to && holds(&environment, claim))
 }
 
@@ -194,6 +201,15 @@ mod tests {
             (found, met.to_vec())
         };
         (settled(look, |found| *found), taken)
+    }
+
+    #[test]
+    fn a_process_keeps_the_marks_of_all_that_it_has_entered() {
+        let [one, two] = [1, 2].map(ClaimId::from_bits);
+        let first = with_mark("", one, "7");
+        assert_eq!(first, format!("{one},7"));
+        assert_eq!(with_mark(&first, two, "7"), format!("{one},7 {two},7"));
+        assert_eq!(with_mark(&first, two, "70"), format!("{two},70"), "what was inherited");
     }
 
     #[test]
