@@ -88,9 +88,9 @@ fn a_lock_is_not_released_under_what_was_asked_to_end() {
         eventually("the next one waits", || world.claims("x", "waiting").len() == 1);
         run.signal(Signal::TERM);
         eventually("one of both has ended", || !runs(parent));
-        assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
+        assert_eq!(world.code(["run", "-n", "x", "true"]), 75, "one starts beside a part");
         world.write("stop", "");
-        assert_eq!(next.code(), 0, "it started beside a part");
+        assert_eq!(next.code(), 0, "the next one starts beside a part");
         assert_eq!(run.code(), if is_inner { 6 } else { 143 });
     }
 }
