@@ -11,6 +11,8 @@
     reason = "test code"
 )]
 
+mod common;
+
 mod foreign {
     pub(crate) mod contention;
     pub(crate) mod force;
@@ -26,8 +28,11 @@ mod foreign {
 
     use std::time::Duration;
 
-    use clinch::Locks;
+    use clinch::{Env, Lane, Locks};
     use clinch_testkit::{Redis, Reply};
+    use tokio::task::JoinHandle;
+
+    use crate::common::{Unkept, queue_unkept};
 
     pub(crate) use ours::{
         LONG, NAME, PATIENCE, SOON, lock_in_background, soon, values, we_could_lock, within,
@@ -43,6 +48,13 @@ mod foreign {
     pub(crate) async fn connect(server: &Redis, options: &str) -> Locks {
         let url = format!("redis://{}?prefix={options}", server.addr());
         clinch::connect(&url).await.unwrap().ttl(LONG).unwrap()
+    }
+
+    /// Waits for the lock in a task. It gets in when it is told, or 30 s later.
+    pub(crate) async fn wait_to_be_told(server: &Redis) -> JoinHandle<Unkept> {
+        let url = format!("redis://{}?prefix=", server.addr());
+        let backend = clinch::backends::redis::open(&url, Env::host(Lane::thread())).await.unwrap();
+        queue_unkept(backend, NAME).await
     }
 
     pub(crate) async fn connect_to(servers: &[Redis], options: &str) -> Locks {

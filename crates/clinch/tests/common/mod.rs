@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use clinch::{Error, ErrorKind, Guard, Locks, Released};
+use clinch::backend::{Backend, Freed, Progress, TAKE_WITHIN, Wake};
+use clinch::{Claim, ClaimId, Error, ErrorKind, Guard, LockName, Locks, Mode, Owner, Released};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -24,6 +25,43 @@ pub(crate) async fn lock(locks: &Locks, name: &str) -> Guard {
 pub(crate) fn queue(locks: &Locks, name: &str) -> JoinHandle<Guard> {
     let (locks, name) = (locks.clone(), name.to_owned());
     tokio::spawn(async move { lock(&locks, &name).await })
+}
+
+/// Waits for the lock step by step, with a place that nobody renews: once this returns, it gets in by what the store tells it, or not
+/// for long. What holds it then.
+pub(crate) async fn queue_unkept(backend: Arc<dyn Backend>, name: &str) -> JoinHandle<Unkept> {
+    let claim = Claim {
+        id: ClaimId::from_bits(u128::MAX),
+        name: LockName::new(name).unwrap(),
+        mode: Mode::Exclusive,
+        ttl: Duration::from_secs(120),
+        enqueue: true,
+        place: false,
+        isolated: false,
+        owner: Arc::new(Owner { host: "h".into(), pid: 1, user: "u".into(), label: String::new() }),
+    };
+    let came = tokio::time::Instant::now();
+    // Who has just come looks once more by itself.
+    while came.elapsed() < TAKE_WITHIN {
+        let step = backend.claim(&claim).await.unwrap();
+        assert!(matches!(step, Progress::Queued(_)), "{name} was free: {step:?}");
+        assert!(matches!(backend.wait(&claim).await.unwrap(), Wake::Step), "{name} was free");
+    }
+    tokio::spawn(async move {
+        while !matches!(backend.claim(&claim).await.unwrap(), Progress::Granted(_))
+            && !matches!(backend.wait(&claim).await.unwrap(), Wake::Granted(_))
+        {}
+        Unkept(backend, claim)
+    })
+}
+
+/// A claim that holds a lock, without an engine.
+pub(crate) struct Unkept(Arc<dyn Backend>, Claim);
+
+impl Unkept {
+    pub(crate) async fn release(self) {
+        assert_eq!(self.0.release(&self.1, Duration::ZERO).await.unwrap(), Freed::Removed);
+    }
 }
 
 pub(crate) async fn release(guard: Guard) {

@@ -13,7 +13,7 @@ pub(crate) const NAME: &str = "job";
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long it may take until somebody notices who was told or who polls. Shorter than the 30 s after which a waiter
-/// looks without being told, and than the 40 s after which a place with [`LONG`] is renewed.
+/// looks without being told; but the engine renews a place every 5 s, which finds out, too.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// A lease that nobody lives to see the end of.

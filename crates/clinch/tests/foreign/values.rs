@@ -5,7 +5,7 @@ use std::time::Duration;
 use clinch::Released;
 use clinch_testkit::{Redis, Reply};
 
-use super::{NAME, connect, lock_in_background, soon, until_waiting, we_could_lock};
+use super::{NAME, connect, lock_in_background, soon, until_waiting, wait_to_be_told, we_could_lock};
 
 /// Far away.
 const LEASE_MS: &str = "600000";
@@ -25,15 +25,15 @@ async fn excludes_us(value: &[u8]) {
     assert!(locks.semaphore(NAME, 2).unwrap().try_acquire(1).await.unwrap().is_none());
     let state = locks.state(NAME).await.unwrap().expect("a held lock has a state");
     assert_eq!(state.claims[0].owner.host, "another program");
-    let wait = lock_in_background(&locks);
+    let wait = wait_to_be_told(&server).await;
     until_waiting(&server, 1).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!wait.is_finished());
     assert_eq!(server.call(&["STRLEN", NAME]), Reply::Int(value.len() as i64));
     assert_eq!(server.call(&["DEL", NAME]), Reply::Int(1));
-    let guard = soon("their release wakes us", wait).await;
+    let ours = soon("their release wakes us", wait).await;
     assert!(!set(&server, value));
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    ours.release().await;
 }
 
 #[tokio::test]
@@ -69,28 +69,27 @@ async fn a_lock_without_a_lease_excludes_us() {
     assert!(!we_could_lock(&locks).await);
     let state = locks.state(NAME).await.unwrap().expect("a held lock has a state");
     assert_eq!(state.claims[0].expires_in, None);
-    let wait = lock_in_background(&locks);
+    let wait = wait_to_be_told(&server).await;
     until_waiting(&server, 1).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!wait.is_finished());
     assert_eq!(server.call(&["DEL", NAME]), Reply::Int(1));
-    drop(soon("their release wakes us", wait).await);
+    soon("their release wakes us", wait).await.release().await;
 }
 
 /// The server tells of that in another way than of one key.
 #[tokio::test]
 async fn a_flush_of_the_database_wakes_us() {
     let server = Redis::start();
-    let locks = connect(&server, "").await;
     assert!(set(&server, b"theirs"));
-    let wait = lock_in_background(&locks);
+    let wait = wait_to_be_told(&server).await;
     until_waiting(&server, 1).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!wait.is_finished());
     server.call(&["FLUSHDB"]);
-    let guard = soon("the flush wakes us", wait).await;
+    let ours = soon("the flush wakes us", wait).await;
     assert!(!set(&server, b"theirs"));
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    ours.release().await;
 }
 
 #[tokio::test]
@@ -118,12 +117,12 @@ async fn the_next_in_line_hears_of_their_release_when_the_first_has_given_up() {
     assert!(set(&server, b"theirs"));
     let first = lock_in_background(&connect(&server, "").await);
     until_waiting(&server, 1).await;
-    let next = lock_in_background(&connect(&server, "").await);
+    let next = wait_to_be_told(&server).await;
     until_waiting(&server, 2).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     first.abort();
     until_waiting(&server, 1).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(server.call(&["DEL", NAME]), Reply::Int(1));
-    drop(soon("their release wakes the next", next).await);
+    soon("their release wakes the next", next).await.release().await;
 }
