@@ -13,4 +13,6 @@ mod pool;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(any(feature = "etcd", feature = "redis"))]
+mod times;
+#[cfg(any(feature = "etcd", feature = "redis"))]
 mod tls;

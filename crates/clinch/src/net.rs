@@ -116,8 +116,8 @@ impl AsyncWrite for Own {
     }
 }
 
-/// For how long an address of a name is waited for alone, before the next is tried beside it (RFC 8305).
-const STAGGER: Duration = Duration::from_millis(250);
+/// For how long an address of a name, or a member of a cluster, is waited for alone, before the next is tried beside it (RFC 8305).
+pub(crate) const STAGGER: Duration = Duration::from_millis(250);
 
 /// After how long of silence the kernel asks whether the peer is still there, and how long and how often it asks. What does
 /// not answer for 30 s is gone, also while nothing is asked of it.

@@ -22,10 +22,8 @@ use super::wire::{
 use crate::backends::pool::Pool;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
+use crate::net::STAGGER;
 use crate::sync::lock;
-
-/// How long a member is waited for alone before the next is dialled beside it.
-const STAGGER: Duration = Duration::from_millis(250);
 
 /// A client of one cluster.
 pub(super) struct Client {

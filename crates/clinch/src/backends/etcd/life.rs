@@ -8,11 +8,8 @@ use futures_util::FutureExt;
 use futures_util::future::FusedFuture;
 use tokio::sync::Notify;
 
+use crate::backends::times::LOOK_EVERY;
 use crate::env::Env;
-
-/// How often a connection is looked at. One that answered nothing between two looks, though it was asked, is ended: so a
-/// server that hangs fails its commands after one to two of these. No timer per command.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How often a connection that was left is looked at, whether anything is under way on it.
 const LEFT_EVERY: Duration = Duration::from_millis(20);

@@ -20,14 +20,12 @@ use super::view::View;
 use super::watch::Watcher;
 use super::wire::{self, KeyValue};
 use crate::backend::{self, Backend, Capabilities, Freed, LockState, Progress, Renewal, Wake};
+use crate::backends::times::GUARD;
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 use crate::sync::lock;
-
-/// How long a waiter trusts its watch before it reads for itself.
-const GUARD: Duration = Duration::from_secs(30);
 
 /// How long a watch may take to open before the waiter reads for itself, and again after as long.
 const OPEN_FOR: Duration = Duration::from_secs(2);

@@ -19,6 +19,7 @@ use super::reply;
 use super::resp::{Command, Value};
 use super::script;
 use super::store::{Store, deleted};
+use super::waiting::POLL;
 use crate::backend::{
     Backend, Busy, Capabilities, ClaimState, Freed, Grant, LockState, NOTICE, Progress, Renewal, Wake,
 };
@@ -26,9 +27,6 @@ use crate::claim::{Claim, ClaimId, Mode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 use crate::token::Token;
-
-/// How long a waiter sleeps between two tries, at most; half of it at least.
-const POLL: Duration = Duration::from_millis(100);
 
 /// After how long a release that found nothing looks again. A claim that was dropped has its step on the way on its
 /// caller's connection, and is released on another, where the release may be faster.

@@ -104,8 +104,9 @@ pub(super) mod tests {
     use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
     use tokio::runtime::Builder;
 
-    use super::super::wire::{CROWD, HELD_BACK, LOOK_EVERY};
+    use super::super::wire::{CROWD, HELD_BACK};
     use super::*;
+    use crate::backends::times::LOOK_EVERY;
     use crate::clock::Clock;
     use crate::lane::Lane;
     use crate::net::Tcp;

@@ -20,6 +20,10 @@ const _: () = assert!(2 * (HELD_BACK.as_millis() + UNDELIVERED.as_millis()) < SP
 /// For how long it counts that a client was seen that may poll.
 const FOREIGN: Duration = Duration::from_secs(600);
 
+/// For how long a voucher stands after its last use. Whoever uses it writes it anew, at the latest when it is older than the longest
+/// TTL, which is a day at most.
+const VOUCHED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
 /// A Lua script and the name under which the server keeps it.
 pub(super) struct Script {
     text: String,
@@ -69,8 +73,13 @@ scripts! {
 impl Script {
     fn new(text: &str) -> Script {
         let in_millis = |time| millis(time).to_string();
-        let times =
-            [("WINDOW_MS", TAKE_WITHIN), ("SPARE_MS", SPARE), ("FOREIGN_MS", FOREIGN), ("RUN_MS", RUN)];
+        let times = [
+            ("WINDOW_MS", TAKE_WITHIN),
+            ("SPARE_MS", SPARE),
+            ("FOREIGN_MS", FOREIGN),
+            ("RUN_MS", RUN),
+            ("VOUCHED_MS", VOUCHED),
+        ];
         let text = times
             .into_iter()
             .fold(text.to_owned(), |text, (name, time)| text.replace(name, &in_millis(time)));
@@ -113,6 +122,13 @@ mod tests {
         let (_, line) = manual.split_once("//! user clinch on ").unwrap();
         let (line, _) = line.split_once("//! ```").unwrap();
         line.split_whitespace().filter_map(|word| word.strip_prefix('+')).map(str::to_uppercase).collect()
+    }
+
+    #[test]
+    fn a_voucher_stands_for_as_long_as_the_manual_says() {
+        let days = format!("{} days", VOUCHED.as_secs() / (24 * 60 * 60));
+        assert_eq!(include_str!("redlock.rs").matches(&days).count(), 2, "redlock.rs does not say {days}");
+        assert!(REDLOCK_VOUCH.text.contains(&format!("'PX', {})", millis(VOUCHED))));
     }
 
     /// A script that is refused in its middle has done half of its work.

@@ -9,6 +9,7 @@ use super::keys::slot_of;
 use super::reply::Place;
 use super::store::Store;
 use crate::backend::{Grant, TAKE_WITHIN, Wake};
+use crate::backends::times::GUARD;
 use crate::claim::Claim;
 use crate::clock::Instant;
 use crate::error::{ErrorKind, Result};
@@ -16,12 +17,9 @@ use crate::error::{ErrorKind, Result};
 /// The shortest time after which a waiter asks again: whatever is amiss with what it waits for, it does not ask all the time.
 const FLOOR: Duration = Duration::from_millis(50);
 
-/// How long a waiter trusts that messages come before it takes a step on its own.
-const GUARD: Duration = Duration::from_secs(30);
-
 /// How often the next in line looks at a lock whose holder tells nobody when it leaves: a foreign client, on a server
-/// that cannot tell either. Also how often anybody looks where messages are not allowed.
-const POLL: Duration = Duration::from_millis(100);
+/// that cannot tell either. Also how often anybody looks where messages are not allowed, or come from too few servers.
+pub(super) const POLL: Duration = Duration::from_millis(100);
 
 /// How long a waiter leaves a database alone that was emptied: those who held locks there are told first.
 const EMPTIED: Duration = Duration::from_millis(500);
@@ -31,7 +29,7 @@ const EMPTIED: Duration = Duration::from_millis(500);
 const NEW_FOR: u32 = 8;
 
 /// Added to the end of a lease: the server counts whole milliseconds.
-const ROUNDING: Duration = Duration::from_millis(2);
+pub(super) const ROUNDING: Duration = Duration::from_millis(2);
 
 impl Store {
     /// When a queued claim should look again if nobody tells it anything.

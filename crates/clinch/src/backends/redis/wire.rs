@@ -18,8 +18,6 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, oneshot};
 
-#[cfg(test)]
-pub(super) use self::silence::LOOK_EVERY;
 use self::silence::{Looks, Turns, watch};
 use super::failure::Failure;
 use super::resp::{Command, Nonsense, Reader, Value};

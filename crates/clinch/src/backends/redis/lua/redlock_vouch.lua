@@ -19,6 +19,5 @@ end
 if known ~= ARGV[1] then
   return known
 end
--- 30 days: whoever uses it writes it anew, at the latest when it is older than the longest TTL, which is a day at most.
-redis.call('SET', KEYS[1], ARGV[2], 'PX', 2592000000)
+redis.call('SET', KEYS[1], ARGV[2], 'PX', VOUCHED_MS)
 return ARGV[2]

@@ -7,22 +7,15 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use super::super::inbox::{Inbox, Watched};
+use super::super::waiting::{POLL, ROUNDING};
 use super::claims::Entry;
 use super::round::Round;
 use super::store::{ASK_AGAIN, Quorum};
 use super::timing;
 use super::turns::{Duty, TURN};
+use crate::backends::times::GUARD;
 use crate::claim::Claim;
 use crate::clock::Instant;
-
-/// For how long a waiter trusts that changes are told before it asks on its own.
-const GUARD: Duration = Duration::from_secs(30);
-
-/// How often a waiter asks where too few servers can tell of changes.
-const POLL: Duration = Duration::from_millis(100);
-
-/// Added to the end of a lease: the servers count whole milliseconds.
-const ROUNDING: Duration = Duration::from_millis(2);
 
 /// For how long a server has to say that it watches, at least.
 const PATIENCE: Duration = Duration::from_millis(50);

@@ -10,18 +10,14 @@ use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use super::{HELD_BACK, Wire};
+use crate::backends::times::LOOK_EVERY;
 use crate::env::Env;
 use crate::sync::lock;
-
-/// How often a connection is looked at. One from which not a byte came between two looks, though it was asked, is ended: so
-/// a server that hangs fails its commands after one to two of these, and a long answer may take its time. No timer per
-/// command.
-pub(in super::super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How long before a look the driver is asked, where nothing was heard until then.
 const READ_WITHIN: Duration = Duration::from_millis(100);
 
-/// Ends a connection that does not answer; later, if nobody drives it and perhaps nobody read what it answered.
+/// Ends a connection from which not a byte comes, so that a long answer may take its time; later, if nobody drives it and perhaps nobody read what it answered.
 pub(super) async fn watch(wire: Weak<Wire>, env: Env) {
     let open = || wire.upgrade().filter(|wire| wire.is_open());
     let (mut waited, mut still) = (false, Duration::ZERO);
