@@ -13,11 +13,13 @@
 //! | `supervise.rs` | the loop that holds these together |
 //! | `nesting.rs` | jobs inside jobs that hold the same lock |
 //! | `reentry.rs` | the runs of them, seen from outside |
+//! | `environment.rs` | how their environments are read |
 //! | `events.rs` | the JSON lines of `--events` |
 //! | `sys.rs` | the few unsafe system calls |
 
 pub(crate) mod children;
 pub(crate) mod end;
+mod environment;
 pub(crate) mod events;
 pub(crate) mod kin;
 pub(crate) mod loss;

@@ -36,6 +36,8 @@ pub(crate) fn run(args: &EndJob) -> Outcome {
         }
         return Ok(0);
     }
+    // First without the others, of whom some may take a while to be told.
+    stop(|| job.into_iter());
     let mut killed = HashSet::new();
     loop {
         let found = stop(|| job.into_iter().chain(all()));

@@ -79,25 +79,25 @@ impl Kin {
 
     /// As above, to those that one look meets, which it tells too.
     fn signal_once(&mut self, signal: Signal, but: Option<Pid>) -> (bool, HashSet<Pid>) {
-        let (us, since) = (getpid(), Instant::now());
-        let spared: Vec<Found> =
-            Found::children(us).filter(|found| self.spared.contains(&found.pid)).collect();
-        let entered = self.entered_among(spared.into_iter());
-        let mut found = !entered.unclear.is_empty();
-        let (mut seen, mut met) = (self.spared.clone(), entered.met);
-        let mut next: Vec<(Pid, Pid)> = children(us, true).map(|child| (child, us)).collect();
-        for found in entered.found {
-            seen.remove(&found.pid);
-            next.extend(found.parent.map(|parent| (found.pid, parent)));
-        }
-        let until = (signal != Signal::KILL).then(|| since + LOOK_FOR);
-        descend(next, &mut seen, until, |_, stat, held| {
+        let us = getpid();
+        let until = || (signal != Signal::KILL).then(|| Instant::now() + LOOK_FOR);
+        let (mut seen, mut found) = (self.spared.clone(), false);
+        let mut send = |_, stat: &Stat, held: &OwnedFd| {
             if but.map(raw) != Some(stat.group) {
                 found |= pidfd_send_signal(held, signal).is_ok();
                 // Who is stopped does not hear it.
                 let _ = pidfd_send_signal(held, Signal::CONT);
             }
-        });
+        };
+        descend(children(us, true).map(|child| (child, us)).collect(), &mut seen, until(), &mut send);
+        // Last, since they may take a while to be told.
+        let spared: Vec<Found> =
+            Found::children(us).filter(|found| self.spared.contains(&found.pid)).collect();
+        let Entered { found: entered, unclear, mut met } = self.entered_among(spared.into_iter());
+        seen.retain(|pid| !entered.iter().any(|found| found.pid == *pid));
+        let next = entered.iter().filter_map(|found| Some((found.pid, found.parent?))).collect();
+        descend(next, &mut seen, until(), &mut send);
+        found |= !unclear.is_empty();
         met.extend(seen);
         (found, met)
     }

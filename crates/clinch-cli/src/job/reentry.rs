@@ -15,13 +15,14 @@ use rustix::io::Errno;
 use rustix::process::{Pid, getppid, test_kill_process};
 use rustix::system::uname;
 
+use super::environment::environment;
 use super::kin::{Found, Stat};
 use super::sys;
 
 /// Names this process and the claims that it has entered.
 pub(crate) const REENTERED: &str = "CLINCH_REENTERED";
 
-/// For how long a process that is becoming another is looked at again: it has no environment until its program was read.
+/// For how long a process that is becoming another is looked at again, which has no environment until its program was read; or one that is stuck.
 pub(crate) const BECOMING: Duration = Duration::from_secs(1);
 
 /// The runs that have entered a claim.
@@ -169,16 +170,6 @@ pub(crate) fn was_told(pid: Pid, claim: ClaimId) -> Option<bool> {
 fn holds(environment: &[u8], claim: ClaimId) -> bool {
     let claim = claim.to_string();
     environment.windows(claim.len()).any(|part| part == claim.as_bytes())
-}
-
-/// The environment of a process. `None`: it is just becoming another, and has none yet.
-fn environment(pid: Pid) -> Option<Vec<u8>> {
-    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    // Nor has one that has ended, which has no open files either; or who was started with none, which has a place for it.
-    let is_whole = !environment.is_empty()
-        || fs::read_link(format!("/proc/{pid}/exe")).is_err()
-        || Stat::of(pid).is_none_or(|stat| stat.has_empty_environment);
-    is_whole.then_some(environment)
 }
 
 /// The id that a process has for itself.
