@@ -101,6 +101,24 @@ pub(crate) async fn ask<T>(
     Limits::of_a_question(&env).keep(answer).await
 }
 
+/// As [`ask`]; asks again what was not answered, and says why it was not in the end.
+pub(crate) async fn insist<T>(
+    store: &Store,
+    question: impl AsyncFn(&Locks) -> clinch::Result<T>,
+) -> clinch::Result<T> {
+    let mut failure = None;
+    let asked = ask(store, async |locks| {
+        loop {
+            match question(&locks).await {
+                Err(error) if is_transient(&error) => failure = Some(error),
+                answered => return answered,
+            }
+            tokio::time::sleep(TRY_AGAIN).await;
+        }
+    });
+    asked.await.map_err(|error| failure.filter(|_| is_transient(&error)).unwrap_or(error))
+}
+
 /// As [`connect`], for somebody who has this long: where that is a wait, a store that is down, hangs, or is full just now is
 /// tried again.
 pub(crate) async fn connect_within(store: &Store, env: &Env, limits: &Limits) -> clinch::Result<Locks> {

@@ -182,6 +182,39 @@ fn a_stopped_acquire_keeps_no_lock_and_tells_of_none_that_is_over() {
     }
 }
 
+/// An `acquire` that was stopped tells of a lock that an operator has taken away meanwhile.
+#[test]
+fn an_acquire_tells_of_no_lock_that_was_taken_away() {
+    let world = World::new();
+    let mut holder = world.start(["run", "x", "-c", "while [ ! -e stop ]; do sleep 0.02; done"]);
+    eventually("the lock is held", || world.held("x"));
+    let mut acquire = world.start(["acquire", "x", "--ttl", "60s"]);
+    eventually("it waits", || world.claims("x", "waiting").len() == 1);
+    acquire.signal(Signal::STOP);
+    world.write("stop", "");
+    assert_eq!(holder.code(), 0);
+    let left = || world.claims("x", "held").first().and_then(|claim| claim["expires_in_ms"].as_u64());
+    eventually("it is granted", || left().is_some());
+    let _evictor = world.start(["break", "--yes", "x"]);
+    eventually("it is being taken away", || left() <= Some(NOTICE.as_millis() as u64));
+    acquire.signal(Signal::CONT);
+    assert_eq!(acquire.code(), 79);
+    eventually("what nobody knows of is free", || !world.held("x"));
+}
+
+/// A renewal fails since another takes its time with a record, and who waits for its lease is told of a holder that is none.
+#[test]
+fn a_renewal_waits_for_who_keeps_its_record_busy() {
+    let world = World::new();
+    let (claim, _) = acquire(&world, "60s");
+    let keep = keep_records(&world);
+    let mut renew = world.start(["renew", "x", &claim]);
+    // For longer than the store itself repeats it.
+    std::thread::sleep(Duration::from_millis(1500));
+    keep.kill();
+    assert_eq!(renew.code(), 0);
+}
+
 /// A shell works on under a lock that was taken away, and is held by another: it hears of that when it renews, and has its notice until then.
 #[test]
 fn a_shell_whose_lock_is_taken_away_has_time_to_stop() {
@@ -250,11 +283,8 @@ fn a_holder_that_was_stopped_lets_go_of_what_is_over() {
     eventually("it is free", || !world.held("x") && !runs(holder));
 }
 
-/// A process that is stopped while it changes a record ends an `acquire` that has time to wait.
-#[test]
-fn an_acquire_waits_for_who_keeps_its_record_busy() {
-    let world = World::new();
-    assert_eq!(world.code(["run", "x", "true"]), 0, "now there is a lock file");
+/// A process that keeps all records of a lock from being changed.
+fn keep_records(world: &World) -> Running {
     let keep = "import fcntl,sys\nfile=open(sys.argv[1],'r+b')\nfcntl.lockf(file,fcntl.LOCK_EX,1024,(1<<54)+1)\nprint(flush=True)\nsys.stdin.read()";
     let mut keep = Command::new("python3")
         .arg("-c")
@@ -266,6 +296,15 @@ fn an_acquire_waits_for_who_keeps_its_record_busy() {
         .map(Running)
         .unwrap();
     assert_eq!(keep.0.stdout.as_mut().unwrap().read(&mut [0]).unwrap(), 1);
+    keep
+}
+
+/// A process that is stopped while it changes a record ends an `acquire` that has time to wait.
+#[test]
+fn an_acquire_waits_for_who_keeps_its_record_busy() {
+    let world = World::new();
+    assert_eq!(world.code(["run", "x", "true"]), 0, "now there is a lock file");
+    let keep = keep_records(&world);
     let mut acquire =
         world.start(["acquire", "-w", "60s", "--for-pid", &std::process::id().to_string(), "x"]);
     eventually("it is granted", || world.held("x"));

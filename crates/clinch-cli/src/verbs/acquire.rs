@@ -8,13 +8,13 @@ use std::io::{self, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use clinch::{Env, Instant, Lane, Locks, Released, Renew};
+use clinch::{Env, ErrorKind, Instant, Lane, Locks, Released, Renew};
 use rustix::process::{Pid, Signal, getppid};
 use tokio::net::unix::pipe::Receiver;
 
 use super::hold::{KEEP, Report, read_line};
 use crate::args::{Acquire, Share, Store};
-use crate::connect::{CLOSE_FOR, Limits, close, connect_within};
+use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, close, connect_within, is_transient};
 use crate::exit::{CONFLICT, Failure, INTERNAL, LOST, Outcome, SIGNAL_BASE, UNWRITTEN};
 use crate::job::kin::Stat;
 use crate::job::signals::Signals;
@@ -119,14 +119,14 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
         }
         failed => failed,
     })?;
-    let (name, ttl) = (args.name.clone(), locks.lease_ttl());
+    let (name, ttl) = (&args.name, locks.lease_ttl());
     let text = if args.json {
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-        json(&LeaseJson { name, claim: claim.clone(), token, ttl_ms })?
+        json(&LeaseJson { name: name.clone(), claim: claim.clone(), token, ttl_ms })?
     } else {
-        format!("name={} claim={claim} token={token}\n", shell_word(&name))
+        format!("name={} claim={claim} token={token}\n", shell_word(name))
     };
-    let is_held = || holder.as_mut().is_none_or(Holder::lives) && env.clock().now() < late;
+    let is_held = is_held(&locks, name, holder.as_ref().map(|_| claim.as_str()), late, &env);
     let within = READ_WITHIN.min(ttl / READ_WITHIN_PART).min(late.since(env.clock().now()));
     let failed = match hand_over(&text, within, is_held, signals).await {
         Ok(()) => {
@@ -158,7 +158,7 @@ async fn unless_ended<T>(signals: &mut Signals, step: impl Future<Output = T>) -
 async fn hand_over(
     text: &str,
     within: Duration,
-    is_held: impl FnOnce() -> bool,
+    is_held: impl Future<Output = Result<bool, Failure>>,
     signals: &mut Signals,
 ) -> Result<(), Failed> {
     let room = async {
@@ -166,14 +166,38 @@ async fn hand_over(
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     };
-    match unless_ended(signals, tokio::time::timeout(within, room)).await? {
-        Err(_) => Err(Failure::new(UNWRITTEN, "cannot write the answer: nobody reads it").into()),
-        Ok(()) if !is_held() => {
-            let text = "the lock was lost, or the most of its lease was over, before it could be told of";
-            Err(Failure::new(LOST, text).into())
-        }
-        Ok(()) => Ok(answer(text)?),
+    if unless_ended(signals, tokio::time::timeout(within, room)).await?.is_err() {
+        return Err(Failure::new(UNWRITTEN, "cannot write the answer: nobody reads it").into());
     }
+    if !unless_ended(signals, is_held).await?? {
+        let text = "the lock was lost, or the most of its lease was over, before it could be told of";
+        return Err(Failure::new(LOST, text).into());
+    }
+    Ok(answer(text)?)
+}
+
+/// Whether a lease may be told of. One that a holder keeps is renewed, which says more than that the holder lives: an operator may have
+/// taken it away meanwhile.
+async fn is_held(
+    locks: &Locks,
+    name: &str,
+    kept: Option<&str>,
+    late: Instant,
+    env: &Env,
+) -> Result<bool, Failure> {
+    if let Some(claim) = kept {
+        let claim = claim.parse()?;
+        loop {
+            match locks.renew_detached(name, claim, locks.lease_ttl()).await {
+                Ok(()) => break,
+                Err(error) if error.kind() == ErrorKind::Lost => return Ok(false),
+                Err(error) if is_transient(&error) && env.clock().now() < late => {}
+                Err(error) => return Err(error.into()),
+            }
+            tokio::time::sleep(TRY_AGAIN).await;
+        }
+    }
+    Ok(env.clock().now() < late)
 }
 
 /// Releases what nobody knows of; says whether that was done.
@@ -257,11 +281,6 @@ impl Holder {
             Ok(Report::Failed { code, message }) => Err(Failure::new(code, message)),
             Err(_) => Err(Failure::new(INTERNAL, "the holder of the lock ended without a word")),
         }
-    }
-
-    /// Whether it still holds the lock, as far as can be seen: it ends with it.
-    fn lives(&mut self) -> bool {
-        matches!(self.process.try_wait(), Ok(None))
     }
 
     /// Lets it hold the lock when we have ended.

@@ -35,6 +35,7 @@ async fn what_a_process_holds_is_released_by_nobody_else() {
     for claim in outside.state("job").await.unwrap().unwrap().claims {
         let error = outside.release_detached("job", claim.id).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        assert_eq!(error.to_string().contains("only waits"), !claim.granted, "{error}");
     }
     assert!(outside.mutex("job").unwrap().try_lock().await.unwrap().is_none());
     assert_eq!(guard.release().await.unwrap(), clinch::Released::Released);
@@ -225,7 +226,8 @@ print('ready',flush=True)
 sys.stdin.read()";
     let stopped = Python::start(meta, &the_lock_file(dir.path()));
     let mutex = locks.mutex("job").unwrap();
-    assert!(mutex.try_lock().await.unwrap().is_none(), "whoever takes a ticket is about to hold it");
+    let unknown = mutex.try_lock().await.unwrap_err();
+    assert_eq!(unknown.kind(), ErrorKind::Unavailable, "nobody knows whether the lock is taken: {unknown:?}");
     let timeout = mutex.lock().timeout(Duration::from_millis(50)).await.unwrap_err();
     assert_eq!(timeout.kind(), ErrorKind::TimedOut);
     let waiter = tokio::spawn(async move { mutex.lock().timeout(PATIENCE).await });

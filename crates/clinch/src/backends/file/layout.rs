@@ -227,11 +227,11 @@ impl Record {
         self.until.is_none().then_some(self.owner.pid)
     }
 
-    /// The same, where it is another than the one that `asks`: it would keep to no end. In a container each is number 1, but of a
-    /// host of its own, as the store's documentation asks for.
+    /// The same, where it is another than the one that `asks`, or only waits: it would keep to no end. In a container each is
+    /// number 1, but of a host of its own, as the store's documentation asks for.
     pub(super) fn is_kept_otherwise(&self, asks: &Claim) -> Option<u32> {
         let own = (&self.owner.host, self.owner.pid) == (&asks.owner.host, asks.owner.pid);
-        self.kept_by().filter(|_| !own)
+        self.kept_by().filter(|_| !own || self.waiting)
     }
 
     /// Whether its holder knows that it is ending.

@@ -482,8 +482,9 @@ impl Drop for HeldRecord<'_> {
 }
 
 pub(super) fn kept_busy(name: &LockName) -> Error {
-    let message =
-        format!("lock file \"{name}\" is kept busy by a process that does not run; is one stopped?");
+    let message = format!(
+        "another process has kept the file of lock \"{name}\" busy for longer than it should take; is one stopped?"
+    );
     Error::new(ErrorKind::Unavailable, message)
 }
 

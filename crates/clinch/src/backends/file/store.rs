@@ -12,7 +12,7 @@ use super::dir::Dir;
 use super::layout::{self, Header, META, Record};
 use super::lock_file::{Live, LockFile, World, kept_busy};
 use super::slot::{GIVES_ENDS, Slot, not_held};
-use super::times::{RECHECK_UNWATCHED, SOME_TIME, TRY_FOR};
+use super::times::{RECHECK_UNWATCHED, SOME_TIME, TRY_FOR, TRY_FOR_A_LOOK};
 use super::watch::Watcher;
 use crate::backend::{Backend, Capabilities, ClaimState, Freed, LockState, NOTICE, Progress, Renewal, Wake};
 use crate::claim::{Claim, ClaimId, Loss, LossKind};
@@ -83,11 +83,7 @@ impl File {
         let Some(mut record) = changing.read()?.filter(is_it) else { return Ok(Freed::Absent) };
         // Nobody would tell that process, which would go on beside the next.
         if let Some(pid) = record.kept_by() {
-            let message = format!(
-                "lock \"{}\" is held for as long as process {pid} holds it, which would go on beside the next; `clinch break` takes it away",
-                claim.name
-            );
-            return Err(Error::new(ErrorKind::Unsupported, message));
+            return Err(kept_by(&claim.name, &record, pid));
         }
         // Before its end, after which the next in line could come in; and not before it is sure that it ends.
         let was_ending = record.is_ending();
@@ -133,23 +129,22 @@ impl File {
         let world = self.world(&claim.name);
         let Some(file) = self.open(&world.file, false)? else { return Ok(gone()) };
         let held = file.hold_or_fail(&world)?;
-        let (mut old, mut kept_by) = (None, None);
+        let (mut old, mut refused) = (None, None);
         let is_it = |record: &Record| record.is_of(claim.id);
         let changed = held.change(&claim.name, is_it, |record| {
             old = record.until;
             let now = self.env.now();
             // A holder whose process has given its claim no end looks at none.
-            kept_by = record.is_kept_otherwise(claim);
+            refused = record.is_kept_otherwise(claim).map(|pid| kept_by(&claim.name, record, pid));
             // Once that time has passed it is never moved: its holder may be letting go.
-            if kept_by.is_none() && !record.has_run_out(now) {
+            if refused.is_none() && !record.has_run_out(now) {
                 GIVES_ENDS.store(true, Ordering::Release);
                 // An older request may arrive after one that asked for more.
                 record.until = record.until.max(Some((now + claim.ttl).as_nanos()));
             }
         })?;
-        if let Some(pid) = kept_by {
-            let message = format!("lock \"{}\" is held for as long as process {pid} holds it", claim.name);
-            return Err(Error::new(ErrorKind::Unsupported, message));
+        if let Some(error) = refused {
+            return Err(error);
         }
         // The holder may have looked before the new time was written, but not before the old one had passed.
         let in_time = old.is_none_or(|old| self.env.now().as_nanos() < old);
@@ -164,20 +159,27 @@ impl File {
         let now = self.env.now();
         let mut held = file.hold_or_fail(world)?;
         // A holder hears of it from its keeper, stops, and then releases; one that does not, loses its claim nevertheless. It hears of
-        // it from the first write on, and the notice counts from after that: this process may be stopped before any of its writes.
+        // it from this write on.
         let at = |record: &Record| if record.is_waiting() { now } else { now + SOME_TIME };
         // What another evictor has begun is waited for until its holder is told.
         let is_it = |record: &Record| record.is(claim) && !record.was_told() && !record.has_ended(now);
-        let mut ended = held.change(world.name, is_it, |record| record.end(at(record)))?;
-        if ended.as_ref().is_some_and(|record| !record.is_waiting()) {
-            let end = self.env.now() + NOTICE;
-            ended = held.change(world.name, |record| record.is(claim), |record| record.end(end))?.or(ended);
-        }
+        let ended = held.change(world.name, is_it, |record| record.end(at(record)))?;
         // Not before a waiter is out, which could come in.
         if held.header.closed_at(world.wall) {
             held.open_now()?;
         }
         Ok(ended)
+    }
+
+    /// Says when an eviction that has begun is over, whether its holder was told meanwhile or not. The notice counts from after the first
+    /// write: this process may be stopped before any of its writes.
+    fn end_in_time(&self, world: &World<'_>, file: &LockFile, begun: &Record, claim: ClaimId) -> Result<()> {
+        if begun.is_waiting() {
+            return Ok(());
+        }
+        let held = file.hold_or_fail(world)?;
+        let end = self.env.now() + NOTICE;
+        held.change(world.name, |record| record.is(claim), |record| record.end(end)).map(drop)
     }
 
     /// The state of one lock file; `None` when nobody is in it and it is open.
@@ -222,18 +224,18 @@ impl Backend for File {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Progress> {
-        let end = self.env.now() + TRY_FOR;
+        let end = self.env.now() + TRY_FOR_A_LOOK;
         loop {
             let progress = match self.slot(claim.id) {
                 Some(slot) => self.step(claim, &slot)?,
                 None => self.enter(claim, self.env.now())?,
             };
             match progress {
-                // Somebody takes a ticket, which does not say that this one cannot have its own.
+                // Somebody takes a ticket, which says neither that this one cannot have its own, nor that it can.
                 Progress::Queued(_) if !claim.enqueue && self.env.now() < end => {
                     self.env.sleep_until(self.env.now() + RECHECK_UNWATCHED).await;
                 }
-                Progress::Queued(busy) if !claim.enqueue => return Ok(Progress::Busy(busy)),
+                Progress::Queued(_) if !claim.enqueue => return Err(kept_busy(&claim.name)),
                 progress => return Ok(progress),
             }
         }
@@ -319,6 +321,7 @@ impl Backend for File {
         let Some(file) = self.open(&world.file, false)? else { return Ok(Freed::Absent) };
         let ended = self.insist(|| self.end_soon(&world, &file, claim)).await?;
         let Some(record) = ended else { return Ok(Freed::Absent) };
+        self.insist(|| self.end_in_time(&world, &file, &record, claim)).await?;
         self.ring_for(&world, &record);
         let told = |live: Live| live.record.is_some_and(|record| record.was_told());
         while file.live_at(record.ticket)?.is_some_and(|live| live.counts(self.env.now()) && !told(live)) {
@@ -338,6 +341,19 @@ impl Backend for File {
 
 fn gone() -> Renewal {
     Renewal::Lost(Loss::new(LossKind::Deleted, "nobody has such a claim"))
+}
+
+/// A claim that was given no end is its process's alone.
+fn kept_by(name: &LockName, record: &Record, pid: u32) -> Error {
+    let message = match record.is_waiting() {
+        true => format!(
+            "the claim only waits for lock \"{name}\", for as long as process {pid} does; `clinch break --claim` ends that"
+        ),
+        false => format!(
+            "lock \"{name}\" is held for as long as process {pid} holds it, which would go on beside the next; `clinch break` takes it away"
+        ),
+    };
+    Error::new(ErrorKind::Unsupported, message)
 }
 
 /// What tells this boot from others. Where the kernel does not say, every client takes itself for a new boot, which
@@ -377,6 +393,14 @@ mod tests {
     thread_local! {
         static AT_NEXT_LOOK: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
         static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
+
+    /// Does something at this look at the clock from now on.
+    fn at_look(number: u32, then: Box<dyn FnOnce()>) {
+        AT_NEXT_LOOK.set(Some(match number {
+            1 => then,
+            more => Box::new(move || at_look(more - 1, then)),
+        }));
     }
 
     fn clock() -> Instant {
@@ -423,13 +447,47 @@ mod tests {
         let file = other.open("job.lock", false).unwrap().unwrap();
         let world = other.world(guard.name());
         // The first look tells the time as it is.
-        let stopped = || AHEAD.set(2 * NOTICE);
-        AT_NEXT_LOOK.set(Some(Box::new(move || AT_NEXT_LOOK.set(Some(Box::new(stopped))))));
-        let record = other.end_soon(&world, &file, guard.claim_id()).unwrap().unwrap();
+        at_look(2, Box::new(|| AHEAD.set(2 * NOTICE)));
+        let begun = other.end_soon(&world, &file, guard.claim_id()).unwrap().unwrap();
+        other.end_in_time(&world, &file, &begun, guard.claim_id()).unwrap();
+        let record = file.record(begun.ticket).unwrap().unwrap();
         AHEAD.set(2 * NOTICE);
         assert!(record.is_ending() && !record.has_ended(clock()), "over before anybody could hear of it");
         AHEAD.set(4 * NOTICE);
         assert!(record.has_ended(clock()), "it is over in time");
+    }
+
+    /// A record is busy between the two writes of an eviction, and its holder is told meanwhile: the eviction says that there was nothing to
+    /// evict, and what it has begun goes on for ten minutes.
+    #[tokio::test]
+    async fn an_eviction_ends_what_it_has_begun() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, other) = (store(dir.path(), Clock::host()), store(dir.path(), Clock::told(clock)));
+        let guard = locks(&ours).mutex("job").unwrap().lock().await.unwrap();
+        let slot = ours.slot(guard.claim_id()).unwrap();
+        let (ticket, busy) = (lock(&slot).ticket, Arc::new(Mutex::new(None)));
+        let record = || lock(&slot).file.record(ticket).unwrap().unwrap();
+        let keep_busy = {
+            let (ours, slot, busy) = (ours.clone(), slot.clone(), busy.clone());
+            move || {
+                assert!(matches!(ours.check(&mut lock(&slot)).unwrap(), Renewal::Lost(_)), "it has begun");
+                let file = ours.open("job.lock", false).unwrap().unwrap();
+                std::mem::forget(file.hold_record(ticket).unwrap().expect("nobody has it"));
+                *lock(&busy) = Some(file);
+            }
+        };
+        // It looks once for the directory, once for how long it may take, and once for the first write.
+        at_look(4, Box::new(keep_busy));
+        let evicted = other.evict(guard.name(), guard.claim_id());
+        let (evicted, ()) = tokio::join!(evicted, async {
+            while !record().was_told() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            lock(&busy).take().expect("it was busy");
+        });
+        assert_eq!(evicted.unwrap(), Freed::Removed);
+        assert!(record().has_ended(Clock::host().now() + NOTICE), "it has not said when it is over");
     }
 
     /// A shell works on under a claim whose holder, which only keeps it, has heard of its eviction: another gets in beside it.

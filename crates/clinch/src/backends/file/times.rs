@@ -36,7 +36,11 @@ pub(super) const TRIES_THAT_YIELD: u32 = 90;
 /// The sleep between the others; the kernel makes some 70 µs of it.
 pub(super) const PAUSE_BETWEEN_TRIES: Duration = Duration::from_micros(20);
 
-/// How long a claim that does not wait is tried while another has the header: that one's fsync may take some time.
+/// How long a claim that does not wait is tried while another has the header: that one's fsync may take some time, and until it is done
+/// nobody knows whether the lock is taken.
+pub(super) const TRY_FOR_A_LOOK: Duration = Duration::from_secs(4);
+
+/// How long what concerns one claim is tried while others have the header or its record.
 pub(super) const TRY_FOR: Duration = Duration::from_secs(1);
 
 /// Tries to read a record that is just being rewritten.
