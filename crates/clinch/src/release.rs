@@ -321,20 +321,23 @@ async fn sweep(releases: Weak<Releases>, server: u64, _sweeping: Arc<()>) {
 mod tests {
     use std::time::SystemTime;
 
+    use async_trait::async_trait;
+
     use super::*;
+    use crate::backend::{Capabilities, LockState, Progress, Renewal, Wake};
     use crate::backends::memory::Memory;
     use crate::{Clock, Lane, LockName, Mode, Owner, Random};
 
-    /// One of which a release is just being left is not yet free for a sweep, which must not take it for released.
-    #[tokio::test(start_paused = true)]
-    async fn a_sweep_forgets_no_claim_that_somebody_else_is_releasing() {
+    fn env() -> Env {
         let clock = Clock::simulated(SystemTime::UNIX_EPOCH);
         let lane = Lane::here().unwrap();
         let net = Arc::new(crate::net::Tcp::new(clock, lane.clone()));
-        let env = Env::new(clock, Random::seeded(1), lane, net);
-        let releases = Releases::new(Arc::new(Memory::new(env.clone())), env.clone());
-        let claim = Arc::new(Claim {
-            id: ClaimId::from_bits(1),
+        Env::new(clock, Random::seeded(1), lane, net)
+    }
+
+    fn claim(bits: u128) -> Arc<Claim> {
+        Arc::new(Claim {
+            id: ClaimId::from_bits(bits),
             name: LockName::new("job").unwrap(),
             mode: Mode::Exclusive,
             ttl: Duration::from_secs(1),
@@ -342,7 +345,101 @@ mod tests {
             place: false,
             isolated: false,
             owner: Arc::new(Owner { host: "h".into(), pid: 1, user: "u".into(), label: String::new() }),
-        });
+        })
+    }
+
+    /// A store that fails all releases in one way, and notes what it is to forget.
+    #[derive(Debug)]
+    struct Failing(ErrorKind, Mutex<Vec<ClaimId>>);
+
+    #[async_trait]
+    impl Backend for Failing {
+        fn capabilities(&self) -> Capabilities {
+            Capabilities { expiry: true, ..Capabilities::default() }
+        }
+
+        async fn claim(&self, _: &Claim) -> Result<Progress> {
+            unreachable!()
+        }
+
+        async fn wait(&self, _: &Claim) -> Result<Wake> {
+            unreachable!()
+        }
+
+        async fn renew(&self, _: &[Arc<Claim>]) -> Vec<Renewal> {
+            unreachable!()
+        }
+
+        async fn verify(&self, _: &Claim) -> Result<Renewal> {
+            unreachable!()
+        }
+
+        async fn downgrade(&self, _: &Claim) -> Result<()> {
+            unreachable!()
+        }
+
+        async fn release(&self, _: &Claim, _: Duration) -> Result<Freed> {
+            Err(Error::new(self.0, "as the test wants"))
+        }
+
+        fn forget(&self, claim: &Claim) {
+            lock(&self.1).push(claim.id);
+        }
+
+        async fn list(&self, _: &str) -> Result<Vec<LockState>> {
+            unreachable!()
+        }
+
+        async fn evict(&self, _: &LockName, _: ClaimId) -> Result<Freed> {
+            unreachable!()
+        }
+    }
+
+    fn failing(kind: ErrorKind, env: &Env) -> (Arc<Failing>, Arc<Releases>) {
+        let store = Arc::new(Failing(kind, Mutex::default()));
+        (store.clone(), Releases::new(store, env.clone()))
+    }
+
+    /// A store may know much of a claim, and would know it for ever.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_given_up_is_forgotten_by_the_store() {
+        let (env, job) = (env(), claim(1));
+        for (kind, given_up_after) in [
+            (ErrorKind::Invalid, Duration::ZERO),
+            (ErrorKind::Unsupported, Duration::ZERO),
+            (ErrorKind::Unavailable, LEFT_FOR),
+        ] {
+            let (store, releases) = failing(kind, &env);
+            let begun = env.now();
+            releases.free_in_background(job.clone(), None);
+            while lock(&store.1).is_empty() {
+                assert!(env.now() < begun + LEFT_FOR * 2, "{kind:?}: the store was never told");
+                env.sleep_until(env.now() + TRY_LEFT_EVERY).await;
+            }
+            assert!(env.now() >= begun + given_up_after, "{kind:?}: given up too soon");
+            assert_eq!(*lock(&store.1), [job.id], "{kind:?}");
+            assert_eq!(releases.finish(env.now()).await, Ok(()), "{kind:?}");
+        }
+    }
+
+    /// The first to come is the first to go, and the store is told.
+    #[tokio::test(start_paused = true)]
+    async fn no_more_than_so_many_are_remembered() {
+        let env = env();
+        let (store, releases) = failing(ErrorKind::Unavailable, &env);
+        let more = 3;
+        (0..MOST_LEFT + more).for_each(|bits| releases.leave(claim(bits as u128)));
+        let gone: Vec<_> = (0..more).map(|bits| ClaimId::from_bits(bits as u128)).collect();
+        assert_eq!(*lock(&store.1), gone);
+        assert_eq!(releases.finish(env.now()).await, Err(MOST_LEFT));
+    }
+
+    /// One of which a release is just being left is not yet free for a sweep, which must not take it for released.
+    #[tokio::test(start_paused = true)]
+    async fn a_sweep_forgets_no_claim_that_somebody_else_is_releasing() {
+        let env = env();
+        let releases = Releases::new(Arc::new(Memory::new(env.clone())), env.clone());
+        let claim = claim(1);
         let server = releases.backend.shard(&claim.name);
         let under_way = releases.begin(claim.id, None).unwrap();
         releases.leave(claim);
