@@ -15,12 +15,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use clinch::backend::Backend;
 use clinch::conformance::Fixture;
-use clinch::{Env, Locks, Released, Token};
+use clinch::{Env, Locks, Token};
 use clinch_testkit::{Cluster, Sentinel};
 
 mod common;
 
-use common::{PATIENCE, eventually, lock};
+use common::{PATIENCE, eventually, lock, queue, release};
 
 #[path = "redis_failover/replaced.rs"]
 mod replaced;
@@ -295,6 +295,10 @@ async fn locks_of_a_slot_that_moves_are_renewed_and_released() {
     let servers = Cluster::start();
     let locks = connect(&servers.url(), TTL).await;
     let guards = [lock(&locks, "one{x}").await, lock(&locks, "two{x}").await];
+    let elsewhere = connect(&servers.url(), TTL).await;
+    let waiter = queue(&elsewhere, "one{x}");
+    eventually("it waits", async || (locks.state("one{x}").await.unwrap()?.claims.len() == 2).then_some(()))
+        .await;
     let slot = servers.slot_of("clinch:one{x}");
     let from = servers.owner(slot).port();
     let to = servers.masters().into_iter().find(|master| master.port() != from).unwrap();
@@ -309,11 +313,13 @@ async fn locks_of_a_slot_that_moves_are_renewed_and_released() {
         .await;
     }
     for guard in guards {
-        assert_eq!(guard.release().await.unwrap(), Released::Released);
+        release(guard).await;
     }
+    assert!(!waiter.is_finished(), "granted while the slot moves");
     migration.move_keys();
     migration.finish();
-    lock(&locks, "one{x}").await.release().await.unwrap();
+    release(waiter.await.unwrap()).await;
+    release(lock(&locks, "one{x}").await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

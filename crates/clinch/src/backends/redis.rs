@@ -53,9 +53,10 @@
 //! sentinel, and leave the old one. To be sure, give the token to the store that you guard
 //! ([`fence`](crate::fence)), or use a store with consensus.
 //!
-//! While a slot of a Cluster moves, its servers refuse commands on several keys until all have moved: locks in it are renewed and
-//! released meanwhile, by their own key alone, but not acquired; who waits is not told of a release and finds it when the lease of the
-//! holder would have ended, or 30 s later.
+//! While a slot of a Cluster moves, its servers refuse commands on several keys until all have moved. Exclusive locks in it are renewed
+//! and released meanwhile, by their own key alone; nothing is acquired. Who holds a part of a lock, as a reader or with permits, is not
+//! renewed, and loses it if the slot takes longer than the TTL. Their releases, those that linger or of which a step may still
+//! arrive, and evictions are done when the slot has moved, by when whoever waits looks, too, within seconds.
 //!
 //! # Other programs' locks
 //!
