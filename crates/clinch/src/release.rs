@@ -318,6 +318,7 @@ async fn sweep(releases: Weak<Releases>, server: u64, _sweeping: Arc<()>) {
 }
 
 #[cfg(all(test, feature = "memory"))]
+#[allow(clippy::unwrap_used, reason = "test code")]
 mod tests {
     use std::time::SystemTime;
 
