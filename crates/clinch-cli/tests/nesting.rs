@@ -148,3 +148,25 @@ fn a_job_that_is_about_to_end_is_not_waited_for_too_long() {
         assert_eq!(inner.code(), 75, "{limit:?}");
     }
 }
+
+/// A run inside a job gives up at the first question that its store does not answer, though it was given time.
+#[test]
+fn a_run_inside_a_job_waits_for_its_store() {
+    let redis = clinch_testkit::Redis::start();
+    let (world, proxy) = (World::on(redis.url()), clinch_testkit::Proxy::start(redis.addr()));
+    // So that there is time to see it ask.
+    proxy.delay(std::time::Duration::from_millis(200));
+    let inner = format!(
+        r#"echo $$ > inner.pid; exec "$CLINCH" -u redis://{} run -w 25s x -c 'exit 9'"#,
+        proxy.addr()
+    );
+    let mut run = world.start(["run", "x", "-c", &inner]);
+    let name = format!("/proc/{}/comm", world.pid("inner.pid"));
+    let is = |what: &str| std::fs::read_to_string(&name).is_ok_and(|name| name.trim() == what);
+    eventually("it asks", || is("clinch-enters"));
+    proxy.refuse(true);
+    proxy.cut_all();
+    eventually("it was not answered", || !is("clinch-enters"));
+    proxy.refuse(false);
+    assert_eq!(run.code(), 9);
+}

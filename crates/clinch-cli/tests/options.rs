@@ -2,8 +2,11 @@
 
 mod common;
 
+use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
 
+use clinch_testkit::{Proxy, Redis};
 use common::{World, eventually};
 
 const JOB: &str = "echo $$ > $CLINCH_CLAIM.pid; while [ ! -e stop ]; do sleep 0.02; done";
@@ -73,6 +76,28 @@ fn once_per_counts_every_run_that_began() {
     assert!(String::from_utf8_lossy(&again.stderr).contains("may run again at"));
     assert_eq!(world.code(["run", "--once-per", "1h", "-E", "0", "x", "false"]), 0);
     assert_eq!(world.code(["run", "-n", "x", "true"]), 0, "the lock itself is free");
+}
+
+/// What is to keep a job from running again is lost, and nobody hears of it.
+#[test]
+fn a_run_that_does_not_count_is_told() {
+    let redis = Redis::start();
+    let (world, proxy) = (World::on(redis.url()), Proxy::start(redis.addr()));
+    let url = format!("redis://{}?prefix=", proxy.addr());
+    // There has to be time between the start of the job and the note that it ran; more on a busy host.
+    let is_told = [100, 400, 1600].into_iter().any(|delay| {
+        let name = format!("x{delay}");
+        proxy.delay(Duration::from_millis(delay));
+        let job = format!("echo >> {name}");
+        let mut run = world.start(["-u", &url, "run", "--once-per", "1h", &name, "-c", &job]);
+        eventually("it runs", || world.lines(&name) == 1);
+        redis.call(&["DEL", &format!("{name}/once-per")]);
+        assert_eq!(run.code(), 0);
+        let mut said = String::new();
+        run.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        said.contains("may run again before its time")
+    });
+    assert!(is_told);
 }
 
 /// A program that reads events misses one, or cannot tell what happened.

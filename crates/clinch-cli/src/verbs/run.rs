@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{OnLost, Run, Store};
-use crate::connect::{CLOSE_FOR, Limits, block_on, close, connect_within};
+use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, block_on, close, connect_within, is_transient, persist};
 use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::events::Events;
 use crate::job::loss::Plan;
@@ -204,10 +204,10 @@ impl<'a> Session<'a> {
         }
         let name = format!("{}{ONCE_PER}", self.run.name);
         let mutex = self.locks.mutex(&name)?;
-        if let Some(turn) = self.limits.keep(mutex.try_lock()).await? {
+        if let Some(turn) = persist(&self.limits, async || mutex.try_lock().await).await? {
             return Ok(Some(turn));
         }
-        let state = self.limits.keep(self.locks.state(&name)).await?;
+        let state = persist(&self.limits, async || self.locks.state(&name).await).await?;
         let again = state
             .and_then(|state| state.closed_until)
             .map(|until| format!("; it may run again at {}", local(until)));
@@ -283,7 +283,8 @@ impl<'a> Session<'a> {
                 break claim.clone();
             }
             About::Nothing.tell();
-            if held?.is_none() {
+            let is_unanswered = held.as_ref().is_err_and(|error| is_transient(error) && self.limits.go_on());
+            if !is_unanswered && held?.is_none() {
                 return Ok(None);
             }
             if self.limits.is_over() {
@@ -293,7 +294,7 @@ impl<'a> Session<'a> {
                 ));
             }
             // What is about to end is held until it has.
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(if is_unanswered { TRY_AGAIN } else { LOOK_AGAIN }).await;
         };
         let claim = &claim;
         if !nesting::covers(claim, share) {
@@ -371,10 +372,13 @@ fn code_of(signal: Signal) -> u8 {
 /// With `--once-per`, keeps the lock of the turn closed for that time.
 async fn count(turn: Option<Guard>, run: &Run) {
     let (Some(turn), Some(period)) = (turn, run.once_per) else { return };
-    if let Err(error) = turn.release_closed(period).await {
-        let name = &run.name;
-        say(format_args!("could not note that \"{name}\" ran; it may run again before its time: {error}"));
-    }
+    let why = match turn.release_closed(period).await {
+        Ok(Released::Released) => return,
+        Ok(Released::AlreadyLost(loss)) => loss.to_string(),
+        Err(error) => error.to_string(),
+    };
+    let name = &run.name;
+    say(format_args!("could not note that \"{name}\" ran; it may run again before its time: {why}"));
 }
 
 /// Refuses what only a store that can keep a lock closed can do, before anything is locked.
