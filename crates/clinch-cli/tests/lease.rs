@@ -256,18 +256,37 @@ fn a_holder_ends_with_the_release_of_its_lease() {
     assert!(released.elapsed() < NOTICE, "as if its lease had been taken away");
 }
 
+/// Has a process open no more files.
+fn limit_descriptors(pid: i32) {
+    let none = Rlimit { current: Some(3), maximum: Some(3) };
+    prlimit(rustix::process::Pid::from_raw(pid), Resource::Nofile, none).unwrap();
+}
+
 /// A holder that can open no file frees what was renewed, or keeps what is over.
 #[test]
 fn a_holder_without_descriptors_keeps_to_the_end_of_its_lease() {
     let (world, renewed) = (World::new(), Duration::from_secs(4));
     let (claim, holder) = acquire(&world, "2s");
-    let none = Rlimit { current: Some(3), maximum: Some(3) };
-    prlimit(rustix::process::Pid::from_raw(holder), Resource::Nofile, none).unwrap();
+    limit_descriptors(holder);
     let since = Instant::now();
     assert_eq!(world.code(["renew", "x", &claim, "--ttl", "4s"]), 0);
     eventually("it is free", || !world.held("x"));
     assert!(since.elapsed() >= renewed, "what was renewed was freed after {:?}", since.elapsed());
     assert!(since.elapsed() < NOTICE, "its end was not seen");
+}
+
+/// A holder that comes to have the lock when it can open nothing more tells of it, and lets go at once.
+#[test]
+fn a_holder_that_cannot_begin_says_why() {
+    let world = World::new();
+    let mut before = world.start(["run", "x", "-c", "while [ ! -e stop ]; do sleep 0.02; done"]);
+    eventually("the lock is held", || world.held("x"));
+    let mut acquire = world.start(["acquire", "-w", "2s", "x"]);
+    eventually("it waits", || world.claims("x", "waiting").len() == 1);
+    limit_descriptors(world.claims("x", "waiting")[0]["pid"].as_i64().unwrap() as i32);
+    world.write("stop", "");
+    assert_eq!((before.code(), acquire.code()), (0, 69));
+    eventually("it is free", || !world.held("x"));
 }
 
 /// A holder that was stopped takes what ended meanwhile for its own.

@@ -63,6 +63,8 @@ struct Holder {
     /// A second client, for which the claim is another's: it sets the end that everybody sees.
     outside: Locks,
     guard: Guard,
+    /// On which who asked says that the report was passed on.
+    word: Receiver,
     /// When it was granted.
     since: Instant,
     bound_to: ProcessEnd,
@@ -74,6 +76,12 @@ impl Holder {
     /// Waits for the lock. `None`: the one who asked has gone.
     async fn acquire(store: &Store, args: &Hold) -> Result<Option<Holder>, Failure> {
         let asker = end_of(args.asker)?;
+        let cannot_hear = |error| Failure::system("cannot hear who asks for the lock", error);
+        let word = io::stdin()
+            .as_fd()
+            .try_clone_to_owned()
+            .and_then(Receiver::from_owned_fd)
+            .map_err(cannot_hear)?;
         if getppid() != Pid::from_raw(args.asker) {
             return Ok(None);
         }
@@ -90,7 +98,7 @@ impl Holder {
             () = asker.ended() => return Ok(None),
         };
         let (since, ttl) = (env.clock().now(), locks.lease_ttl());
-        Ok(Some(Holder { env, locks, outside, guard, since, bound_to, ttl, limits }))
+        Ok(Some(Holder { env, locks, outside, guard, word, since, bound_to, ttl, limits }))
     }
 
     /// Sets the end that everybody sees. Where nobody waits for that any more, `hold` lets go.
@@ -109,7 +117,7 @@ impl Holder {
         tokio::select! {
             biased;
             begun = begun => begun,
-            () = is_given_up() => Ok(()),
+            () = is_given_up(&self.word) => Ok(()),
             () = self.bound_to.ended() => Ok(()),
         }
     }
@@ -120,7 +128,7 @@ impl Holder {
         if report(&Report::Granted { claim, token, since }).is_ok() {
             // From the start: who asked may be stopped for as long as it takes.
             tokio::select! {
-                () = is_given_up() => {}
+                () = is_given_up(&self.word) => {}
                 () = self.bound_to.ended() => {}
                 () = self.over() => {}
             }
@@ -143,7 +151,7 @@ impl Holder {
                     state.expires_in.unwrap_or(LOOK_AGAIN)
                 }
                 Ok(None) => Duration::ZERO,
-                // Lost for good, and nobody can end it any more: it is told to whoever renews it.
+                // Its record is gone for good: no renewal is answered any more, and nobody could see its end.
                 Err(_) if !self.guard.is_held() => given_up.get_or_insert(now + NOTICE).since(now),
                 Err(_) => LOOK_AGAIN,
             };
@@ -156,10 +164,9 @@ impl Holder {
 }
 
 /// Completes if who asked ends without having passed the report on: nobody knows of the lock.
-async fn is_given_up() {
+async fn is_given_up(from: &Receiver) {
     let mut word = Vec::new();
-    let asker = io::stdin().as_fd().try_clone_to_owned().and_then(Receiver::from_owned_fd);
-    if matches!(asker, Ok(asker) if read_line(&asker, &mut word).await.is_ok() && word == KEEP) {
+    if read_line(from, &mut word).await.is_ok() && word == KEEP {
         std::future::pending().await
     }
 }
@@ -190,6 +197,6 @@ fn report(report: &Report) -> io::Result<()> {
     line.push(b'\n');
     io::stdout().write_all(&line)?;
     io::stdout().flush()?;
-    let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
-    Ok(rustix::stdio::dup2_stdout(null)?)
+    // Whatever takes its place: this opens nothing, which could fail when all has been told.
+    Ok(rustix::stdio::dup2_stdout(io::stdin())?)
 }
