@@ -239,6 +239,54 @@ async fn a_permit_is_not_compared_with_all_claims() {
     assert_eq!(left(&redis, "gpu"), [""; 0]);
 }
 
+/// Nor are the claims of a lock read that no permits are of; what is said of permits outlives the loss of the queue.
+#[tokio::test]
+async fn a_permit_reads_no_claims_where_nobody_has_permits() {
+    let redis = Redis::start();
+    let backend = backend(&redis).await;
+    let permit = |capacity: &str, bits: u128| claim("job", capacity.parse().unwrap(), bits);
+    let tries = async |capacity: &str| {
+        backend.claim(&Claim { enqueue: false, ..permit(capacity, 9) }).await.map(|tried| match tried {
+            Progress::Busy(_) => (),
+            other => panic!("two hold it: {other:?}"),
+        })
+    };
+    assert!(matches!(backend.claim(&claim("job", Mode::Exclusive, 1)).await.unwrap(), Progress::Granted(_)));
+    assert!(matches!(backend.claim(&claim("job", Mode::Exclusive, 2)).await.unwrap(), Progress::Queued(_)));
+    redis.call(&["CONFIG", "RESETSTAT"]);
+    tries("1 of 3").await.unwrap();
+    tries("1 of 4").await.unwrap();
+    let waiter = permit("1 of 3", 3);
+    assert!(matches!(backend.claim(&waiter).await.unwrap(), Progress::Queued(_)));
+    assert!(!redis.client().commandstats().contains_key("hvals"), "all claims were read");
+    tries("1 of 4").await.expect_err("two capacities");
+    redis.call(&["DEL", &keys(&redis, "job", "list").remove(0)]);
+    redis.call(&["HDEL", &keys(&redis, "job", "hash").remove(0), ".of"]);
+    let place = Arc::new(Claim { place: true, ..waiter });
+    assert!(matches!(backend.renew(&[place]).await[..], [Renewal::Renewed(_)]));
+    tries("1 of 4").await.expect_err("two capacities");
+    tries("1 of 3").await.unwrap();
+}
+
+/// However many hold permits, and however many are read at a time: no more are given than there are.
+#[tokio::test]
+async fn permits_of_many_holders_are_counted() {
+    let redis = Redis::start();
+    let backend = backend(&redis).await;
+    for holders in [255_u32, 256, 257, 512, 513] {
+        let name = format!("of {holders}");
+        let tries = async |count: u32, bits: u128| {
+            let mode = format!("{count} of {}", holders + 2).parse().unwrap();
+            let tried = backend.claim(&Claim { enqueue: false, ..claim(&name, mode, bits) }).await.unwrap();
+            matches!(tried, Progress::Granted(_))
+        };
+        for bits in 0..holders {
+            assert!(tries(1, 10 + u128::from(bits)).await, "{name}");
+        }
+        assert!(!tries(3, 1).await && tries(2, 2).await && !tries(1, 3).await, "{name}");
+    }
+}
+
 /// Where another program was seen to hold the lock, it gets a turn although ours queue all the time.
 #[tokio::test]
 async fn who_polls_beside_a_prefix_gets_a_turn() {

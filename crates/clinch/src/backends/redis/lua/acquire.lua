@@ -35,7 +35,9 @@ if record and string.sub(record, 1, 2) == 'h ' then
 end
 
 local capacity = string.match(mode, '/(%d+)$')
-if capacity and call('HGET', CLAIMS, '.of') ~= capacity then
+local of = capacity and call('HGET', CLAIMS, '.of')
+-- Where nothing is said no permits are here.
+if of and of ~= capacity then
   holders('0')
   -- Of graves there may be many.
   local all = call('EXISTS', HOLDERS, QUEUE) > 0 and call('HVALS', CLAIMS) or {}

@@ -129,7 +129,7 @@ local function admits(mode, value)
   end
   -- All have one mode: permits are counted, of others one is enough.
   local count, capacity = string.match(mode, '^p(%d+)/(%d+)$')
-  local ids = holders(count and '-1' or '0')
+  local ids = holders(count and '255' or '0')
   if #ids == 0 then
     -- Of a marker the records may be lost, but not the end.
     return value == '', value
@@ -137,19 +137,20 @@ local function admits(mode, value)
   if not count then
     return mode == 's' and string.sub(call('HGET', CLAIMS, ids[1]) or '', 1, 4) == 'h s ', value
   end
-  local taken = 0
-  for i = 1, #ids, 256 do
-    local last = math.min(i + 255, #ids)
-    local records = call('HMGET', CLAIMS, unpack(ids, i, last))
-    for j = 1, last - i + 1 do
-      local held = string.match(records[j] or '', '^h p(%d+)/')
+  local room, at = tonumber(capacity) - tonumber(count), 0
+  while ids[1] and room >= 0 do
+    local records = call('HMGET', CLAIMS, unpack(ids))
+    for i = 1, #ids do
+      local held = string.match(records[i] or '', '^h p(%d+)/')
       if not held then
         return false, value
       end
-      taken = taken + tonumber(held)
+      room = room - tonumber(held)
     end
+    at = at + 256
+    ids = #ids == 256 and call('ZRANGE', HOLDERS, int(at), int(at + 255)) or {}
   end
-  return taken + tonumber(count) <= tonumber(capacity), value
+  return room >= 0, value
 end
 
 -- Writes a claim's record.
@@ -204,8 +205,13 @@ end
 local function restore()
   local all, waiting, last = call('HGETALL', CLAIMS), {}, now
   for i = 1, #all, 2 do
-    local _, ends, _, since = waiter(all[i + 1])
+    local mode, ends, _, since = waiter(all[i + 1])
     if ends and ends > now then
+      local capacity = string.match(mode, '/(%d+)$')
+      if capacity then
+        -- Forgotten, perhaps, with the end of the queue.
+        call('HSET', CLAIMS, '.of', capacity)
+      end
       waiting[#waiting + 1] = since .. ' ' .. all[i]
       last = math.max(last, ends)
     end
