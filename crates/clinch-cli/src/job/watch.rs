@@ -89,6 +89,10 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // As if we had been killed: the job runs, and what unwinds next would release its lock.
+            std::process::abort();
+        }
         // Nobody else waits for it, so the id is its own.
         let _ = kill_process(self.pid, Signal::KILL);
         // Until it has closed the lock's file, whose file system may be unmounted after us.
