@@ -264,6 +264,7 @@ async fn a_permit_reads_no_claims_where_nobody_has_permits() {
     redis.call(&["HDEL", &keys(&redis, "job", "hash").remove(0), ".of"]);
     let place = Arc::new(Claim { place: true, ..waiter });
     assert!(matches!(backend.renew(&[place]).await[..], [Renewal::Renewed(_)]));
+    assert_eq!(waiters(&redis, "job").len(), 2, "the queue is not made anew");
     tries("1 of 4").await.expect_err("two capacities");
     tries("1 of 3").await.unwrap();
 }
@@ -307,6 +308,8 @@ async fn who_polls_beside_a_prefix_gets_a_turn() {
         }
     }
     sees_waiters(&SERVER, &name, 4).await;
+    let hash = keys(&SERVER, &name, "hash").remove(0);
+    assert_eq!(SERVER.call(&["HEXISTS", &hash, ".foreign"]).int(), 1, "that another holds it is not noted");
     let end = tokio::time::Instant::now() + Duration::from_secs(30);
     for _ in 0..2 {
         while SERVER.call(&["SET", &key, "another's", "NX", "PX", "200"]) != Reply::Text("OK".into()) {
