@@ -293,7 +293,7 @@ async fn permits_of_many_holders_are_counted() {
 async fn who_polls_beside_a_prefix_gets_a_turn() {
     let name = unique("polled");
     let key = format!("clinch:{name}");
-    SERVER.call(&["SET", &key, "another's", "PX", "500"]);
+    SERVER.call(&["SET", &key, "another's", "PX", "2000"]);
     let mut load = tokio::task::JoinSet::new();
     let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
     for _ in 0..2 {
