@@ -95,6 +95,20 @@ fn a_lock_is_not_released_under_what_was_asked_to_end() {
     }
 }
 
+/// What was asked to end, and is waited for, goes on when the lock is taken away meanwhile.
+#[test]
+fn what_was_asked_to_end_dies_with_the_lock() {
+    let world = World::new();
+    world.write("part", &format!("trap '{SLOW}' TERM; echo $$ > part.pid; while :; do sleep 0.02; done"));
+    let mut run = world.start(["run", "x", "-c", &PARENT.replace("START", "timeout 60 sh ./part")]);
+    let (parent, part) = (world.pid("inner.pid"), world.pid("part.pid"));
+    run.signal(Signal::TERM);
+    eventually("the job has ended", || !runs(parent));
+    assert_eq!(world.code(["break", "--yes", "x"]), 0);
+    assert_eq!(run.code(), 79);
+    assert!(!runs(part), "it works on without the lock");
+}
+
 /// What is to outlive its caller keeps the lock, since a signal that it ignores asked it to end.
 #[test]
 fn what_ignores_a_signal_is_left_behind() {

@@ -44,10 +44,11 @@ impl Kin {
         Kin { claim, leaves, gathered: false, spared, unclear, asked }
     }
 
-    /// From now on, what loses its parent is of the job. Before the first signal, since those orphan.
+    /// From now on, what loses its parent is of the job, as is who was asked to end before. Before the first signal, since those orphan.
     pub(crate) fn gather(&mut self, leader: Pid) {
         if self.leaves && !std::mem::replace(&mut self.gathered, true) {
-            self.spared.extend(children(getpid(), true).filter(|pid| *pid != leader));
+            let asked: HashSet<Pid> = self.asked.keys().map(|(pid, _)| *pid).chain([leader]).collect();
+            self.spared.extend(children(getpid(), true).filter(|pid| !asked.contains(pid)));
         }
     }
 
