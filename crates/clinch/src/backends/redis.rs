@@ -81,7 +81,7 @@
 //!
 //! ```text
 //! user clinch on >PASSWORD ~clinch:* resetchannels &clinch:* -@all +evalsha +script|load +time +exists +set +getset
-//!   +getrange +setrange +pttl +pexpire +del +hget +hmget +hvals +hgetall +hlen +hscan +hdel +hset +hsetnx +rpush +lpush
+//!   +getrange +setrange +pttl +pexpire +del +hget +hmget +hgetall +hlen +hscan +hdel +hset +hsetnx +rpush +lpush
 //!   +lrange +llen +lindex +lrem +lpop +zadd +zcard +zscore +zrange +zrevrange +zrangebyscore +zrem +publish +subscribe +ping +client|tracking +client|caching +scan +info
 //! ```
 //!

@@ -3,7 +3,7 @@
 use super::*;
 
 /// The commands that the scripts call.
-const IN_SCRIPTS: &str = "time exists set getset getrange setrange pttl pexpire del hget hmget hvals hgetall hlen hscan \
+const IN_SCRIPTS: &str = "time exists set getset getrange setrange pttl pexpire del hget hmget hgetall hlen hscan \
     hdel hset hsetnx rpush lpush lrange llen lindex lrem lpop zadd zcard zscore zrange zrevrange zrangebyscore zrem publish";
 
 /// The commands that clients send, HELLO and AUTH apart, which everybody may.

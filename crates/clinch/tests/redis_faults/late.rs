@@ -137,7 +137,7 @@ async fn graves_cost_who_takes_permits_nothing() {
     locks.release_detached("gpu", detached.claim).await.unwrap();
     assert_eq!(redis.call(&["KEYS", "*claims*"]).array().len(), 1, "there is no grave");
     // Those that ask for rights when a client connects are counted, too.
-    let reads = || redis.client().commandstats().get("hvals").copied().unwrap_or(0);
+    let reads = || redis.client().commandstats().get("hgetall").copied().unwrap_or(0);
     let before = reads();
     for _ in 0..4 {
         assert_eq!(gpu.try_acquire(2).await.unwrap().unwrap().release().await.unwrap(), Released::Released);

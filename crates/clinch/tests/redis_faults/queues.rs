@@ -227,7 +227,7 @@ async fn a_permit_is_not_compared_with_all_claims() {
     }
     let second = tokio::spawn(async move { gpu.acquire(1).unwrap().await.unwrap() });
     sees_waiters(&redis, "gpu", 2).await;
-    assert!(!redis.client().commandstats().contains_key("hvals"), "all claims were read");
+    assert!(!redis.client().commandstats().contains_key("hgetall"), "all claims were read");
     let other = locks.semaphore("gpu", 4).unwrap();
     let error = other.try_acquire(1).await.unwrap_err();
     assert!(error.to_string().contains("others say that the semaphore has 3 permits"), "{error}");
@@ -258,7 +258,7 @@ async fn a_permit_reads_no_claims_where_nobody_has_permits() {
     tries("1 of 4").await.unwrap();
     let waiter = permit("1 of 3", 3);
     assert!(matches!(backend.claim(&waiter).await.unwrap(), Progress::Queued(_)));
-    assert!(!redis.client().commandstats().contains_key("hvals"), "all claims were read");
+    assert!(!redis.client().commandstats().contains_key("hgetall"), "all claims were read");
     tries("1 of 4").await.expect_err("two capacities");
     redis.call(&["DEL", &keys(&redis, "job", "list").remove(0)]);
     redis.call(&["HDEL", &keys(&redis, "job", "hash").remove(0), ".of"]);
@@ -285,6 +285,32 @@ async fn permits_of_many_holders_are_counted() {
             assert!(tries(1, 10 + u128::from(bits)).await, "{name}");
         }
         assert!(!tries(3, 1).await && tries(2, 2).await && !tries(1, 3).await, "{name}");
+    }
+}
+
+/// However many holders died together, their lease is what they had: nobody is refused for one that is over.
+#[tokio::test]
+async fn the_dead_refuse_nobody_however_many_they_are() {
+    let redis = Redis::start();
+    let backend = backend(&redis).await;
+    let tries = async |name: &str, mode: &str, bits: u128| {
+        let claim = Claim {
+            enqueue: false,
+            ttl: Duration::from_millis(100),
+            ..claim(name, mode.parse().unwrap(), bits)
+        };
+        backend.claim(&claim).await.unwrap()
+    };
+    for (name, dead, next) in
+        [("read", "shared", "exclusive"), ("gpu", "1 of 1000", "3 of 3"), ("both", "1 of 1000", "shared")]
+    {
+        for bits in 0..300 {
+            assert!(matches!(tries(name, dead, 10 + bits).await, Progress::Granted(_)), "{name}");
+        }
+        let over = async || (redis.call(&["EXISTS", &format!("clinch:{name}")]).int() == 0).then_some(());
+        eventually("all leases are over", over).await;
+        let granted = tries(name, next, 1).await;
+        assert!(matches!(granted, Progress::Granted(_)), "{name}: refused for the dead: {granted:?}");
     }
 }
 

@@ -289,3 +289,35 @@ async fn a_clock_beyond_all_tokens_leaves_no_fence_behind() {
     assert!(guard.token() > before, "{} after {before}", guard.token());
     release(guard).await;
 }
+
+/// P1, P3: a server that boots before anybody has set its clock grants nothing. Its tokens would be small, and all leases over once it
+/// is set; what was granted before is renewed and released all the same.
+#[tokio::test]
+async fn a_clock_that_nobody_has_set_grants_nothing() {
+    let redis = Redis::builder().stepped_clock().start();
+    let locks = connect(&redis.url()).await;
+    let reader = locks.rwlock("read").unwrap().read().await.unwrap();
+    let guard = lock(&locks, "job").await;
+    let before = guard.token();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() as i64;
+    // Seconds after 1970, years after it, and the last of those whose time has fewer digits.
+    for clock in [40, 95, 315_532_800, 999_900_000] {
+        redis.step_clock(clock - now);
+        let read = locks.rwlock("read").unwrap().try_read().await.expect_err("granted without a clock");
+        let permit =
+            locks.semaphore("gpu", 2).unwrap().try_acquire(1).await.expect_err("granted without a clock");
+        let tried = locks.mutex("other").unwrap().try_lock().await.expect_err("granted without a clock");
+        for error in [read, permit, tried] {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+            assert!(error.to_string().contains("the clock of this server is not set"), "{error}");
+        }
+        guard.verify().await.unwrap();
+        reader.verify().await.unwrap();
+    }
+    release(guard).await;
+    release(reader).await;
+    redis.step_clock(0);
+    let guard = lock(&locks, "job").await;
+    assert!(guard.token() > before, "{} after {before}", guard.token());
+    release(guard).await;
+}

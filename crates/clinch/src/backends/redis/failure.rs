@@ -19,7 +19,7 @@ pub(super) enum Failure {
 type Meaning = (ErrorKind, &'static str);
 
 /// What the codes of servers mean. All that may pass by itself is waited for, as long as the caller has time.
-const CODES: [(&str, Meaning); 24] = {
+const CODES: [(&str, Meaning); 25] = {
     use ErrorKind::{Invalid, Refused, Unavailable};
     const PASSES: Meaning = (Unavailable, "");
     [
@@ -50,17 +50,19 @@ const CODES: [(&str, Meaning); 24] = {
         ("CROSSSLOT", (ErrorKind::Unsupported, "")),
         ("NOPROTO", (ErrorKind::Unsupported, "")),
         // Ours, for what a script broke off with.
+        ("CLOCK", PASSES),
         ("SCRIPT", (ErrorKind::Unsupported, "")),
     ]
 };
 
 /// Errors that servers give no code of their own: words in them, and the code that they would have.
-const WORDS: [(&str, &str); 5] = [
+const WORDS: [(&str, &str); 6] = [
     ("max number of clients", "MAXCLIENTS"),
     ("Script killed by user", "KILLED"),
     // Before version 7.2.
     ("executing the script can't", "NOPERM"),
     ("can't run this command or subcommand", "NOPERM"),
+    ("clock of this server is not set", "CLOCK"),
     (USER_SCRIPT, "SCRIPT"),
 ];
 

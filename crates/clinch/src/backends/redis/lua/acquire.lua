@@ -38,14 +38,16 @@ local capacity = string.match(mode, '/(%d+)$')
 local of = capacity and call('HGET', CLAIMS, '.of')
 -- Where nothing is said no permits are here.
 if of and of ~= capacity then
-  holders('0')
+  holders('1')
   -- Of graves there may be many.
-  local all = call('EXISTS', HOLDERS, QUEUE) > 0 and call('HVALS', CLAIMS) or {}
-  for i = 1, #all do
+  local all = call('EXISTS', HOLDERS, QUEUE) > 0 and call('HGETALL', CLAIMS) or {}
+  for i = 2, #all, 2 do
     local other = string.match(all[i], '^[wh] p%d+/(%d+) ')
-    local _, ends = waiter(all[i])
-    if other and other ~= capacity and not (ends and ends <= now) then
-      return { 4, other }
+    if other and other ~= capacity then
+      local _, ends = waiter(all[i])
+      if (ends or tonumber(call('ZSCORE', HOLDERS, all[i - 1]) or 0)) > now then
+        return { 4, other }
+      end
     end
   end
 end
@@ -128,7 +130,7 @@ end
 local left = call('PTTL', LOCK)
 local look, holder, parts = left, value, 0
 if value == '' or is_marker(value) then
-  local first = call('ZRANGE', HOLDERS, '0', '0', 'WITHSCORES')
+  local first = call('ZRANGEBYSCORE', HOLDERS, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
   local closed = closed_until()
   parts = call('ZCARD', HOLDERS)
   if first[1] then

@@ -79,10 +79,14 @@ local function keep(ms, key, all)
   end
 end
 
--- Forgets holders of parts whose lease has run out; answers who is left, up to the last one that is asked for.
-local function holders(last)
-  if last == '0' then
-    -- They are ordered by their ends.
+-- So many holders of parts whose lease has not run out, after these, in the order of their ends.
+local function living(after, count)
+  return call('ZRANGEBYSCORE', HOLDERS, '(' .. int(now), '+inf', 'LIMIT', after, count)
+end
+
+-- Forgets holders of parts whose lease has run out, 256 at a time; answers the first of the others, up to so many.
+local function holders(count)
+  if count == '1' then
     local first = call('ZRANGE', HOLDERS, '0', '0', 'WITHSCORES')
     if not first[1] or tonumber(first[2]) > now then
       return { first[1] }
@@ -93,7 +97,7 @@ local function holders(last)
     call('HDEL', CLAIMS, dead[i])
     call('ZREM', HOLDERS, dead[i])
   end
-  return call('ZRANGE', HOLDERS, '0', last)
+  return living('0', count)
 end
 
 -- Puts the marker of the holders of parts into the lock key, so that foreign clients are shut out until the last lease
@@ -129,7 +133,7 @@ local function admits(mode, value)
   end
   -- All have one mode: permits are counted, of others one is enough.
   local count, capacity = string.match(mode, '^p(%d+)/(%d+)$')
-  local ids = holders(count and '255' or '0')
+  local ids = holders(count and '256' or '1')
   if #ids == 0 then
     -- Of a marker the records may be lost, but not the end.
     return value == '', value
@@ -148,7 +152,7 @@ local function admits(mode, value)
       room = room - tonumber(held)
     end
     at = at + 256
-    ids = #ids == 256 and call('ZRANGE', HOLDERS, int(at), int(at + 255)) or {}
+    ids = #ids == 256 and living(int(at), '256') or {}
   end
   return room >= 0, value
 end

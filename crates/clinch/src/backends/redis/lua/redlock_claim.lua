@@ -5,14 +5,17 @@
 -- Answers {1, server time in µs, token}: the vote is this claim's. {0, server time, ms left, holder}: it is another's.
 -- {2, server time}: it came too late, and has changed nothing.
 local clock = redis.call('TIME')
-local us = clock[1] .. string.sub('000000' .. clock[2], -6)
+local us = string.sub('000000000' .. clock[1], -10) .. string.sub('000000' .. clock[2], -6)
 -- What a server finds in its buffers when it wakes would hold a vote that nobody gives back.
 if us > ARGV[5] then
   return { 2, us }
 end
 -- From the year 2255 on the time is no token, and what was once given binds for ever.
-if us >= '9007199254740992' or #us > 16 then
+if us >= '9007199254740992' or #clock[1] > 10 then
   error('the clock of this server is beyond the year 2255')
+end
+if us < '1000000000000000' then
+  error('the clock of this server is not set: it reads a time before the year 2001')
 end
 local token = '0000000000000000'
 if KEYS[2] then
