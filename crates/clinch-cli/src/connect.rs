@@ -85,22 +85,6 @@ impl Limits {
     }
 }
 
-/// Takes a step again where the store did not answer it and there is time.
-pub(crate) async fn persist<T>(
-    limits: &Limits,
-    step: impl AsyncFn() -> clinch::Result<T>,
-) -> clinch::Result<T> {
-    let persisting = async {
-        loop {
-            match step().await {
-                Err(error) if is_transient(&error) && limits.go_on() => tokio::time::sleep(TRY_AGAIN).await,
-                ended => return ended,
-            }
-        }
-    };
-    limits.keep(persisting).await
-}
-
 /// The locks of a store, renewed by the runtime that this is called in.
 pub(crate) async fn connect(store: &Store) -> clinch::Result<Locks> {
     let env = Env::host(Lane::here()?);

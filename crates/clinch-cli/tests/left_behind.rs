@@ -55,71 +55,17 @@ fn an_inner_run_that_is_left_behind_ends_on_a_signal_and_with_the_lock() {
 /// Starts a part beside it, and ends before that when both are asked to end.
 const PARENT: &str = "START & while [ ! -s part.pid ]; do sleep 0.02; done; echo $$ > inner.pid; wait; exit";
 
-/// What needs a while to end.
-const SLOW: &str = "while [ ! -e stop ]; do sleep 0.02; done; exit";
-
 /// A signal ends the first process of an inner run that is left behind, and nothing else of it.
 #[test]
 fn a_signal_reaches_all_of_an_inner_run_that_is_left_behind() {
-    let world = World::new();
-    world.write("part", &WORK.replace("inner", "part"));
-    let mut run = leave_behind(&world, INNER, &PARENT.replace("START", "sh ./part"));
-    run.signal(Signal::TERM);
-    assert_eq!(run.code(), 6);
-    assert!(!runs(world.pid("part.pid")), "it works on without the lock");
-}
-
-/// A signal ends a job, or a run inside it that is left behind, but not yet all of it, and the next one starts beside the rest.
-#[test]
-fn a_lock_is_not_released_under_what_was_asked_to_end() {
-    for (part, is_inner) in
-        [("sh ./part", false), ("timeout 60 sh ./part", false), ("timeout 60 sh ./part", true)]
-    {
+    for part in ["sh ./part", "timeout 60 sh ./part"] {
         let world = World::new();
-        world.write("part", &format!("trap '{SLOW}' TERM; echo $$ > part.pid; while :; do sleep 0.02; done"));
-        let parent = PARENT.replace("START", part);
-        let mut run = match is_inner {
-            true => leave_behind(&world, INNER, &parent),
-            false => world.start(["run", "x", "-c", &parent]),
-        };
-        let (parent, part) = (world.pid("inner.pid"), world.pid("part.pid"));
-        let mut next =
-            world.start(["run", "x", "-c", &format!("! grep -q '^State:.[^Z]' /proc/{part}/status")]);
-        eventually("the next one waits", || world.claims("x", "waiting").len() == 1);
+        world.write("part", &WORK.replace("inner", "part"));
+        let mut run = leave_behind(&world, INNER, &PARENT.replace("START", part));
         run.signal(Signal::TERM);
-        eventually("one of both has ended", || !runs(parent));
-        assert_eq!(world.code(["run", "-n", "x", "true"]), 75, "one starts beside a part");
-        world.write("stop", "");
-        assert_eq!(next.code(), 0, "the next one starts beside a part");
-        assert_eq!(run.code(), if is_inner { 6 } else { 143 });
+        assert_eq!(run.code(), 6);
+        eventually("it does not work on without the lock", || !runs(world.pid("part.pid")));
     }
-}
-
-/// What was asked to end, and is waited for, goes on when the lock is taken away meanwhile.
-#[test]
-fn what_was_asked_to_end_dies_with_the_lock() {
-    let world = World::new();
-    world.write("part", &format!("trap '{SLOW}' TERM; echo $$ > part.pid; while :; do sleep 0.02; done"));
-    let mut run = world.start(["run", "x", "-c", &PARENT.replace("START", "timeout 60 sh ./part")]);
-    let (parent, part) = (world.pid("inner.pid"), world.pid("part.pid"));
-    run.signal(Signal::TERM);
-    eventually("the job has ended", || !runs(parent));
-    assert_eq!(world.code(["break", "--yes", "x"]), 0);
-    assert_eq!(run.code(), 79);
-    assert!(!runs(part), "it works on without the lock");
-}
-
-/// What is to outlive its caller keeps the lock, since a signal that it ignores asked it to end.
-#[test]
-fn what_ignores_a_signal_is_left_behind() {
-    let world = World::new();
-    world.write("part", &WORK.replace("inner", "part"));
-    let job = PARENT.replace("START", "nohup sh ./part > /dev/null 2>&1");
-    let mut run = world.start(["run", "x", "-c", &job]);
-    world.pid("inner.pid");
-    run.signal(Signal::HUP);
-    assert_eq!(run.code(), 129);
-    assert!(runs(world.pid("part.pid")));
 }
 
 /// A process that enters two locks is known to one of the two jobs only, whose ends then free the other under it.

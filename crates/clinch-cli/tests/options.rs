@@ -78,6 +78,19 @@ fn once_per_counts_every_run_that_began() {
     assert_eq!(world.code(["run", "-n", "x", "true"]), 0, "the lock itself is free");
 }
 
+/// A job that never ran is said to have run.
+#[test]
+fn a_turn_that_is_held_is_no_run() {
+    let world = World::new();
+    let mut other = world.start(["run", "x/once-per", "-c", JOB]);
+    eventually("it is held", || world.held("x/once-per"));
+    let run = world.output(["run", "--once-per", "1h", "x", "true"]);
+    assert_eq!(run.status.code(), Some(75));
+    assert!(!String::from_utf8_lossy(&run.stderr).contains("ran"));
+    world.write("stop", "");
+    assert_eq!(other.code(), 0);
+}
+
 /// What is to keep a job from running again is lost, and nobody hears of it.
 #[test]
 fn a_run_that_does_not_count_is_told() {

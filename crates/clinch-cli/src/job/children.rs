@@ -7,9 +7,8 @@ use rustix::process::{
     wait, waitid, waitpid,
 };
 
-use super::kin::{Found, Kin, children};
+use super::kin::{Kin, children};
 use super::reentry::{About, Entered};
-use super::signals::asks_to_end;
 use super::watch::Watch;
 use crate::args::Orphans;
 use crate::exit::SIGNAL_BASE;
@@ -94,26 +93,6 @@ impl Child {
         }
     }
 
-    /// Passes a signal on to the process group, and remembers whom it asks to end.
-    pub(crate) fn pass_on(&mut self, signal: Signal) {
-        if asks_to_end(signal) {
-            // First, since those that end are no longer above others.
-            self.kin.pass_on(signal, &Found { pid: self.pid, parent: Some(getpid()) }, false);
-        }
-        self.signal(signal);
-    }
-
-    /// Passes a signal on to what it has left behind that is waited for: runs of the same lock, and who was asked to end.
-    pub(crate) fn pass_on_to_the_rest(&mut self, signal: Signal, entered: &Entered) {
-        self.kin.signal_asked(signal);
-        entered.found.iter().for_each(|found| self.kin.pass_on(signal, found, true));
-    }
-
-    /// One of it that was asked to end and has not.
-    pub(crate) fn asked(&mut self) -> Option<Pid> {
-        self.kin.asked()
-    }
-
     /// Sends a signal that is to end it to all of the job: also to parts that made process groups of their own, as `timeout` and
     /// nested runs do. Says whether there was any such part.
     pub(crate) fn end(&mut self, signal: Signal) -> bool {
@@ -136,9 +115,7 @@ impl Child {
     pub(crate) fn entered(&mut self) -> Entered {
         About::End.tell();
         let entered = self.kin.entered();
-        // Who was asked to end may need inner runs for that.
-        let waits = !entered.is_nobody() || self.kin.asked().is_some();
-        if waits && !self.is_killed {
+        if !entered.is_nobody() && !self.is_killed {
             About::Nothing.tell();
         }
         entered

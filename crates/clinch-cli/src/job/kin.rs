@@ -2,9 +2,6 @@
 //! nobody, since whoever loses its parent from then on falls to us.
 //!
 //! What has left its parents before that, a daemon, is no part of the job any more, unless it is a run of the same lock.
-//!
-//! A signal that we pass on may ask the job to end, too, and end some of it only. The lock is not released under those that heard it, or would
-//! have but for a process group of their own, until they have ended; only they are remembered.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -16,11 +13,13 @@ use clinch::ClaimId;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
 use super::reentry::{BECOMING, Entered, entered, settled};
-use super::signals::asks_to_end;
 use crate::args::Orphans;
 
 /// How long is looked for those who are to be asked, which delays all else. Who is to be killed is looked for in any case.
 const LOOK_FOR: Duration = Duration::from_millis(50);
+
+/// How many are met in any case, however slow the host is.
+const FEW: usize = 64;
 
 /// The descendants of this process, but for those that are not of the job.
 #[derive(Debug)]
@@ -33,22 +32,18 @@ pub(crate) struct Kin {
     spared: HashSet<Pid>,
     /// Since when it cannot be told of some whether they have entered the lock.
     unclear: HashMap<Pid, Instant>,
-    /// Who was asked to end, by id and start, and what it has not heard.
-    asked: HashMap<(Pid, u64), Option<Signal>>,
 }
 
 impl Kin {
     pub(crate) fn new(claim: ClaimId, orphans: Orphans, watch: Pid) -> Kin {
         let leaves = orphans == Orphans::Leave && !getpid().is_init();
-        let (spared, unclear, asked) = (HashSet::from([watch]), HashMap::new(), HashMap::new());
-        Kin { claim, leaves, gathered: false, spared, unclear, asked }
+        Kin { claim, leaves, gathered: false, spared: HashSet::from([watch]), unclear: HashMap::new() }
     }
 
-    /// From now on, what loses its parent is of the job, as is who was asked to end before. Before the first signal, since those orphan.
+    /// From now on, what loses its parent is of the job. Before the first signal, since those orphan.
     pub(crate) fn gather(&mut self, leader: Pid) {
         if self.leaves && !std::mem::replace(&mut self.gathered, true) {
-            let asked: HashSet<Pid> = self.asked.keys().map(|(pid, _)| *pid).chain([leader]).collect();
-            self.spared.extend(children(getpid(), true).filter(|pid| !asked.contains(pid)));
+            self.spared.extend(children(getpid(), true).filter(|pid| *pid != leader));
         }
     }
 
@@ -83,7 +78,7 @@ impl Kin {
         let us = getpid();
         let until = || (signal != Signal::KILL).then(|| Instant::now() + LOOK_FOR);
         let (mut seen, mut found) = (self.spared.clone(), false);
-        let mut send = |_, stat: &Stat, held: &OwnedFd| {
+        let mut send = |stat: &Stat, held: &OwnedFd| {
             if but.map(raw) != Some(stat.group) {
                 found |= pidfd_send_signal(held, signal).is_ok();
                 // Who is stopped does not hear it.
@@ -102,55 +97,6 @@ impl Kin {
         met.extend(seen);
         (found, met)
     }
-
-    /// Passes a signal on to a process and its group below it, unless the whole group is told. Who is thereby asked to end is remembered.
-    pub(crate) fn pass_on(&mut self, signal: Signal, to: &Found, tell: bool) {
-        let (Some(parent), Some(group)) = (to.parent, Stat::of(to.pid).map(|stat| stat.group)) else {
-            return;
-        };
-        let until = Some(Instant::now() + LOOK_FOR);
-        descend(vec![(to.pid, parent)], &mut HashSet::new(), until, |pid, stat, held| {
-            let hears = stat.group == group;
-            let is_new = !self.asked.contains_key(&(pid, stat.start));
-            if tell && hears && is_new {
-                let _ = pidfd_send_signal(held, signal);
-            }
-            if is_new && asks_to_end(signal) && !is_ignored_by(pid, signal) {
-                self.asked.insert((pid, stat.start), (!hears).then_some(signal));
-            }
-        });
-    }
-
-    /// One that was asked to end and has not. Who has lost its parent and not heard of it, in a group of its own, is told.
-    pub(crate) fn asked(&mut self) -> Option<Pid> {
-        self.asked.retain(|one, unheard| {
-            let Some(parent) = send(*one, None) else { return false };
-            if parent == raw(getpid())
-                && let Some(signal) = unheard.take()
-            {
-                send(*one, Some(signal));
-            }
-            true
-        });
-        self.asked.keys().next().map(|(pid, _)| *pid)
-    }
-
-    /// Sends a signal to all that were asked to end and have not.
-    pub(crate) fn signal_asked(&self, signal: Signal) {
-        for one in self.asked.keys() {
-            send(*one, Some(signal));
-        }
-    }
-}
-
-/// Sends a signal, if any, to a process that began then; says who its parent is. `None`: it has ended.
-fn send((pid, start): (Pid, u64), signal: Option<Signal>) -> Option<i32> {
-    let held = pidfd_open(pid, PidfdFlags::empty());
-    let stat = Stat::of(pid).filter(|stat| stat.start == start && !stat.is_over)?;
-    if let (Ok(held), Some(signal)) = (held, signal) {
-        let _ = pidfd_send_signal(held, signal);
-    }
-    Some(stat.parent)
 }
 
 /// Meets processes, each with its parent, and all below them, but those that were seen.
@@ -158,11 +104,11 @@ fn descend(
     mut next: Vec<(Pid, Pid)>,
     seen: &mut HashSet<Pid>,
     until: Option<Instant>,
-    mut meet: impl FnMut(Pid, &Stat, &OwnedFd),
+    mut meet: impl FnMut(&Stat, &OwnedFd),
 ) {
     let us = getpid();
     while let Some((pid, parent)) = next.pop() {
-        if until.is_some_and(|until| Instant::now() > until) {
+        if seen.len() >= FEW && until.is_some_and(|until| Instant::now() > until) {
             break;
         }
         if !seen.insert(pid) {
@@ -175,16 +121,8 @@ fn descend(
             continue;
         };
         next.extend(children(pid, stat.threads > 1).map(|child| (child, pid)));
-        meet(pid, &stat, &held);
+        meet(&stat, &held);
     }
-}
-
-/// Whether a process goes on whatever it is sent, as `nohup` has it.
-fn is_ignored_by(pid: Pid, signal: Signal) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    ignored >> (signal.as_raw() - 1) & 1 == 1
 }
 
 /// Who was found to be the child of another.
@@ -207,6 +145,15 @@ impl Found {
         if self.parent.is_none_or(is_it) {
             let _ = pidfd_send_signal(held, signal);
         }
+    }
+
+    /// Sends a signal to it and to all below it.
+    pub(crate) fn send_to_all(&self, signal: Signal) {
+        let root = self.parent.map(|parent| (self.pid, parent));
+        let until = Instant::now() + LOOK_FOR;
+        descend(root.into_iter().collect(), &mut HashSet::new(), Some(until), |_, held| {
+            let _ = pidfd_send_signal(held, signal);
+        });
     }
 }
 
@@ -233,8 +180,6 @@ pub(crate) struct Stat {
     pub(crate) parent: i32,
     pub(crate) group: i32,
     pub(crate) threads: u32,
-    /// When it began, after the start of the host, in ticks.
-    pub(crate) start: u64,
     /// Whether it has ended, and nobody has asked how.
     pub(crate) is_over: bool,
     /// Where its stack starts.
@@ -257,7 +202,6 @@ impl Stat {
             has_empty_environment: from == to && to > 0 && code > 0,
             // Its first thread may have ended before others.
             is_over: matches!(*fields.first()?, "Z" | "X") && number(17)? <= 1,
-            start: number(19)?,
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
             threads: fields.get(17)?.parse().ok()?,

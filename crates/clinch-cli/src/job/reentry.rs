@@ -8,14 +8,12 @@ use std::collections::HashSet;
 use std::ffi::CStr;
 use std::fs;
 use std::iter::successors;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use clinch::{ClaimId, Owner};
 use rustix::io::Errno;
-use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, getppid, test_kill_process};
 use rustix::system::uname;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::environment::environment;
 use super::kin::{Found, Stat};
@@ -26,9 +24,6 @@ pub(crate) const REENTERED: &str = "CLINCH_REENTERED";
 
 /// For how long a process that is becoming another is looked at again, which has no environment until its program was read; or one that is stuck.
 pub(crate) const BECOMING: Duration = Duration::from_secs(1);
-
-/// Who begins that much later than a claim is not its holder with that id. Not less, since clocks are set.
-const STEPS: Duration = Duration::from_secs(60);
 
 /// The runs that have entered a claim.
 #[derive(Debug, Default)]
@@ -115,22 +110,13 @@ pub(crate) fn is_around(owner: &Owner) -> bool {
     is_here(owner) && settled(|| is_above(owner.pid), |is_above| *is_above)
 }
 
-/// Whether the process that holds a claim, since then, was one of this host that has ended.
-pub(crate) fn is_gone(owner: &Owner, since: SystemTime) -> bool {
+/// Whether the process that holds a claim was one of this host that has ended.
+pub(crate) fn is_gone(owner: &Owner) -> bool {
     let pid = i32::try_from(owner.pid).ok().and_then(Pid::from_raw);
     is_here(owner)
         && pid.is_some_and(|pid| {
-            let later = |stat: &Stat| began(stat)?.duration_since(since).ok();
-            let is_over = |stat: Stat| stat.is_over || later(&stat).is_some_and(|later| later > STEPS);
-            test_kill_process(pid) == Err(Errno::SRCH) || Stat::of(pid).is_some_and(is_over)
+            test_kill_process(pid) == Err(Errno::SRCH) || Stat::of(pid).is_some_and(|stat| stat.is_over)
         })
-}
-
-/// When a process began, as the clock of this host has it now.
-fn began(stat: &Stat) -> Option<SystemTime> {
-    let up = Duration::try_from(clock_gettime(ClockId::Boottime)).ok()?;
-    let start = Duration::from_millis(stat.start.saturating_mul(1000) / clock_ticks_per_second().max(1));
-    SystemTime::now().checked_sub(up.saturating_sub(start))
 }
 
 fn is_here(owner: &Owner) -> bool {
@@ -206,18 +192,6 @@ mod tests {
             (found, met.to_vec())
         };
         (settled(look, |found| *found), taken)
-    }
-
-    /// Another process has the id of the one that held a claim, and is waited for.
-    #[test]
-    fn who_began_after_a_claim_does_not_hold_it() {
-        let host = uname().nodename().to_string_lossy().into_owned();
-        let (user, label) = (String::new(), String::new());
-        let mut owner = Owner { host, pid: std::process::id(), user, label };
-        assert!(!is_gone(&owner, SystemTime::now()));
-        assert!(is_gone(&owner, SystemTime::now() - Duration::from_secs(3600)));
-        owner.host.push('x');
-        assert!(!is_gone(&owner, SystemTime::UNIX_EPOCH));
     }
 
     #[test]

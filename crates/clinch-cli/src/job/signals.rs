@@ -18,11 +18,6 @@ const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUI
 /// Further ones that concern a job.
 const PASSED_ON: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::TSTP, Signal::CONT];
 
-/// Whether a signal asks a process to end.
-pub(crate) fn asks_to_end(signal: Signal) -> bool {
-    ENDING.contains(&signal)
-}
-
 /// The caught signals.
 #[derive(Debug)]
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
@@ -51,7 +46,7 @@ impl Signals {
 
     /// Waits for one that asks to end.
     pub(crate) async fn asked_to_end(&mut self) {
-        while !asks_to_end(self.next().await) {}
+        while !ENDING.contains(&self.next().await) {}
     }
 
     /// The next signal that came.

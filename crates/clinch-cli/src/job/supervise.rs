@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use clinch::{Env, Guard, Instant, Loss, Standing};
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use serde_json::json;
 use tokio::signal::unix;
 
@@ -116,30 +116,23 @@ impl Supervisor<'_> {
         self.progress.exit.filter(|_| !waits)
     }
 
-    /// Whether something that the job has left behind is waited for: all of it if that was asked for, else what was asked to end, and what runs
-    /// under the same lock.
+    /// Whether something that the job has left behind is waited for: all of it if that was asked for, else what runs under the same lock.
     fn waits(&mut self) -> bool {
         if self.run.orphans == Orphans::Wait || self.progress.exit.is_none() {
             return true;
         }
-        // Before we say that we are about to end: it may need inner runs to end.
-        if let Some(pid) = self.child.asked() {
-            self.tell_of_waiting("what the job has left behind was asked to end, and has not", pid);
-            return true;
-        }
         let Entered { found, unclear, .. } = self.child.entered();
         self.progress.unclear = !unclear.is_empty();
-        if let Some(first) = found.first() {
-            self.tell_of_waiting("waiting for a run of it that the job has left behind", first.pid);
+        if let Some(first) = found.first()
+            && !std::mem::replace(&mut self.progress.waits, true)
+            && !self.run.quiet
+        {
+            let (name, pid) = (&self.run.name, first.pid);
+            say(format_args!(
+                "lock \"{name}\": waiting for a run of it that the job has left behind (pid {pid})"
+            ));
         }
         !found.is_empty() || self.progress.unclear
-    }
-
-    /// Says it once.
-    fn tell_of_waiting(&mut self, what: &str, pid: Pid) {
-        if !std::mem::replace(&mut self.progress.waits, true) && !self.run.quiet {
-            say(format_args!("lock \"{}\": {what} (pid {pid})", self.run.name));
-        }
     }
 
     fn ended(&mut self, exit: Exit) {
@@ -178,7 +171,7 @@ impl Supervisor<'_> {
     /// Sends to the job, or to what it left behind.
     async fn send(&mut self, signal: Signal) {
         match self.progress.exit {
-            None => self.child.pass_on(signal),
+            None => self.child.signal(signal),
             Some(_) if self.run.orphans == Orphans::Wait => signal_orphans(signal),
             Some(_) => {
                 let mut entered = self.child.entered();
@@ -186,7 +179,7 @@ impl Supervisor<'_> {
                     self.env.sleep_until(self.env.clock().now() + ROUND).await;
                     entered = self.child.entered();
                 }
-                self.child.pass_on_to_the_rest(signal, &entered);
+                entered.found.iter().for_each(|found| found.send_to_all(signal));
             }
         }
     }

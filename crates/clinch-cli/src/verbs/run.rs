@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{OnLost, Run, Store};
-use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, block_on, close, connect_within, is_transient, persist};
+use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, block_on, close, connect_within, is_transient};
 use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::events::Events;
 use crate::job::loss::Plan;
@@ -204,15 +204,18 @@ impl<'a> Session<'a> {
         }
         let name = format!("{}{ONCE_PER}", self.run.name);
         let mutex = self.locks.mutex(&name)?;
-        if let Some(turn) = persist(&self.limits, async || mutex.try_lock().await).await? {
+        if let Some(turn) = self.limits.keep(mutex.try_lock()).await? {
             return Ok(Some(turn));
         }
-        let state = persist(&self.limits, async || self.locks.state(&name).await).await?;
-        let again = state
-            .and_then(|state| state.closed_until)
-            .map(|until| format!("; it may run again at {}", local(until)));
-        let again = again.unwrap_or_default();
-        Err(Failure::new(CONFLICT, format!("\"{}\" ran a short time ago{again}", self.run.name)))
+        let state = self.limits.keep(self.locks.state(&name)).await?;
+        let why = match state.and_then(|state| state.closed_until) {
+            Some(until) => {
+                let (name, until) = (&self.run.name, local(until));
+                format!("\"{name}\" ran a short time ago; it may run again at {until}")
+            }
+            None => format!("lock \"{name}\" is held"),
+        };
+        Err(Failure::new(CONFLICT, why))
     }
 
     /// Releases the lock after the job, and finds the exit code.
@@ -272,6 +275,7 @@ impl<'a> Session<'a> {
         let Run { name, share, .. } = self.run;
         let is_outer =
             |one: &ClaimState| one.granted && outer.contains(&one.id) && reentry::is_around(&one.owner);
+        let mut is_last = false;
         let claim = loop {
             About::Enter.tell();
             let state = self.limits.keep(self.locks.state(name)).await;
@@ -287,7 +291,8 @@ impl<'a> Session<'a> {
             if !is_unanswered && held?.is_none() {
                 return Ok(None);
             }
-            if self.limits.is_over() {
+            // Once more, since who waits for another run says that too, for a moment at each look.
+            if self.limits.is_over() && std::mem::replace(&mut is_last, true) {
                 return Err(Failure::new(
                     CONFLICT,
                     format!("lock \"{name}\" is held by the job around this one, which is about to end"),
@@ -330,9 +335,8 @@ impl<'a> Session<'a> {
         if outer.is_empty() || self.locks.capabilities().expiry {
             return Ok(());
         }
-        let is_kept = |one: &ClaimState| {
-            one.granted && outer.contains(&one.id) && reentry::is_gone(&one.owner, one.since)
-        };
+        let is_kept =
+            |one: &ClaimState| one.granted && outer.contains(&one.id) && reentry::is_gone(&one.owner);
         // Twice, since who is gone may have released it after the store was asked.
         for _ in 0..2 {
             let state = self.limits.keep(self.locks.state(name)).await?;
