@@ -278,7 +278,7 @@ pub(crate) struct Renew {
     pub(crate) name: String,
     /// The claim that `clinch acquire` printed
     pub(crate) claim: String,
-    /// Keep it this long from now [default: the URL's ttl=, else 30s]
+    /// Keep it this long from now, or longer where it was promised more [default: the URL's ttl=, else 30s]
     #[arg(long, value_parser = duration::parse, value_name = "DUR")]
     pub(crate) ttl: Option<Duration>,
     /// Print a JSON object

@@ -34,6 +34,20 @@ fn acquire(world: &World, ttl: &str) -> (String, i32) {
     (lease["claim"].as_str().unwrap().to_owned(), holder as i32)
 }
 
+/// A script that was killed waits on through its `acquire`, whose place keeps readers from readers.
+#[test]
+fn a_waiting_acquire_ends_with_its_shell() {
+    let world = World::new();
+    let _holder = world.start(["run", "-s", "x", "sleep", "60"]);
+    eventually("the lock is held", || world.held("x"));
+    let mut script = Running(shell(&world, r#"lock=$("$CLINCH" acquire x); sleep 60"#).spawn().unwrap());
+    eventually("it waits", || !world.claims("x", "waiting").is_empty());
+    script.signal(Signal::KILL);
+    script.wait();
+    eventually("it waits no more", || world.claims("x", "waiting").is_empty());
+    assert_eq!(world.code(["run", "-n", "-s", "x", "true"]), 0);
+}
+
 /// What `acquire` took is not held, or cannot be renewed or released; or a renewal that asks for less makes it shorter.
 #[test]
 fn a_script_holds_a_lock_across_commands() {

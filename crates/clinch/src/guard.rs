@@ -155,7 +155,8 @@ impl Guard {
         self.engine().here(self.engine().keeper.confirm(self.tenure(), None)).await
     }
 
-    /// The claim as the store shows it to everybody, with the end that others may have given it; `None` when it does not count any more.
+    /// The claim as the store shows it to everybody, with the end that others may have given it; `None` when it does not count any more. On
+    /// stores but `file://` that is as soon as it is evicted.
     ///
     /// For who keeps a lease under which another process works. On `file://` this reads the claim's record by a descriptor that is open,
     /// wherever the file is by now; [`Locks::state`](crate::Locks::state) goes by the path.

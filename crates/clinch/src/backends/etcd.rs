@@ -53,12 +53,13 @@
 //!
 //! - etcd counts leases in whole seconds and keeps each for at least 1.5 election time-outs, 2 s unless configured.
 //!   A guard with a shorter TTL ends in time all the same; the lock of a holder that died comes free later.
+//! - A waiter needs each answer within 0.5 s, or, where the URL names one server, within 1.5 s.
 //! - A waiter's place hangs on a lease of 3 s, which all waiters of a client share, so that one that died delays nobody for long;
 //!   its grant, on the lease of its TTL. On a server that is full nothing can be moved: a grant then lives for 3 s at a time,
 //!   and one with a lease of its own is refused; an [`extend`](crate::Guard::extend) to a longer TTL leaves the lease as long as it was.
 //! - What an evicted holder had stays closed until it lets go, until its lease would have run out, or for 15 s at most; up to some two
 //!   seconds longer for whoever only tries, and for other programs. If whoever evicts it ends before etcd has answered, or etcd
-//!   becomes full meanwhile, for those two it is the holder's TTL longer, and 8 s; an etcd that is full evicts nobody who holds. Another program's holder loses its key at once.
+//!   becomes full meanwhile, for those two it is the holder's TTL longer, and 8 s; an etcd that is full evicts nobody of ours who holds. Another program's holder loses its key at once.
 //! - After a lost leader, etcd keeps every lease for its whole TTL from the election on.
 //! - A lock [released closed](crate::Guard::release_closed) opens on the dot for whoever waits next to it, and else with
 //!   its lease: up to some two seconds later.

@@ -19,6 +19,7 @@ use super::wire::{
     LeaseKeepAliveResponse, LeaseRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchRequest,
     WatchResponse,
 };
+use crate::backend;
 use crate::backends::pool::Pool;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
@@ -168,6 +169,15 @@ impl Client {
         let patience = patience.min(ANSWER_FOR);
         let how = How { shape: Shape::Once, repeatable: true, patience, ..WRITE };
         self.call_as(how, wire::LEASE_KEEP_ALIVE, request).await?.map_err(Failure::into_error)
+    }
+
+    /// How long one attempt to keep a lease of this TTL waits for a member. Where there is no other, it is left no sooner than half of
+    /// the lease is over: who is far may answer late each time, and it would never be heard.
+    pub(super) fn patience(&self, ttl: Duration) -> Duration {
+        match self.settings.endpoints.len() {
+            1 => (ttl / 2).min(backend::MAX_ATTEMPT),
+            _ => backend::attempt(ttl),
+        }
     }
 
     async fn call_as<Q, R>(

@@ -184,6 +184,9 @@ impl Store {
             condition = Compare::unchanged_since(&queue, answer.revision());
         }
         // Of a herd, one gets in so in each round. With a place, nobody's coming and going is in the way.
+        if known.session.ttl > PLACE_TTL && self.sessions.fresh(PLACE_TTL, 2).is_none() {
+            self.sessions.open(PLACE_TTL, false).await?;
+        }
         self.enqueue(claim, known, sent).await
     }
 

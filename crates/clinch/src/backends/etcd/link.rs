@@ -4,7 +4,7 @@
 //! every call two hops. What is left of it are framing, codec and status.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -53,19 +53,16 @@ const MAX_ANSWER: usize = 64 << 20;
 /// What a client proves itself with.
 pub(super) type Token = MetadataValue<Ascii>;
 
-/// What the connections of a client know of its endpoints.
+/// The endpoint that is dialled next.
 pub(super) struct Next {
-    /// The one that is dialled next.
     at: AtomicUsize,
     count: usize,
-    /// How long the last answer took, in microseconds.
-    took: AtomicU64,
 }
 
 impl Next {
     /// Of so many endpoints, this one first.
     pub(super) fn new(first: usize, count: usize) -> Next {
-        Next { at: AtomicUsize::new(first), count: count.max(1), took: AtomicU64::new(0) }
+        Next { at: AtomicUsize::new(first), count: count.max(1) }
     }
 
     pub(super) fn get(&self) -> usize {
@@ -81,17 +78,6 @@ impl Next {
     pub(super) fn leave(&self, endpoint: usize) {
         let next = (endpoint + 1) % self.count;
         let _ = self.at.compare_exchange(endpoint, next, Ordering::AcqRel, Ordering::Acquire);
-    }
-
-    fn answered_after(&self, time: Duration) {
-        self.took.store(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-
-    /// How long an answer may take for somebody with so much patience: where all answers take long, one that does is no sign of a
-    /// member that hangs. Of a lease, half is left then.
-    fn allows(&self, patience: Duration) -> Duration {
-        let took = Duration::from_micros(self.took.load(Ordering::Relaxed));
-        patience.max((2 * took).min(3 * patience)).min(ANSWER_FOR)
     }
 }
 
@@ -200,8 +186,8 @@ impl Link {
         answer.ok_or_else(|| Status::unavailable("the stream ended without an answer"))
     }
 
-    /// What the server answers, if it does within `patience`, or a little more where it is far. A connection on which nothing at all
-    /// was answered meanwhile is ended.
+    /// What the server answers, if it does within `patience`. A connection on which nothing at all was answered meanwhile
+    /// is ended.
     async fn answer<R>(
         &self,
         patience: Duration,
@@ -209,15 +195,13 @@ impl Link {
     ) -> Result<R, Status> {
         let waiting = self.traffic.waiting();
         let answered = self.traffic.answered();
-        let (sent, patience) = (self.env.now(), self.next.allows(patience));
         tokio::select! {
             biased;
             answer = call => {
                 waiting.answered();
-                self.next.answered_after(self.env.now().since(sent));
                 answer
             }
-            () = self.env.sleep_until(sent + patience) => {
+            () = self.env.sleep_until(self.env.now() + patience) => {
                 if self.traffic.answered() == answered {
                     self.next.leave(self.endpoint);
                     self.life.close();

@@ -209,7 +209,11 @@ impl Backend for Store {
             for _ in 0..TURNS {
                 match self.enter(claim, &step).await? {
                     Entered::Done(Progress::Queued(busy)) if !claim.enqueue => {
-                        self.free(claim, Duration::ZERO).await?;
+                        let freed = self.free(claim, Duration::ZERO).await;
+                        // Until it is freed, it has a place.
+                        freed.map_err(|error| {
+                            Error::new(ErrorKind::Unknown, error.to_string()).with_source(error)
+                        })?;
                         return Ok(Progress::Busy(busy));
                     }
                     Entered::Done(progress) => return Ok(progress),

@@ -46,7 +46,8 @@ pub(super) const TRY_FOR: Duration = Duration::from_secs(1);
 /// Tries to read a record that is just being rewritten.
 pub(super) const TRIES_TO_READ: u32 = 5;
 
-/// How long an eviction lasts whose evictor ended before it could say when it is over: a holder that hears of it ends it.
+/// How long an eviction lasts whose evictor ended before it could say when it is over: a holder that hears of it ends
+/// it, unless it keeps a lease for a shell, which another eviction ends.
 pub(super) const SOME_TIME: Duration = Duration::from_secs(600);
 
 /// Times that a claim starts anew because somebody removed the lock file under it.

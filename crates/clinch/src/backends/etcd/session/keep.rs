@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Session, Sessions};
-use crate::backend;
 use crate::backends::etcd::claims::{Known, Made, Sweeping};
 use crate::backends::etcd::free::Stand;
 use crate::backends::etcd::record::Place;
@@ -53,7 +52,7 @@ impl Sessions {
         let sent = self.client.env.now();
         let request = LeaseRequest { id: session.lease };
         // Whoever hangs is left while there is time to ask another; both at once, so that only one attempt is lost.
-        let keepalive = self.client.keep_alive(&request, backend::attempt(session.ttl));
+        let keepalive = self.client.keep_alive(&request, self.client.patience(session.ttl));
         let (answer, is_there) = tokio::join!(keepalive, self.is_there(session));
         if answer?.ttl <= 0 {
             self.end(session);
@@ -172,7 +171,7 @@ impl Sessions {
     async fn prove(self: &Arc<Sessions>, session: &Session, claims: &[Made]) -> Result<Vec<RangeResponse>> {
         let mut reads = vec![wire::get(&session.key)];
         reads.extend(claims.iter().map(|(_, key, _)| wire::get(key)));
-        let found = self.client.prove(reads, backend::attempt(session.ttl)).await?;
+        let found = self.client.prove(reads, self.client.patience(session.ttl)).await?;
         for ((id, _, created), range) in claims.iter().zip(found.ranges.iter().skip(1)) {
             let is_there =
                 |kv: &&KeyValue| kv.create_revision == *created && !Place::read(kv).is_evicted(*id);
