@@ -76,7 +76,7 @@ fn a_killed_wrapper_takes_all_of_its_job_along_where_the_job_cannot_keep_the_loc
 /// The kernel finds the job stopped when it gives it away, and hangs it up: its leader dies before the others are found.
 #[test]
 fn a_killed_wrapper_hangs_nobody_up() {
-    const TRIES: usize = 12;
+    const TRIES: usize = 32;
     let worlds: Vec<World> = (0..TRIES).map(|_| World::new()).collect();
     for world in &worlds {
         // To close the last copy of a file that is gone takes a while, after the pipe to the watch and before the job is given away.
