@@ -73,7 +73,7 @@ struct Holder {
 }
 
 impl Holder {
-    /// Waits for the lock. `None`: the one who asked has gone, or the process for which it is to be kept.
+    /// Waits for the lock. `None`: the one who asked has gone.
     async fn acquire(store: &Store, args: &Hold) -> Result<Option<Holder>, Failure> {
         let asker = end_of(args.asker)?;
         let cannot_hear = |error| Failure::system("cannot hear who asks for the lock", error);
@@ -96,7 +96,10 @@ impl Holder {
             biased;
             guard = request.acquire(&limits) => guard?,
             () = asker.ended() => return Ok(None),
-            () = bound_to.ended() => return Ok(None),
+            () = bound_to.ended() => {
+                let text = format!("process {} has ended, for which the lock was to be held", args.for_pid);
+                return Err(Failure::new(USAGE, text));
+            }
         };
         let (since, ttl) = (env.clock().now(), locks.lease_ttl());
         Ok(Some(Holder { env, locks, outside, guard, word, since, bound_to, ttl, limits }))

@@ -299,6 +299,9 @@ async fn a_clock_that_nobody_has_set_grants_nothing() {
     let reader = locks.rwlock("read").unwrap().read().await.unwrap();
     let guard = lock(&locks, "job").await;
     let before = guard.token();
+    let held = lock(&locks, "waited for").await;
+    let waiter = queue(&locks, "waited for");
+    sees_waiters(&redis, "waited for", 1).await;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() as i64;
     // Seconds after 1970, years after it, and the last of those whose time has fewer digits.
     for clock in [40, 95, 315_532_800, 999_900_000] {
@@ -316,7 +319,10 @@ async fn a_clock_that_nobody_has_set_grants_nothing() {
     }
     release(guard).await;
     release(reader).await;
+    // Not for as long as nobody can be granted what was released.
+    release(held).await;
     redis.step_clock(0);
+    release(waiter.await.unwrap()).await;
     let guard = lock(&locks, "job").await;
     assert!(guard.token() > before, "{} after {before}", guard.token());
     release(guard).await;

@@ -104,6 +104,34 @@ async fn a_clock_that_is_ahead_does_not_pull_the_tokens_along() {
     }
 }
 
+/// All leases of such a server end when its clock is right again: who asked it meanwhile must have seen that.
+#[tokio::test]
+async fn a_clock_that_was_not_set_for_a_while_has_jumped() {
+    let servers = with_clocks();
+    let locks = connect_forgetful(hosts(&servers)).await;
+    let tries = async || locks.mutex("jumped").unwrap().try_lock().await;
+    let refused = async || {
+        let tried = tries().await.map(|guard| guard.map(|guard| guard.token()));
+        chain(&tried.expect_err("the vote of a clock that was set counts"))
+    };
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
+    for seconds in [40 - now, 300 * 365 * 86_400] {
+        let guard = eventually("all vote again", async || {
+            let guard = tries().await.ok().flatten()?;
+            (servers.with_key("jumped").len() == 3).then_some(guard)
+        });
+        assert_eq!(guard.await.release().await.unwrap(), Released::Released);
+        servers.0[2].pause();
+        servers.0[1].step_clock(seconds);
+        // It is asked meanwhile.
+        refused().await;
+        servers.0[1].step_clock(0);
+        let why = refused().await;
+        assert!(why.contains("its clock has jumped by"), "{why}");
+        servers.0[2].resume();
+    }
+}
+
 #[tokio::test]
 async fn a_clock_beyond_all_tokens_leaves_nothing_behind() {
     const YEARS: i64 = 230 * 365 * 86_400;

@@ -264,7 +264,8 @@ local function settle(asker, free, ids, at)
       local lease = math.min(ttl, WINDOW_MS)
       local _, _, _, _, next_inbox = waiter(next_id and records[2])
       -- The token is the script's first write: should the server refuse writes, it does so before anybody is told.
-      local token = next_token()
+      local known, token = pcall(next_token)
+      if not known then return own end
       local message = 'g ' .. id .. ' ' .. token .. ' ' .. int(now) .. ' ' .. int(lease)
       if next_inbox == inbox then
         -- Who is next looks again when this grant ends unconfirmed.

@@ -3,19 +3,17 @@
 -- KEYS[1] the lock; [2] the fence, where there are tokens. ARGV[1] claim id; [2] TTL (ms); [3] the least token that will
 -- do; [4] owner; [5] until when somebody waits for it, by this server's clock, in 16 digits.
 -- Answers {1, server time in µs, token}: the vote is this claim's. {0, server time, ms left, holder}: it is another's.
--- {2, server time}: it came too late, and has changed nothing.
+-- {2, server time}: it came too late, and has changed nothing. {3, server time}: by a clock of which no token can be given, and has
+-- changed nothing either; the time is told, so that its step is seen.
 local clock = redis.call('TIME')
-local us = string.sub('000000000' .. clock[1], -10) .. string.sub('000000' .. clock[2], -6)
+local us = clock[1] .. string.sub('000000' .. clock[2], -6)
+-- From the year 2255 on the time is no token, and what was once given binds for ever. Before 2001 nobody has set the clock.
+if #us ~= 16 or us >= '9007199254740992' then
+  return { 3, us }
+end
 -- What a server finds in its buffers when it wakes would hold a vote that nobody gives back.
 if us > ARGV[5] then
   return { 2, us }
-end
--- From the year 2255 on the time is no token, and what was once given binds for ever.
-if us >= '9007199254740992' or #clock[1] > 10 then
-  error('the clock of this server is beyond the year 2255')
-end
-if us < '1000000000000000' then
-  error('the clock of this server is not set: it reads a time before the year 2001')
 end
 local token = '0000000000000000'
 if KEYS[2] then

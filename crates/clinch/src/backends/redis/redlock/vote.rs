@@ -196,8 +196,23 @@ async fn ask_for_vote(
         // What is sent after the claim's release would have no end.
         let answer = node.run_while(&line, &script::REDLOCK_CLAIM, &command, sending).await;
         let received = now();
-        let answer = match answer {
-            Ok(answer) => answer,
+        let vote = match answer {
+            Ok(answer) => {
+                node.answered(Some(received.since(sent)));
+                let (us, vote) = read_vote(&answer)?;
+                if node.is_met_by(&line) {
+                    node.clock_read(us, sent, received);
+                }
+                vote
+            }
+            Err(error) => Err(error),
+        };
+        tries += 1;
+        match vote {
+            Ok(Some(vote)) => break vote,
+            // Not the request was late, but the last reading of that clock old.
+            Ok(None) if tries == 1 && received.since(sent) < timing::USEFUL => {}
+            Ok(None) => return Err(Error::new(ErrorKind::Unknown, "was reached too late")),
             Err(error) => {
                 // What surely did not arrive leaves things as they were, unless there was a doubt about them. A refusal may have
                 // come in the middle of the script.
@@ -206,18 +221,6 @@ async fn ask_for_vote(
                 }
                 return Err(error);
             }
-        };
-        node.answered(Some(received.since(sent)));
-        let (us, vote) = read_vote(&answer)?;
-        if node.is_met_by(&line) {
-            node.clock_read(us, sent, received);
-        }
-        tries += 1;
-        match vote {
-            Some(vote) => break vote,
-            // Not the request was late, but the last reading of that clock old.
-            None if tries == 1 && received.since(sent) < timing::USEFUL => {}
-            None => return Err(Error::new(ErrorKind::Unknown, "was reached too late")),
         }
     };
     let is_ours = matches!(vote, Vote::Ours(_));
@@ -229,21 +232,25 @@ async fn ask_for_vote(
     Ok(vote)
 }
 
-/// Reads the answer of `redlock_claim.lua`; no vote: the claim came too late.
-fn read_vote(answer: &Value) -> Result<(u64, Option<Vote>)> {
+/// Reads the answer of `redlock_claim.lua`: the server's time, and what that says of the vote; none: the claim came too late.
+fn read_vote(answer: &Value) -> Result<(u64, Result<Option<Vote>>)> {
     let nonsense = || {
         Error::new(ErrorKind::Unknown, "the server's answer to a lock script made no sense; is it a Redis?")
     };
     let count = |value: &Value| u64::try_from(reply::number(value)?).map_err(|_| nonsense());
     match reply::list(answer)? {
-        [Value::Int(1), us, token] => Ok((count(us)?, Some(Vote::Ours(count(token)?)))),
+        [Value::Int(1), us, token] => Ok((count(us)?, Ok(Some(Vote::Ours(count(token)?))))),
         [Value::Int(0), us, left, value] => {
             let left = u64::try_from(reply::number(left)?).ok().map(Duration::from_millis);
             let value = reply::lossy(value);
             let holder = reply::holder(&value, left).map(Box::new);
-            Ok((count(us)?, Some(Vote::Taken { value, holder, left })))
+            Ok((count(us)?, Ok(Some(Vote::Taken { value, holder, left }))))
         }
-        [Value::Int(2), us] => Ok((count(us)?, None)),
+        [Value::Int(2), us] => Ok((count(us)?, Ok(None))),
+        [Value::Int(3), us] => {
+            let why = "its clock is not set, or beyond the year 2255";
+            Ok((count(us)?, Err(Error::new(ErrorKind::Unavailable, why))))
+        }
         _ => Err(nonsense()),
     }
 }
