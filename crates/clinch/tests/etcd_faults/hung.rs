@@ -71,6 +71,27 @@ async fn a_way_that_leads_nowhere_is_left_while_the_lease_lives() {
     eventually("it is released", released).await;
 }
 
+/// So is the only one there is: another connection may be answered at once, and a lock ends with the lease.
+#[tokio::test]
+async fn a_connection_that_leads_nowhere_is_left_for_another_of_the_same_way() {
+    const TTL: Duration = Duration::from_secs(2);
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.addr());
+    let backend = open(&format!("etcd://{}", proxy.addr())).await;
+    let claim = ghosts::claim(1, "job", TTL);
+    ghosts::granted(&*backend, &claim).await;
+    let before = proxy.accepted();
+    proxy.black_hole(true);
+    // As the keeper asks. What was renewed just before is not asked for again.
+    let mut given_up = 0;
+    while given_up < 2 {
+        let asked = tokio::time::timeout(TTL / 6, backend.renew(std::slice::from_ref(&claim))).await;
+        given_up += usize::from(asked.is_err());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(proxy.accepted() > before, "two attempts went over one connection");
+}
+
 /// A server that stood still for longer than any lease finds, when it goes on, what was asked of it meanwhile: nothing of
 /// that may stand in anybody's way.
 #[tokio::test]

@@ -117,6 +117,14 @@ impl Claims {
         });
     }
 
+    /// Whether nothing but places of waiters may hang on a lease.
+    pub(super) fn are_places(&self, lease: i64) -> bool {
+        let is_place = |entry: &Entry| {
+            !entry.taken && entry.known.place.as_ref().is_some_and(|place| place.lease == lease)
+        };
+        lock(&self.table).entries.on(lease).all(|(_, entry)| is_place(entry))
+    }
+
     /// Notes that the answer did not come of a step behind the fence of this session, which may hang the key on its lease or
     /// on that of the places.
     pub(super) fn doubt(&self, id: ClaimId, session: &Arc<Session>) {

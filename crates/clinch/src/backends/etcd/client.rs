@@ -19,7 +19,6 @@ use super::wire::{
     LeaseKeepAliveResponse, LeaseRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchRequest,
     WatchResponse,
 };
-use crate::backend;
 use crate::backends::pool::Pool;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
@@ -171,13 +170,9 @@ impl Client {
         self.call_as(how, wire::LEASE_KEEP_ALIVE, request).await?.map_err(Failure::into_error)
     }
 
-    /// How long one attempt to keep a lease of this TTL waits for a member. Where there is no other, it is left no sooner than half of
-    /// the lease is over: who is far may answer late each time, and it would never be heard.
-    pub(super) fn patience(&self, ttl: Duration) -> Duration {
-        match self.settings.endpoints.len() {
-            1 => (ttl / 2).min(backend::MAX_ATTEMPT),
-            _ => backend::attempt(ttl),
-        }
+    /// Whether there is another member to ask.
+    pub(super) fn has_others(&self) -> bool {
+        self.settings.endpoints.len() > 1
     }
 
     async fn call_as<Q, R>(
@@ -210,7 +205,7 @@ impl Client {
                 self.forget(token);
                 continue;
             }
-            if how.is_proof && failure.is_late() && self.settings.endpoints.len() > 1 {
+            if how.is_proof && failure.is_late() && self.has_others() {
                 link.life().leave();
                 self.next.leave(link.endpoint);
             }
@@ -246,11 +241,11 @@ impl Client {
         }
         if failure.is_leaderless() || failure.is_learner() {
             // It may be cut off from the others, and they may have a leader.
-            if self.settings.endpoints.len() > 1 {
+            if self.has_others() {
                 link.life().close();
             }
             self.next.leave(link.endpoint);
-            return self.settings.endpoints.len() > 1;
+            return self.has_others();
         }
         false
     }

@@ -16,7 +16,7 @@ use super::record::Place;
 use super::session::Session;
 use super::store::{Store, deleted};
 use super::wire::{self, LeaseKeepAliveResponse, LeaseRequest, PutRequest, RequestOp, TxnRequest};
-use crate::backend::Renewal;
+use crate::backend::{self, Renewal};
 use crate::claim::{Claim, ClaimId};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
@@ -312,7 +312,7 @@ impl Store {
             if former.is_some() {
                 let request = LeaseRequest { id: place.lease };
                 let answer: LeaseKeepAliveResponse =
-                    self.client.keep_alive(&request, self.client.patience(claim.ttl)).await?;
+                    self.client.keep_alive(&request, backend::attempt(claim.ttl)).await?;
                 if answer.ttl <= 0 {
                     return Ok(Renewal::Lost(deleted()));
                 }

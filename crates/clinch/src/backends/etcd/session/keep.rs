@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Session, Sessions};
+use crate::backend;
 use crate::backends::etcd::claims::{Known, Made, Sweeping};
 use crate::backends::etcd::free::Stand;
 use crate::backends::etcd::record::Place;
@@ -52,7 +53,7 @@ impl Sessions {
         let sent = self.client.env.now();
         let request = LeaseRequest { id: session.lease };
         // Whoever hangs is left while there is time to ask another; both at once, so that only one attempt is lost.
-        let keepalive = self.client.keep_alive(&request, self.client.patience(session.ttl));
+        let keepalive = self.client.keep_alive(&request, self.patience(session));
         let (answer, is_there) = tokio::join!(keepalive, self.is_there(session));
         if answer?.ttl <= 0 {
             self.end(session);
@@ -70,6 +71,15 @@ impl Sessions {
         }
         self.look_after_silent(session);
         Ok(true)
+    }
+
+    /// How long one attempt to keep a lease waits for a member. No lock ends with a place: where no other member can be asked, who is
+    /// far may take longer than a sixth, and would never be heard else.
+    fn patience(&self, session: &Session) -> Duration {
+        match self.client.has_others() || !self.claims.are_places(session.lease) {
+            true => backend::attempt(session.ttl),
+            false => session.ttl / 2,
+        }
     }
 
     /// Lets turns go on that nobody takes, and that this lease would keep, in the background.
@@ -171,7 +181,7 @@ impl Sessions {
     async fn prove(self: &Arc<Sessions>, session: &Session, claims: &[Made]) -> Result<Vec<RangeResponse>> {
         let mut reads = vec![wire::get(&session.key)];
         reads.extend(claims.iter().map(|(_, key, _)| wire::get(key)));
-        let found = self.client.prove(reads, self.client.patience(session.ttl)).await?;
+        let found = self.client.prove(reads, self.patience(session)).await?;
         for ((id, _, created), range) in claims.iter().zip(found.ranges.iter().skip(1)) {
             let is_there =
                 |kv: &&KeyValue| kv.create_revision == *created && !Place::read(kv).is_evicted(*id);
