@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// How long a state may take to come about before the test counts as failed.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(150);
 
 /// Pause between two looks at a state.
 pub(crate) const POLL: Duration = Duration::from_millis(10);

@@ -181,14 +181,14 @@ async fn a_failover_keeps_what_was_replicated_and_tokens_rise() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hung_master_is_left_for_the_new_one() {
     let servers = Sentinel::start();
-    let locks = connect(&servers.url(), Duration::from_secs(20)).await;
+    let locks = connect(&servers.url(), LONG).await;
     let guard = lock(&locks, "job").await;
     replicate(servers.master(), 2);
     let hung = servers.pause_master();
     tokio::task::block_in_place(|| servers.wait_for_new_master(hung.port()).port());
     // The connection to the hung one is open and silent.
     let renewed = async {
-        while guard.extend(Duration::from_secs(20)).await.is_err() {
+        while guard.extend(LONG).await.is_err() {
             assert!(guard.is_held(), "the keeper clung to the hung master");
         }
     };
