@@ -268,11 +268,11 @@ async fn a_renewal_costs_a_waiter_a_claim_and_a_watch() {
 /// A claim of the waiter that is woken, and nothing else.
 #[tokio::test]
 async fn a_hand_over_to_the_only_waiter_costs_one_round() {
-    const TURNS: u64 = 16;
+    const TURNS: usize = 15;
     let servers = Servers::start();
     let mut ours = (servers.connect_and_wait().await, servers.connect_and_wait().await);
     let mut holder = lock(&ours.0, "job").await;
-    let mut requests = 0;
+    let mut requests = Vec::new();
     for _ in 0..TURNS {
         servers.until("it is held", |sent| sent.scripts > 0).await;
         servers.reset();
@@ -282,14 +282,13 @@ async fn a_hand_over_to_the_only_waiter_costs_one_round() {
         release(holder).await;
         holder = waiter.await.unwrap();
         servers.until("a release and a claim", |sent| sent.scripts > 1).await;
-        requests += servers.requests();
+        requests.push(servers.requests());
         std::mem::swap(&mut ours.0, &mut ours.1);
     }
-    let releases = 3 * TURNS;
-    let rounds = (requests - releases) as f64 / releases as f64;
-    println!("{rounds} rounds");
     // A host that stands still for some milliseconds can have a message come twice.
-    assert!(rounds <= 1.25, "{rounds} rounds for a hand-over");
+    requests.sort_unstable();
+    // A release and a claim on each.
+    assert!(requests[TURNS / 2] <= 6, "requests for each of the hand-overs: {requests:?}");
     release(holder).await;
 }
 
