@@ -46,7 +46,7 @@
 //! Leases end by the wall clock of the server, as all expiry does in Redis: whoever sets that clock forward by an hour ends them an
 //! hour early. From version 7 on replicas are told the moment and not the time left, so a failover to a server whose clock is ahead does the
 //! same, and so do the ends of readers, of permits and of lingering locks on every version. Keep the servers' clocks together. A server
-//! whose clock nobody has set, so that it reads a time before 2001, grants nothing until it is set.
+//! whose clock nobody has set, so that it reads a time before 2001, grants nothing until it is set, except in the lean mode.
 //!
 //! What a failover may lose: replication is asynchronous, so the new master may not know of a lock that the old one had
 //! granted, and for as long as two masters answer, two may hold. [`survives-failover`](crate::Capabilities::failover) is

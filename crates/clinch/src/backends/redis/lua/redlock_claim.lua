@@ -18,7 +18,7 @@ end
 local token = '0000000000000000'
 if KEYS[2] then
   -- What a quorum's clocks say, where that is known: this server's own may be ahead.
-  token = ARGV[3] ~= token and ARGV[3] or us
+  token = ARGV[3] >= '1000000000000000' and ARGV[3] or us
 end
 
 if redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. token .. ' ' .. us .. ' ' .. ARGV[4], 'NX', 'PX', ARGV[2]) then
