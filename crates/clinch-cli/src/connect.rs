@@ -73,14 +73,19 @@ impl Limits {
 
     /// Gives up a step that the store has not answered in time.
     pub(crate) async fn keep<T>(&self, step: impl Future<Output = clinch::Result<T>>) -> clinch::Result<T> {
-        let Some((time, by)) = self.answer else { return step.await };
+        self.within(step).await.unwrap_or_else(|time| {
+            let time = humantime::format_duration(Duration::from_secs(time.as_secs().max(1)));
+            Err(Error::new(ErrorKind::Unavailable, format!("the store did not answer within {time}")))
+        })
+    }
+
+    /// Gives up what takes longer than an answer may; tells how long that is.
+    pub(crate) async fn within<T>(&self, step: impl Future<Output = T>) -> Result<T, Duration> {
+        let Some((time, by)) = self.answer else { return Ok(step.await) };
         tokio::select! {
             biased;
-            done = step => done,
-            () = self.env.sleep_until(by) => {
-                let time = humantime::format_duration(Duration::from_secs(time.as_secs().max(1)));
-                Err(Error::new(ErrorKind::Unavailable, format!("the store did not answer within {time}")))
-            }
+            done = step => Ok(done),
+            () = self.env.sleep_until(by) => Err(time),
         }
     }
 }

@@ -12,12 +12,14 @@
 //! | `loss.rs` | when to stop a child whose lock is about to be lost: pure |
 //! | `supervise.rs` | the loop that holds these together |
 //! | `nesting.rs` | jobs inside jobs that hold the same lock |
-//! | `reentry.rs` | the runs of them, seen from outside |
+//! | `door.rs` | where those enter, so that the lock is not released under them |
+//! | `reentry.rs` | who may enter, and who has, seen from outside |
 //! | `environment.rs` | how their environments are read |
 //! | `events.rs` | the JSON lines of `--events` |
 //! | `sys.rs` | the few unsafe system calls |
 
 pub(crate) mod children;
+pub(crate) mod door;
 pub(crate) mod end;
 mod environment;
 pub(crate) mod events;

@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::io::Read;
+use std::os::linux::net::SocketAddrExt;
+
 use common::{Running, World, eventually};
 
 fn stdout(world: &World, args: &[&str]) -> String {
@@ -130,7 +133,7 @@ fn a_stale_or_forged_hint_is_not_believed() {
     assert_eq!(command.env("CLINCH_HELD", "%ff,, garbage").status().unwrap().code(), Some(0));
 }
 
-/// A run inside a job that is about to end waits for that, whatever it was told of waiting.
+/// A run inside a job that lets nobody in any more waits for that, whatever it was told of waiting.
 #[test]
 fn a_job_that_is_about_to_end_is_not_waited_for_too_long() {
     let world = World::new();
@@ -139,14 +142,38 @@ fn a_job_that_is_about_to_end_is_not_waited_for_too_long() {
         let locks = clinch::connect(&world.url()).await.unwrap();
         locks.mutex("x").unwrap().lock().await.unwrap()
     });
-    // As a run calls itself that is about to release its lock.
-    std::fs::write("/proc/self/comm", "clinch-ends").unwrap();
     for limit in [&["-n"][..], &["-w", "300ms"]] {
         let mut command = world.clinch(["run"].iter().chain(limit).chain(&["x", "true"]).copied());
-        command.env("CLINCH_HELD", format!("x,{}", guard.claim_id()));
+        command.env("CLINCH_HELD", format!("x,{},nowhere", guard.claim_id()));
         let mut inner = Running(command.spawn().unwrap());
         assert_eq!(inner.code(), 75, "{limit:?}");
     }
+}
+
+/// A run inside a job waits for ever for the job's wrapper, which is stopped, or enters a lock that nobody renews.
+#[test]
+fn a_stopped_wrapper_lets_nobody_in() {
+    let world = World::new();
+    let script =
+        r#"kill -STOP $PPID; "$CLINCH" run -w 300ms x touch entered; code=$?; kill -CONT $PPID; exit $code"#;
+    assert_eq!(world.code(["run", "x", "-c", script]), 75);
+    assert!(!world.path("entered").exists());
+}
+
+/// Anybody on the host keeps a lock by its door.
+#[test]
+fn only_what_a_job_has_started_is_let_in() {
+    let world = World::new();
+    let mut run =
+        world.start(["run", "x", "-c", "echo $CLINCH_HELD > held; while [ ! -e stop ]; do sleep 0.02; done"]);
+    eventually("the job runs", || world.read("held").ends_with('\n'));
+    let held = world.read("held");
+    let door = held.trim().rsplit(',').next().unwrap();
+    let door = std::os::unix::net::SocketAddr::from_abstract_name(door).unwrap();
+    let mut stream = std::os::unix::net::UnixStream::connect_addr(&door).unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it is told so");
+    world.write("stop", "");
+    assert_eq!(run.code(), 0);
 }
 
 /// A run inside a job gives up at the first question that its store does not answer, though it was given time.

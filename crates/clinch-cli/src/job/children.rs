@@ -1,14 +1,13 @@
 //! Reaping: the child itself, and orphans that fall to us as process 1 or as their subreaper.
 
-use clinch::ClaimId;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, WaitOptions, getpid, kill_process, kill_process_group,
     wait, waitid, waitpid,
 };
 
+use super::door::{Door, Inner};
 use super::kin::{Kin, children};
-use super::reentry::{About, Entered};
 use super::watch::Watch;
 use crate::args::Orphans;
 use crate::exit::SIGNAL_BASE;
@@ -19,10 +18,10 @@ pub(crate) struct Child {
     pid: Pid,
     exit: Option<Exit>,
     reaped: bool,
-    /// Whether it is being killed, after which the lock is released whatever is found.
-    is_killed: bool,
     /// What it has started in other groups, once it was to stop.
     kin: Kin,
+    /// Where runs inside it enter its lock.
+    door: Door,
     /// Keeps its lock or ends it if we are killed.
     watch: Watch,
 }
@@ -54,9 +53,9 @@ pub(crate) enum Change {
 }
 
 impl Child {
-    pub(crate) fn new(pid: Pid, claim: ClaimId, orphans: Orphans, watch: Watch) -> Child {
-        let kin = Kin::new(claim, orphans, watch.pid());
-        Child { pid, exit: None, reaped: false, is_killed: false, kin, watch }
+    pub(crate) fn new(pid: Pid, orphans: Orphans, door: Door, watch: Watch) -> Child {
+        let kin = Kin::new(orphans, watch.pid());
+        Child { pid, exit: None, reaped: false, kin, door, watch }
     }
 
     /// The child's process group.
@@ -97,28 +96,28 @@ impl Child {
     /// nested runs do. Says whether there was any such part.
     pub(crate) fn end(&mut self, signal: Signal) -> bool {
         if signal == Signal::KILL {
-            // For good, and before anybody is looked for: one who asks later would be missed. Not sooner, since what ends by itself may
-            // need inner runs for that.
-            self.is_killed = true;
-            About::End.tell();
+            // Not sooner, since what ends by itself may need inner runs for that.
+            self.door.close();
         }
         self.kin.gather(self.pid);
         // The group first: it costs one call, however many are in it.
         self.signal(signal);
         // Who is stopped does not hear it.
         self.signal(Signal::CONT);
-        self.kin.signal(signal, Some(self.pid).filter(|_| !self.reaped))
+        self.kin.signal(signal, Some(self.pid).filter(|_| !self.reaped), self.door.inner())
     }
 
-    /// The runs of the same lock that the job has left behind. When there is none, none will be: whoever is about to enter the lock sees
-    /// that we are about to end.
-    pub(crate) fn entered(&mut self) -> Entered {
-        About::End.tell();
-        let entered = self.kin.entered();
-        if !entered.is_nobody() && !self.is_killed {
-            About::Nothing.tell();
+    /// Lets the next run in that wants to enter the lock. Never completes once there is nothing to enter.
+    pub(crate) async fn let_in(&mut self) {
+        self.door.let_in().await;
+    }
+
+    /// The runs inside the job that have entered its lock. When there is none, none will be.
+    pub(crate) fn inner(&mut self) -> &[Inner] {
+        if self.door.inner().is_empty() {
+            self.door.close();
         }
-        entered
+        self.door.inner()
     }
 
     /// Reaps every child that has ended, but for the main one; says whether any other is left.

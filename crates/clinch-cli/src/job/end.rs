@@ -11,11 +11,14 @@ use clinch::ClaimId;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::kin::Found;
-use super::reentry::{BECOMING, has_entered, was_told};
+use super::reentry::{has_entered, was_told};
 use super::supervise::LEFT_BEHIND;
 use super::{sys, watch};
 use crate::args::EndJob;
 use crate::exit::{Failure, Outcome};
+
+/// For how long a process that is becoming another is looked at again, which has no environment until its program was read; or one that is stuck.
+const BECOMING: Duration = Duration::from_secs(1);
 
 /// The pause for a process that is just becoming another.
 const PAUSE: Duration = Duration::from_millis(1);

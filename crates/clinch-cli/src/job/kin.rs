@@ -3,16 +3,16 @@
 //!
 //! What has left its parents before that, a daemon, is no part of the job any more, unless it is a run of the same lock.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use clinch::ClaimId;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
-use super::reentry::{BECOMING, Entered, entered, settled};
+use super::door::Inner;
+use super::reentry::settled;
 use crate::args::Orphans;
 
 /// How long is looked for those who are to be asked, which delays all else. Who is to be killed is looked for in any case.
@@ -24,20 +24,17 @@ const FEW: usize = 64;
 /// The descendants of this process, but for those that are not of the job.
 #[derive(Debug)]
 pub(crate) struct Kin {
-    claim: ClaimId,
     /// Whether what was left behind before the first signal is no part of the job.
     leaves: bool,
     gathered: bool,
     /// Children that this process had before it became `clinch`, what the job has left behind, and the watch.
     spared: HashSet<Pid>,
-    /// Since when it cannot be told of some whether they have entered the lock.
-    unclear: HashMap<Pid, Instant>,
 }
 
 impl Kin {
-    pub(crate) fn new(claim: ClaimId, orphans: Orphans, watch: Pid) -> Kin {
+    pub(crate) fn new(orphans: Orphans, watch: Pid) -> Kin {
         let leaves = orphans == Orphans::Leave && !getpid().is_init();
-        Kin { claim, leaves, gathered: false, spared: HashSet::from([watch]), unclear: HashMap::new() }
+        Kin { leaves, gathered: false, spared: HashSet::from([watch]) }
     }
 
     /// From now on, what loses its parent is of the job. Before the first signal, since those orphan.
@@ -47,34 +44,15 @@ impl Kin {
         }
     }
 
-    /// Runs of the same lock that go on under ours.
-    pub(crate) fn entered(&mut self) -> Entered {
-        let look = || {
-            let mut entered = self.entered_among(Found::children(getpid()));
-            let met = std::mem::take(&mut entered.met);
-            (entered, met)
-        };
-        settled(look, |entered| !entered.is_nobody())
-    }
-
-    /// As above, of these. Of whom it cannot be told for too long counts as one that has not.
-    fn entered_among(&mut self, among: impl Iterator<Item = Found>) -> Entered {
-        let mut entered = entered(self.claim, among);
-        let known = std::mem::take(&mut self.unclear);
-        let since = |pid: &Pid| (*pid, known.get(pid).copied().unwrap_or_else(Instant::now));
-        self.unclear = entered.unclear.iter().map(since).collect();
-        entered.unclear.retain(|pid| self.unclear.get(pid).is_some_and(|since| since.elapsed() < BECOMING));
-        entered
-    }
-
-    /// Sends a signal to all of them but the members of a process group that has it already; says whether there was any, or may be.
-    pub(crate) fn signal(&mut self, signal: Signal, but: Option<Pid>) -> bool {
+    /// Sends a signal to all of them but the members of a process group that has it already, and to the runs that were let in with all below
+    /// them; says whether there was any.
+    pub(crate) fn signal(&self, signal: Signal, but: Option<Pid>, inner: &[Inner]) -> bool {
         // Who is only asked is killed later.
-        settled(|| self.signal_once(signal, but), |found| *found || signal != Signal::KILL)
+        settled(|| self.signal_once(signal, but, inner), |found| *found || signal != Signal::KILL)
     }
 
     /// As above, to those that one look meets, which it tells too.
-    fn signal_once(&mut self, signal: Signal, but: Option<Pid>) -> (bool, HashSet<Pid>) {
+    fn signal_once(&self, signal: Signal, but: Option<Pid>, inner: &[Inner]) -> (bool, HashSet<Pid>) {
         let us = getpid();
         let until = || (signal != Signal::KILL).then(|| Instant::now() + LOOK_FOR);
         let (mut seen, mut found) = (self.spared.clone(), false);
@@ -86,17 +64,19 @@ impl Kin {
             }
         };
         descend(children(us, true).map(|child| (child, us)).collect(), &mut seen, until(), &mut send);
-        // Last, since they may take a while to be told.
-        let spared: Vec<Found> =
-            Found::children(us).filter(|found| self.spared.contains(&found.pid)).collect();
-        let Entered { found: entered, unclear, mut met } = self.entered_among(spared.into_iter());
-        seen.retain(|pid| !entered.iter().any(|found| found.pid == *pid));
-        let next = entered.iter().filter_map(|found| Some((found.pid, found.parent?))).collect();
-        descend(next, &mut seen, until(), &mut send);
-        found |= !unclear.is_empty();
-        met.extend(seen);
-        (found, met)
+        let inner: Vec<_> = inner.iter().filter_map(Inner::root).collect();
+        seen.retain(|pid| !self.spared.contains(pid) || !inner.iter().any(|(inner, _)| inner == pid));
+        descend(inner, &mut seen, until(), &mut send);
+        (found, seen)
     }
+}
+
+/// Sends a signal to a run that was let in, and to all below it.
+pub(crate) fn signal_all(inner: &Inner, signal: Signal) {
+    let until = Instant::now() + LOOK_FOR;
+    descend(inner.root().into_iter().collect(), &mut HashSet::new(), Some(until), |_, held| {
+        let _ = pidfd_send_signal(held, signal);
+    });
 }
 
 /// Meets processes, each with its parent, and all below them, but those that were seen.
@@ -145,15 +125,6 @@ impl Found {
         if self.parent.is_none_or(is_it) {
             let _ = pidfd_send_signal(held, signal);
         }
-    }
-
-    /// Sends a signal to it and to all below it.
-    pub(crate) fn send_to_all(&self, signal: Signal) {
-        let root = self.parent.map(|parent| (self.pid, parent));
-        let until = Instant::now() + LOOK_FOR;
-        descend(root.into_iter().collect(), &mut HashSet::new(), Some(until), |_, held| {
-            let _ = pidfd_send_signal(held, signal);
-        });
     }
 }
 

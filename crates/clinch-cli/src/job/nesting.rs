@@ -1,6 +1,6 @@
 //! Jobs inside jobs: what the outer ones hold stands in the environment, so that the inner ones need not wait for it.
 //!
-//! `CLINCH_HELD` is a list of `name,claim`, the name percent-encoded, separated by blanks. It is a hint only, and says nothing of
+//! `CLINCH_HELD` is a list of `name,claim,door`, the name percent-encoded, separated by blanks. It is a hint only, and says nothing of
 //! stores, which have many spellings: a claim's id is nowhere else, so a store that says it is granted is the outer job's store.
 
 use clinch::backend::ClaimState;
@@ -12,27 +12,38 @@ use crate::args::Share;
 /// The environment variable.
 pub(crate) const HELD: &str = "CLINCH_HELD";
 
-/// The claims of outer jobs that may be on this lock, and whether one of them has its very name. Others end like it or are what it
+/// An outer job that may hold a lock.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Outer {
+    pub(crate) claim: ClaimId,
+    /// Where runs inside it are let in.
+    pub(crate) door: String,
+}
+
+/// The outer jobs that may hold this lock, and whether one of them has its very name. The names of others end like it or are what it
 /// ends with, as names do whose stores have another prefix.
-pub(crate) fn find(held: &str, name: &str) -> (Vec<ClaimId>, bool) {
-    let mut claims = Vec::new();
+pub(crate) fn find(held: &str, name: &str) -> (Vec<Outer>, bool) {
+    let mut outer = Vec::new();
     let mut same = false;
     for entry in held.split(' ') {
-        let Some((of, claim)) = entry.split_once(',') else { continue };
+        let mut fields = entry.split(',');
+        let (Some(of), Some(claim), Some(door)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
         let Ok(of) = percent_decode_str(of).decode_utf8() else { continue };
         if let Ok(claim) = claim.parse()
             && (of.ends_with(name) || name.ends_with(&*of))
         {
-            claims.push(claim);
+            outer.push(Outer { claim, door: door.to_owned() });
             same |= of == name;
         }
     }
-    (claims, same)
+    (outer, same)
 }
 
 /// The list with one more.
-pub(crate) fn with(held: &str, name: &str, claim: ClaimId) -> String {
-    let entry = format!("{},{claim}", utf8_percent_encode(name, NON_ALPHANUMERIC));
+pub(crate) fn with(held: &str, name: &str, claim: ClaimId, door: &str) -> String {
+    let entry = format!("{},{claim},{door}", utf8_percent_encode(name, NON_ALPHANUMERIC));
     if held.is_empty() { entry } else { format!("{held} {entry}") }
 }
 
@@ -51,25 +62,29 @@ pub(crate) fn covers(outer: &ClaimState, asked: &Share) -> bool {
 mod tests {
     use super::*;
 
+    fn outer(id: u128, door: &str) -> Outer {
+        Outer { claim: ClaimId::from_bits(id), door: door.to_owned() }
+    }
+
     #[test]
     fn entries_read_back_whatever_they_hold() {
         let (one, two) = (ClaimId::from_bits(1), ClaimId::from_bits(2));
-        let held = with(&with("", "n,1 %", one), "é", two);
-        assert_eq!(find(&held, "n,1 %"), (vec![one], true));
-        assert_eq!(find(&held, "é"), (vec![two], true));
+        let held = with(&with("", "n,1 %", one, "a"), "é", two, "b");
+        assert_eq!(find(&held, "n,1 %"), (vec![outer(1, "a")], true));
+        assert_eq!(find(&held, "é"), (vec![outer(2, "b")], true));
         assert_eq!(find(&held, "1"), (vec![], false));
     }
 
     #[test]
     fn what_may_be_the_same_under_another_prefix_is_asked_for() {
         let one = ClaimId::from_bits(1);
-        assert_eq!(find(&with("", "jobs:a", one), "a"), (vec![one], false));
-        assert_eq!(find(&with("", "a", one), "jobs:a"), (vec![one], false));
+        assert_eq!(find(&with("", "jobs:a", one, "d"), "a"), (vec![outer(1, "d")], false));
+        assert_eq!(find(&with("", "a", one, "d"), "jobs:a"), (vec![outer(1, "d")], false));
     }
 
     #[test]
     fn garbage_holds_nothing() {
-        for garbage in ["", " ", ",", "a,b", "a,b,c", "%ff,00000000000000000000000000000001", "b"] {
+        for garbage in ["", " ", ",", "a,b", "a,b,c", "%ff,00000000000000000000000000000001,d", "b"] {
             assert_eq!(find(garbage, "a"), (vec![], false), "{garbage}");
         }
     }

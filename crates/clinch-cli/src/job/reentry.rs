@@ -1,46 +1,22 @@
-//! Runs that have entered the lock of the job around them, seen from outside: a lock is not released under them.
+//! Runs that enter the lock of the job around them: who may, and who has, as seen from outside.
 //!
-//! Such a run has become its command, so it can be told by its environment only, which names it and the claim. While it still asks
-//! the store, its name tells. Neither side may believe the other too early: the inner one says that it asks, then asks, and then looks
-//! whether the outer one is about to end; the outer one says that it is about to end, and then looks for inner ones.
+//! The job around them lets them in (`door.rs`), as long as it lives. When its wrapper was killed, they can be told by their environment only, which
+//! names them and the claim, since they have become their command; and before that by their name.
 
-use std::collections::HashSet;
-use std::ffi::CStr;
 use std::fs;
 use std::iter::successors;
-use std::time::Duration;
 
 use clinch::{ClaimId, Owner};
 use rustix::io::Errno;
-use rustix::process::{Pid, getppid, test_kill_process};
+use rustix::process::{Pid, getpid, test_kill_process};
 use rustix::system::uname;
 
 use super::environment::environment;
-use super::kin::{Found, Stat};
+use super::kin::Stat;
 use super::sys;
 
 /// Names this process and the claims that it has entered.
 pub(crate) const REENTERED: &str = "CLINCH_REENTERED";
-
-/// For how long a process that is becoming another is looked at again, which has no environment until its program was read; or one that is stuck.
-pub(crate) const BECOMING: Duration = Duration::from_secs(1);
-
-/// The runs that have entered a claim.
-#[derive(Debug, Default)]
-pub(crate) struct Entered {
-    pub(crate) found: Vec<Found>,
-    /// Those of which that cannot be told yet.
-    pub(crate) unclear: Vec<Pid>,
-    /// All that were looked at.
-    pub(crate) met: HashSet<Pid>,
-}
-
-impl Entered {
-    /// Whether there is none, and may be none.
-    pub(crate) fn is_nobody(&self) -> bool {
-        self.found.is_empty() && self.unclear.is_empty()
-    }
-}
 
 /// How often is looked for the same, at most. To be missed again and again takes as many parents that end just then.
 const LOOKS: usize = 8;
@@ -63,34 +39,9 @@ pub(crate) fn settled<T, M: PartialEq>(mut look: impl FnMut() -> (T, M), is_done
     seen
 }
 
-/// What a run of a lock is about to do, told by the name of its process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum About {
-    Nothing,
-    /// To enter a claim, if the store says that it is held.
-    Enter,
-    /// To release its claim.
-    End,
-}
-
-impl About {
-    fn name(self) -> &'static CStr {
-        match self {
-            About::Nothing => c"clinch",
-            About::Enter => c"clinch-enters",
-            About::End => c"clinch-ends",
-        }
-    }
-
-    pub(crate) fn tell(self) {
-        sys::set_name(self.name());
-    }
-
-    /// Whether a process tells this.
-    pub(crate) fn is_of(self, pid: u32) -> bool {
-        let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-        name.strip_suffix(b"\n") == Some(self.name().to_bytes())
-    }
+/// Tells by the name of this process whether it is about to enter a claim.
+pub(crate) fn tell(is_about_to_enter: bool) {
+    sys::set_name(if is_about_to_enter { c"clinch-enters" } else { c"clinch" });
 }
 
 /// What the command of this process has in [`REENTERED`]: one more than what this process had entered before.
@@ -107,7 +58,8 @@ fn with_mark(inherited: &str, claim: ClaimId, own: &str) -> String {
 /// Whether the run that holds a claim is one that this process descends from. Others do not wait for this process, though it was told of their
 /// claim: `at` and batch systems start commands with the environment of whoever asked for it.
 pub(crate) fn is_around(owner: &Owner) -> bool {
-    is_here(owner) && settled(|| is_above(owner.pid), |is_above| *is_above)
+    let pid = i32::try_from(owner.pid).ok().and_then(Pid::from_raw);
+    is_here(owner) && pid.is_some_and(|pid| descends(getpid(), pid))
 }
 
 /// Whether the process that holds a claim was one of this host that has ended.
@@ -123,33 +75,25 @@ fn is_here(owner: &Owner) -> bool {
     uname().nodename().to_bytes() == owner.host.as_bytes()
 }
 
-/// Whether a process is above this one, and who is.
-fn is_above(pid: u32) -> (bool, Vec<Pid>) {
-    let above: Vec<Pid> = successors(getppid(), |pid| Pid::from_raw(Stat::of(*pid)?.parent)).collect();
-    (above.iter().any(|above| u32::try_from(above.as_raw_nonzero().get()) == Ok(pid)), above)
+/// Whether a process descends from this one.
+pub(crate) fn is_below(pid: Pid) -> bool {
+    descends(pid, getpid())
 }
 
-/// Those below these processes, or among them, that have entered a claim, or are about to.
-pub(crate) fn entered(claim: ClaimId, among: impl Iterator<Item = Found>) -> Entered {
-    let mut next: Vec<Found> = among.collect();
-    let mut entered = Entered::default();
-    while let Some(found) = next.pop() {
-        entered.met.insert(found.pid);
-        match has_entered(found.pid, claim) {
-            Some(true) => entered.found.push(found),
-            told => {
-                entered.unclear.extend(told.is_none().then_some(found.pid));
-                next.extend(Found::children(found.pid));
-            }
-        }
-    }
-    entered
+fn descends(pid: Pid, from: Pid) -> bool {
+    let parent = |pid: &Pid| Pid::from_raw(Stat::of(*pid)?.parent);
+    let look = || {
+        let above: Vec<Pid> = successors(parent(&pid), parent).collect();
+        (above.contains(&from), above)
+    };
+    settled(look, |descends| *descends)
 }
 
 /// Whether a process has entered a claim, or is about to. `None`: cannot be told yet.
 pub(crate) fn has_entered(pid: Pid, claim: ClaimId) -> Option<bool> {
     // In this order: it changes its name last.
-    let is_about_to = u32::try_from(pid.as_raw_nonzero().get()).is_ok_and(|pid| About::Enter.is_of(pid));
+    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let is_about_to = name == b"clinch-enters\n";
     let environment = environment(pid)?;
     // What it has started has inherited this, and is not it.
     let mark = own_id(pid).map(|own| format!("{claim},{own}"));

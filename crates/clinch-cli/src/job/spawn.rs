@@ -12,6 +12,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Pid;
 
 use super::children::Child;
+use super::door::Door;
 use super::nesting;
 use super::sys;
 use super::terminal::Terminal;
@@ -40,14 +41,14 @@ pub(crate) fn command(run: &Run) -> Result<Command, Failure> {
     Ok(command)
 }
 
-/// Tells the job what it holds.
-pub(crate) fn tell(command: &mut Command, guard: &Guard) {
+/// Tells the job what it holds, and where runs inside it enter that.
+pub(crate) fn tell(command: &mut Command, guard: &Guard, door: &Door) {
     let held = std::env::var(nesting::HELD).unwrap_or_default();
     let (name, claim) = (guard.name().as_str(), guard.claim_id());
     command.env("CLINCH_NAME", name);
     command.env("CLINCH_TOKEN", guard.token().to_string());
     command.env("CLINCH_CLAIM", claim.to_string());
-    command.env(nesting::HELD, nesting::with(&held, name, claim));
+    command.env(nesting::HELD, nesting::with(&held, name, claim, door.address()));
 }
 
 /// Starts the job in a process group of its own, in the foreground if we are.
@@ -59,6 +60,7 @@ pub(crate) fn start(
     guard: &Guard,
     terminal: Option<&Terminal>,
     orphans: Orphans,
+    door: Door,
 ) -> Result<Child, Failure> {
     command.process_group(0);
     if terminal.is_some_and(Terminal::is_ours) {
@@ -87,7 +89,7 @@ pub(crate) fn start(
         _ => not_started(command.get_program(), &error),
     })?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    pid.map(|pid| Child::new(pid, guard.claim_id(), orphans, watch))
+    pid.map(|pid| Child::new(pid, orphans, door, watch))
         .ok_or_else(|| Failure::system("cannot start the command", "it has no process id"))
 }
 
@@ -131,7 +133,7 @@ mod tests {
             let guard =
                 locks.max_hold(Duration::from_millis(1)).unwrap().mutex("x").unwrap().lock().await.unwrap();
             guard.lost().await;
-            let started = start(Command::new("true"), &guard, None, Orphans::Leave);
+            let started = start(Command::new("true"), &guard, None, Orphans::Leave, Door::open().unwrap());
             assert_eq!(started.unwrap_err().code, LOST);
         });
     }

@@ -10,14 +10,14 @@ use tokio::signal::unix;
 
 use super::children::{Change, Child, Exit, signal_orphans};
 use super::events::Events;
+use super::kin::signal_all;
 use super::loss::{Plan, Stage, Step};
-use super::reentry::Entered;
 use super::signals::Signals;
 use super::terminal::Terminal;
 use crate::args::{OnLost, Orphans, Run};
 use crate::output::say;
 
-/// How soon is looked again for what is left of a killed job, or at a process that is just becoming another.
+/// How soon is looked again for what is left of a killed job.
 const ROUND: Duration = Duration::from_millis(10);
 
 /// How soon is looked again for a run that was left behind: it is no child of ours, so nobody tells us of its end.
@@ -44,14 +44,12 @@ pub(crate) struct Progress {
     standing: Standing,
     /// Whether it waits for a run of the same lock that the job has left behind.
     waits: bool,
-    /// Whether some may be such a run.
-    unclear: bool,
 }
 
 impl Default for Progress {
     fn default() -> Progress {
         let (stage, standing) = (Stage::Running, Standing::Held);
-        Progress { stage, told: None, exit: None, standing, waits: false, unclear: false }
+        Progress { stage, told: None, exit: None, standing, waits: false }
     }
 }
 
@@ -72,15 +70,14 @@ impl Supervisor<'_> {
                 return Ended { exit, stopped: self.progress.stage != Stage::Running };
             }
             let again = self.hold_or_stop();
-            let Progress { waits, unclear, .. } = self.progress;
-            let again = [again, waits.then_some(LEFT_BEHIND), unclear.then_some(ROUND)];
-            let again = again.into_iter().flatten().min();
+            let again = [again, self.progress.waits.then_some(LEFT_BEHIND)].into_iter().flatten().min();
             let again = again.map(|time| self.env.clock().now() + time);
             tokio::select! {
                 biased;
                 _ = deaths.recv() => died = true,
-                signal = signals.next() => self.pass_on(signal).await,
+                signal = signals.next() => self.pass_on(signal),
                 standing = self.guard.changed(&self.progress.standing) => self.stands(standing),
+                () = self.child.let_in() => {}
                 () = sleep_until(self.env, again) => {}
             }
         }
@@ -121,18 +118,14 @@ impl Supervisor<'_> {
         if self.run.orphans == Orphans::Wait || self.progress.exit.is_none() {
             return true;
         }
-        let Entered { found, unclear, .. } = self.child.entered();
-        self.progress.unclear = !unclear.is_empty();
-        if let Some(first) = found.first()
-            && !std::mem::replace(&mut self.progress.waits, true)
-            && !self.run.quiet
-        {
-            let (name, pid) = (&self.run.name, first.pid);
+        let Some(first) = self.child.inner().first().map(|inner| inner.pid) else { return false };
+        if !std::mem::replace(&mut self.progress.waits, true) && !self.run.quiet {
+            let name = &self.run.name;
             say(format_args!(
-                "lock \"{name}\": waiting for a run of it that the job has left behind (pid {pid})"
+                "lock \"{name}\": waiting for a run of it that the job has left behind (pid {first})"
             ));
         }
-        !found.is_empty() || self.progress.unclear
+        true
     }
 
     fn ended(&mut self, exit: Exit) {
@@ -159,28 +152,21 @@ impl Supervisor<'_> {
         }
     }
 
-    async fn pass_on(&mut self, signal: Signal) {
+    fn pass_on(&mut self, signal: Signal) {
         if signal == Signal::CONT
             && let Some(terminal) = &self.terminal
         {
             terminal.give(self.child.group());
         }
-        self.send(signal).await;
+        self.send(signal);
     }
 
     /// Sends to the job, or to what it left behind.
-    async fn send(&mut self, signal: Signal) {
+    fn send(&mut self, signal: Signal) {
         match self.progress.exit {
             None => self.child.signal(signal),
             Some(_) if self.run.orphans == Orphans::Wait => signal_orphans(signal),
-            Some(_) => {
-                let mut entered = self.child.entered();
-                if !entered.unclear.is_empty() {
-                    self.env.sleep_until(self.env.clock().now() + ROUND).await;
-                    entered = self.child.entered();
-                }
-                entered.found.iter().for_each(|found| found.send_to_all(signal));
-            }
+            Some(_) => self.child.inner().iter().for_each(|inner| signal_all(inner, signal)),
         }
     }
 

@@ -13,9 +13,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::{OnLost, Run, Store};
 use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, block_on, close, connect_within, is_transient};
 use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
+use crate::job::door::{Door, knock};
 use crate::job::events::Events;
 use crate::job::loss::Plan;
-use crate::job::reentry::About;
+use crate::job::nesting::Outer;
 use crate::job::signals::Signals;
 use crate::job::spawn;
 use crate::job::supervise::{Ended, Progress, Supervisor, report_loss};
@@ -158,7 +159,9 @@ impl<'a> Session<'a> {
             }
         };
         let mut command = spawn::command(self.run)?;
-        spawn::tell(&mut command, guard);
+        let door =
+            Door::open().map_err(|error| Failure::system("cannot let runs inside the job in", error))?;
+        spawn::tell(&mut command, guard, &door);
         // What loses its parent falls to us, as it does to process 1: the job may have to be waited for, or to be ended.
         set_child_subreaper(Some(getpid()))
             .map_err(|error| Failure::system("cannot look after what the job leaves behind", error))?;
@@ -166,7 +169,7 @@ impl<'a> Session<'a> {
         sys::unblock(Signal::CHILD);
         let mut deaths = signal(SignalKind::child()).map_err(cannot_listen)?;
         let terminal = Terminal::on_stdin();
-        let child = spawn::start(command, guard, terminal.as_ref(), self.run.orphans)?;
+        let child = spawn::start(command, guard, terminal.as_ref(), self.run.orphans, door)?;
         // Now, not at the end: the run counts even if nobody lives to see its end.
         let counted = count(turn, self.run);
         let supervisor = Supervisor {
@@ -271,31 +274,40 @@ impl<'a> Session<'a> {
 
     /// Runs the command in place of us, under the lock that an outer job holds. `None`: it does not; what stands in the environment
     /// may be of a job that ended long ago, or that this is no part of.
-    async fn reenter(&mut self, outer: &[ClaimId]) -> Result<Option<u8>, Failure> {
+    async fn reenter(&mut self, outer: &[Outer]) -> Result<Option<u8>, Failure> {
         let Run { name, share, .. } = self.run;
-        let is_outer =
-            |one: &ClaimState| one.granted && outer.contains(&one.id) && reentry::is_around(&one.owner);
-        let mut is_last = false;
+        let is_outer = |one: &ClaimState| {
+            one.granted && find_door(outer, one.id).is_some() && reentry::is_around(&one.owner)
+        };
+        let mut is_told = false;
         let claim = loop {
-            About::Enter.tell();
+            // For who looks at us when the outer run was killed.
+            reentry::tell(true);
             let state = self.limits.keep(self.locks.state(name)).await;
             let claims = state.map(|state| state.map(|state| state.claims).unwrap_or_default());
             let held = claims.map(|claims| claims.into_iter().find(is_outer));
             if let Ok(Some(claim)) = &held
-                && !About::End.is_of(claim.owner.pid)
+                && let Some(door) = find_door(outer, claim.id)
+                && self.limits.within(knock(door, claim.owner.pid)).await == Ok(true)
             {
                 break claim.clone();
             }
-            About::Nothing.tell();
+            reentry::tell(false);
             let is_unanswered = held.as_ref().is_err_and(|error| is_transient(error) && self.limits.go_on());
             if !is_unanswered && held?.is_none() {
                 return Ok(None);
             }
-            // Once more, since who waits for another run says that too, for a moment at each look.
-            if self.limits.is_over() && std::mem::replace(&mut is_last, true) {
+            if self.limits.is_over() {
                 return Err(Failure::new(
                     CONFLICT,
-                    format!("lock \"{name}\" is held by the job around this one, which is about to end"),
+                    format!(
+                        "lock \"{name}\" is held by the job around this one, which lets nobody in now: it is about to end, or stopped"
+                    ),
+                ));
+            }
+            if !is_unanswered && !self.run.quiet && !std::mem::replace(&mut is_told, true) {
+                say(format_args!(
+                    "lock \"{name}\": waiting for the job around this one, which lets nobody in now"
                 ));
             }
             // What is about to end is held until it has.
@@ -330,13 +342,14 @@ impl<'a> Session<'a> {
     }
 
     /// Refuses what would wait for itself: a store without leases keeps the lock for the job around us although its run was killed.
-    async fn refuse_to_wait_for_the_job(&self, outer: &[ClaimId]) -> Result<(), Failure> {
+    async fn refuse_to_wait_for_the_job(&self, outer: &[Outer]) -> Result<(), Failure> {
         let name = &self.run.name;
         if outer.is_empty() || self.locks.capabilities().expiry {
             return Ok(());
         }
-        let is_kept =
-            |one: &ClaimState| one.granted && outer.contains(&one.id) && reentry::is_gone(&one.owner);
+        let is_kept = |one: &ClaimState| {
+            one.granted && find_door(outer, one.id).is_some() && reentry::is_gone(&one.owner)
+        };
         // Twice, since who is gone may have released it after the store was asked.
         for _ in 0..2 {
             let state = self.limits.keep(self.locks.state(name)).await?;
@@ -364,6 +377,11 @@ impl<'a> Session<'a> {
             say(format_args!("lock \"{}\": {}", self.run.name, what()));
         }
     }
+}
+
+/// Where the job lets runs inside it in that has this claim.
+fn find_door(outer: &[Outer], claim: ClaimId) -> Option<&str> {
+    outer.iter().find(|outer| outer.claim == claim).map(|outer| &*outer.door)
 }
 
 fn ended_by(signal: Signal) -> String {
