@@ -58,11 +58,16 @@ impl Door {
         match listener.accept().await {
             // Who hears nothing knocks again.
             Ok((stream, _)) => self.meet(stream).unwrap_or_default(),
-            Err(_) => tokio::time::sleep(REST).await,
+            Err(_) => {
+                self.inner.retain(Inner::runs);
+                tokio::time::sleep(REST).await;
+            }
         }
     }
 
     fn meet(&mut self, stream: UnixStream) -> io::Result<()> {
+        // First, for their descriptors.
+        self.inner.retain(Inner::runs);
         let pid = stream.peer_cred()?.pid().and_then(Pid::from_raw).ok_or(ErrorKind::NotFound)?;
         let process = pidfd_open(pid, PidfdFlags::empty())?;
         let mut stream = stream.into_std()?;
@@ -71,7 +76,6 @@ impl Door {
         if !is_there || !is_below(pid) {
             return Ok(());
         }
-        self.inner.retain(Inner::runs);
         self.inner.push(Inner { pid, process });
         // From then on it counts on us.
         stream.write_all(b"1").inspect_err(|_| drop(self.inner.pop()))
