@@ -7,6 +7,7 @@
 //! | 1 | of `show`: nobody holds the lock |
 //! | 64 | usage: wrong arguments, or something that this store cannot do |
 //! | 69 | the store could not be reached or has no room |
+//! | 70 | something of this host failed that should have worked |
 //! | 74 | the answer could not be written; `acquire` then holds nothing |
 //! | 75 | not acquired; `--conflict-exit-code` sets another |
 //! | 77 | the store refused access |

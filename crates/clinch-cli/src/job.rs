@@ -3,6 +3,7 @@
 //! | file | is for |
 //! | --- | --- |
 //! | `spawn.rs` | the command, its environment, and starting it |
+//! | `fork.rs` | the child that becomes the command, for which nobody waits |
 //! | `signals.rs` | which signals are caught, and when |
 //! | `terminal.rs` | handing the terminal over and taking it back |
 //! | `children.rs` | reaping: the child, and orphans |
@@ -23,6 +24,7 @@ pub(crate) mod door;
 pub(crate) mod end;
 mod environment;
 pub(crate) mod events;
+mod fork;
 pub(crate) mod kin;
 pub(crate) mod loss;
 pub(crate) mod nesting;

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{World, eventually};
+use common::{Running, World, eventually};
 
 /// A caller that looks at the exit code takes one failure for another.
 #[test]
@@ -37,6 +37,21 @@ fn every_outcome_has_its_code() {
         assert_eq!(world.code(args.iter().copied()), code, "{args:?}");
     }
     assert!(world.list().is_empty(), "nothing stays held");
+}
+
+/// What never began is told as a job that ended, or waits for what it cannot have left behind.
+#[test]
+fn a_command_that_is_not_found_is_no_job() {
+    let world = World::new();
+    let script = r#"sleep 60 > /dev/null 2>&1 & echo $! > sleep.pid
+        exec "$CLINCH" run --orphans wait --events events x no-such-command"#;
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", script]).current_dir(world.path(".")).env_remove("CLINCH_HELD");
+    shell.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env("CLINCH_URL", world.url());
+    assert_eq!(Running(shell.spawn().unwrap()).code(), 127);
+    let events = world.events("events");
+    let names: Vec<&str> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
+    assert_eq!(names, ["acquired", "released", "refused"]);
 }
 
 /// A misspelt option is found by the user, not by support.

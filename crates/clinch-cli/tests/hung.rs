@@ -1,4 +1,4 @@
-//! Servers that hang: nobody waits for them for longer than was asked for, or than the help says.
+//! Servers and storage that hang: nobody waits for them for longer than was asked for, or than the help says.
 
 #![allow(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "test code")]
 
@@ -7,11 +7,11 @@ mod common;
 use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clinch_testkit::{Etcd, Proxy, Redis, vouch};
-use common::{Running, World, eventually};
+use common::{Running, World, eventually, runs};
 use rustix::process::Signal;
 
 /// Several times what each of these commands takes. Without a bound of their own they take as long as a lease.
@@ -159,4 +159,98 @@ fn a_turn_that_is_not_answered_heeds_a_signal_and_the_time() {
     let mut said = String::new();
     waiter.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert!(said.contains("did not answer within 3s"), "{said}");
+}
+
+/// Makes a program of which nothing can be read while what this returns lives: who opens a file that another has leased waits until that one
+/// gives it back.
+fn unreadable(world: &World) -> Running {
+    use std::os::unix::fs::PermissionsExt;
+    world.write("job", "#!/bin/sh\necho ran > ran\n");
+    std::fs::set_permissions(world.path("job"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    // F_SETLEASE, F_WRLCK; it is told by IO that somebody waits.
+    let lease = r#"$SIG{IO} = "IGNORE"; open(F, "<", "job") && fcntl(F, 1024, 1) or die "no lease: $!"; open(G, ">", "leased"); sleep"#;
+    let mut holder = Command::new("perl");
+    let holder = Running(holder.args(["-e", lease]).current_dir(world.path(".")).spawn().unwrap());
+    eventually("the program is leased", || world.path("leased").exists());
+    holder
+}
+
+/// The child of a run that asks for the program.
+fn asking(run: &Running) -> i32 {
+    let mut asking = None;
+    eventually("the child asks for the program", || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", run.pid())).unwrap();
+        let children = tasks.flatten().flat_map(|task| std::fs::read_to_string(task.path().join("children")));
+        let children: String = children.collect();
+        // It leads a group, and no session as the watch does.
+        let leads = |pid: &&str| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let words: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+            words.len() > 3 && words[2] == *pid && words[3] != *pid
+        };
+        asking = children.split_whitespace().find(leads).map(|pid| pid.parse().unwrap());
+        asking.is_some()
+    });
+    asking.unwrap()
+}
+
+/// The program lies on storage that hangs, and its run hears nothing meanwhile: the job begins when another has the lock.
+#[test]
+fn a_job_that_loses_its_lock_before_its_program_is_read_never_begins() {
+    for is_broken in [true, false] {
+        let world = World::new();
+        let storage = unreadable(&world);
+        let max_hold = if is_broken { "10m" } else { "2s" };
+        let mut run = world.start(["run", "--max-hold", max_hold, "--events", "events", "x", "./job"]);
+        asking(&run);
+        if is_broken {
+            assert_eq!(world.code(["break", "--yes", "x"]), 0);
+        }
+        assert_eq!(run.code(), 79);
+        assert_eq!(world.code(["run", "-n", "x", "true"]), 0);
+        drop(storage);
+        assert!(!world.path("ran").exists(), "it began without its lock");
+    }
+}
+
+/// Nobody can end it, or it begins although it was ended.
+#[test]
+fn a_run_whose_program_is_not_read_heeds_a_signal() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let world = World::new();
+        let storage = unreadable(&world);
+        let mut run = world.start(["run", "x", "./job"]);
+        asking(&run);
+        run.signal(signal);
+        assert_eq!(run.code(), 128 + signal.as_raw());
+        drop(storage);
+        assert!(!world.path("ran").exists(), "it began");
+    }
+}
+
+/// Its lease runs out unseen.
+#[test]
+fn a_lock_is_renewed_while_its_program_is_not_read() {
+    let (redis, world) = (Redis::start(), World::new());
+    let (storage, url) = (unreadable(&world), format!("{}?ttl=2s", redis.url()));
+    let mut run = world.start(["run", "-u", &url, "x", "./job"]);
+    asking(&run);
+    let since = Instant::now();
+    eventually("its lease would have run out", || since.elapsed() > Duration::from_secs(3));
+    assert_eq!(world.code(["run", "-u", &url, "-n", "x", "true"]), 75, "another has its lock");
+    drop(storage);
+    assert_eq!((run.code(), world.read("ran").as_str()), (0, "ran\n"));
+}
+
+/// The wrapper is killed, and where its lock goes with it, the job begins when its program is read at last.
+#[test]
+fn a_killed_wrapper_takes_a_job_along_whose_program_is_not_read() {
+    let world = World::new();
+    let storage = unreadable(&world);
+    let run = world.start(["run", "-u", "memory://", "x", "./job"]);
+    let job = asking(&run);
+    run.signal(Signal::KILL);
+    eventually("the job is dead", || !runs(job));
+    drop(storage);
+    assert!(!world.path("ran").exists(), "it began");
 }

@@ -18,6 +18,11 @@ const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUI
 /// Further ones that concern a job.
 const PASSED_ON: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::TSTP, Signal::CONT];
 
+/// Those that are caught once there is a child.
+pub(crate) fn caught() -> impl Iterator<Item = Signal> {
+    ENDING.into_iter().chain(PASSED_ON).filter(|signal| !sys::is_ignored(*signal))
+}
+
 /// The caught signals.
 #[derive(Debug)]
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);

@@ -3,16 +3,15 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
 use clinch::{Guard, Owner};
 use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::process::Pid;
 
 use super::children::Child;
 use super::door::Door;
+use super::fork::{Before, NotBegun, Start, fork};
 use super::nesting;
 use super::sys;
 use super::terminal::Terminal;
@@ -51,21 +50,17 @@ pub(crate) fn tell(command: &mut Command, guard: &Guard, door: &Door) {
     command.env(nesting::HELD, nesting::with(&held, name, claim, door.address()));
 }
 
-/// Starts the job in a process group of its own, in the foreground if we are.
+/// Starts the job in a process group of its own, in the foreground if we are. It has yet to become the command, which takes a while or fails.
 ///
 /// Where the kernel frees a lock with its last descriptor, the job inherits one, and so does a watch, so that killing us does not free
 /// the lock under a running job. Elsewhere that watch ends all of the job if we are killed.
 pub(crate) fn start(
-    mut command: Command,
+    command: &Command,
     guard: &Guard,
     terminal: Option<&Terminal>,
     orphans: Orphans,
     door: Door,
-) -> Result<Child, Failure> {
-    command.process_group(0);
-    if terminal.is_some_and(Terminal::is_ours) {
-        sys::take_foreground(&mut command);
-    }
+) -> Result<(Child, Start), Failure> {
     let inherited = guard.descriptor();
     if let Some(descriptor) = &inherited {
         // There is no other thread that could start another process meanwhile.
@@ -74,28 +69,25 @@ pub(crate) fn start(
     }
     let watch = Watch::start(guard.claim_id(), orphans, inherited.as_ref())
         .map_err(|error| Failure::system("cannot watch over the command", error))?;
-    watch.over(&mut command);
-    if let Some(left) = guard.remaining() {
-        sys::start_within(&mut command, left);
-    }
-    // Whatever came between the grant and now.
+    // In this order: we may be stopped between any two of these.
+    let now = sys::since_boot();
+    let until = guard.remaining().map(|left| now.saturating_add(left));
     if !guard.is_held() {
-        return Err(too_late(guard));
+        return Err(not_begun(command, guard, &NotBegun::TooLate));
     }
-    let spawned = command.spawn();
-    drop(inherited);
-    let child = spawned.map_err(|error| match error.kind() {
-        io::ErrorKind::TimedOut if guard.remaining().is_some() => too_late(guard),
-        _ => not_started(command.get_program(), &error),
-    })?;
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    pid.map(|pid| Child::new(pid, orphans, door, watch))
-        .ok_or_else(|| Failure::system("cannot start the command", "it has no process id"))
+    let before = Before { foreground: terminal.is_some_and(Terminal::is_ours), watch: &watch, until };
+    let (pid, start) = fork(command, &before).map_err(|error| not_started(command.get_program(), &error))?;
+    Ok((Child::new(pid, orphans, door, watch), start))
 }
 
-/// The job is not started: another may have the lock.
-fn too_late(guard: &Guard) -> Failure {
-    Failure::new(LOST, format!("lock \"{}\" was lost before the job began", guard.name()))
+/// Why the job did not begin. Where it was too late, another may have the lock.
+pub(crate) fn not_begun(command: &Command, guard: &Guard, why: &NotBegun) -> Failure {
+    match why {
+        NotBegun::TooLate => {
+            Failure::new(LOST, format!("lock \"{}\" was lost before the job began", guard.name()))
+        }
+        NotBegun::Failed(error) => not_started(command.get_program(), error),
+    }
 }
 
 /// Why a command did not start, with a shell's exit code for it.
@@ -120,7 +112,8 @@ pub(crate) fn default_label(run: &Run) -> String {
 mod tests {
     use std::time::Duration;
 
-    use clinch::{Env, Lane, Locks};
+    use clinch::{ClaimId, Env, Lane, Locks};
+    use rustix::process::{WaitOptions, waitpid};
 
     use super::*;
 
@@ -133,15 +126,20 @@ mod tests {
             let guard =
                 locks.max_hold(Duration::from_millis(1)).unwrap().mutex("x").unwrap().lock().await.unwrap();
             guard.lost().await;
-            let started = start(Command::new("true"), &guard, None, Orphans::Leave, Door::open().unwrap());
+            let started = start(&Command::new("true"), &guard, None, Orphans::Leave, Door::open().unwrap());
             assert_eq!(started.unwrap_err().code, LOST);
         });
     }
 
     #[test]
     fn a_start_that_took_too_long_is_none() {
-        let mut command = Command::new("true");
-        sys::start_within(&mut command, Duration::ZERO);
-        assert_eq!(command.spawn().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let watch = Watch::start(ClaimId::from_bits(1), Orphans::Leave, None).unwrap();
+            let before = Before { foreground: false, watch: &watch, until: Some(Duration::ZERO) };
+            let (pid, start) = fork(&Command::new("true"), &before).unwrap();
+            assert!(!start.has_begun().await && matches!(start.failure(), Some(NotBegun::TooLate)));
+            waitpid(Some(pid), WaitOptions::empty()).unwrap();
+        });
     }
 }

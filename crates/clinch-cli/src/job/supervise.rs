@@ -10,6 +10,7 @@ use tokio::signal::unix;
 
 use super::children::{Change, Child, Exit, signal_orphans};
 use super::events::Events;
+use super::fork::{NotBegun, Start};
 use super::kin::signal_all;
 use super::loss::{Plan, Stage, Step};
 use super::signals::Signals;
@@ -28,6 +29,7 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) env: &'a Env,
     pub(crate) guard: &'a Guard,
     pub(crate) child: Child,
+    pub(crate) start: &'a Start,
     pub(crate) terminal: Option<Terminal>,
     pub(crate) plan: Plan,
     pub(crate) run: &'a Run,
@@ -62,12 +64,18 @@ pub(crate) struct Ended {
 }
 
 impl Supervisor<'_> {
-    /// Returns when the job has ended. `deaths` must have been listened to since before it began.
-    pub(crate) async fn supervise(mut self, signals: &mut Signals, deaths: &mut unix::Signal) -> Ended {
+    /// Returns when the job has ended, or why it did not begin. `deaths` must have been listened to since before it was started.
+    pub(crate) async fn supervise(
+        mut self,
+        signals: &mut Signals,
+        deaths: &mut unix::Signal,
+    ) -> Result<Ended, NotBegun> {
         let mut died = false;
         loop {
             if let Some(exit) = self.look(std::mem::take(&mut died)) {
-                return Ended { exit, stopped: self.progress.stage != Stage::Running };
+                let stopped = self.progress.stage != Stage::Running;
+                let failure = self.start.failure().filter(|_| !stopped);
+                return failure.map_or(Ok(Ended { exit, stopped }), Err);
             }
             let again = self.hold_or_stop();
             let again = [again, self.progress.waits.then_some(LEFT_BEHIND)].into_iter().flatten().min();
@@ -94,6 +102,10 @@ impl Supervisor<'_> {
                 }
                 self.child.reap();
                 self.ended(exit);
+                if self.start.failure().is_some() {
+                    // It has left nothing behind.
+                    return Some(exit);
+                }
             }
             Some(Change::Stopped(signal)) => self.stopped(signal),
             None => {}
@@ -133,10 +145,12 @@ impl Supervisor<'_> {
         if let Some(terminal) = &self.terminal {
             terminal.take_back(self.child.group());
         }
-        self.events.emit("exited", || match exit {
-            Exit::Code(code) => json!({ "code": code }),
-            Exit::Signal(signal) => json!({ "signal": signal }),
-        });
+        if self.start.failure().is_none() {
+            self.events.emit("exited", || match exit {
+                Exit::Code(code) => json!({ "code": code }),
+                Exit::Signal(signal) => json!({ "signal": signal }),
+            });
+        }
     }
 
     /// The job was stopped: so are we, if there is a shell that sees it.

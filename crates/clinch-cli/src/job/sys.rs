@@ -1,4 +1,4 @@
-//! The few system calls that the type system cannot vouch for. All unsafe code of the command line is here and in `watch.rs`.
+//! The few system calls that the type system cannot vouch for. All unsafe code of the command line is here, in `fork.rs` and in `watch.rs`.
 
 #![allow(unsafe_code)]
 
@@ -42,28 +42,9 @@ impl ProcessEnd {
     }
 }
 
-/// Has the child make itself the foreground process group of the terminal on stdin before it runs, so that nothing it does
-/// first finds itself in the background. It must be given a process group of its own, too.
-pub(crate) fn take_foreground(command: &mut Command) {
-    let take = || {
-        let group = rustix::process::getpid();
-        // SAFETY: descriptor 0 was checked to be a terminal before the fork and is inherited.
-        let stdin = unsafe { BorrowedFd::borrow_raw(0) };
-        with_blocked(Some(libc::SIGTTOU), || rustix::termios::tcsetpgrp(stdin, group))?;
-        Ok(())
-    };
-    // SAFETY: between fork and exec, this calls getpid, ioctl and sigprocmask only, which are async-signal-safe, and it
-    // neither allocates nor takes a lock.
-    unsafe { command.pre_exec(take) };
-}
-
-/// Has the child become the command only within this time: we may be stopped until it is over.
-pub(crate) fn start_within(command: &mut Command, time: Duration) {
-    let now = || Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or(Duration::MAX);
-    let end = now().saturating_add(time);
-    let check = move || if now() < end { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)) };
-    // SAFETY: reads a clock, which is async-signal-safe, and nothing allocates: an error of the system has no box.
-    unsafe { command.pre_exec(check) };
+/// Also while the machine sleeps.
+pub(crate) fn since_boot() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or(Duration::MAX)
 }
 
 /// Names this thread; the name of the first one is that of the process.
@@ -87,7 +68,7 @@ pub(crate) fn set_words(name: &CStr, words: Range<usize>) {
     }
 }
 
-/// Lets a signal through that our caller had blocked. A child of ours has none blocked in any case.
+/// Lets a signal through that our caller had blocked.
 pub(crate) fn unblock(signal: Signal) {
     // SAFETY: the set is initialised before it is read, and the mask is this thread's alone.
     unsafe {

@@ -17,8 +17,6 @@ use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 use std::ptr::{null, null_mut};
 
 use clinch::ClaimId;
@@ -66,18 +64,13 @@ impl Watch {
         self.pid
     }
 
-    /// Has the command say who it is before it runs, since we may not live to do so.
-    pub(crate) fn over(&self, command: &mut Command) {
-        let tell = self.tell.as_raw_fd();
-        let say = move || {
-            // SAFETY: open until the watch is dropped, and inherited; this runs before that.
-            let tell = unsafe { BorrowedFd::borrow_raw(tell) };
-            let pid = getpid().as_raw_nonzero().get();
-            rustix::io::write(tell, &pid.to_ne_bytes())?;
-            Ok(())
-        };
-        // SAFETY: between fork and exec, this calls getpid and write, which are async-signal-safe; nothing allocates.
-        unsafe { command.pre_exec(say) };
+    /// Has a child of ours say that it becomes the command, since we may not live to do so. It lets go of the pipe, by which the watch would take
+    /// us for alive until its program is read. Allocates nothing.
+    pub(crate) fn is_over_us(&self) -> rustix::io::Result<()> {
+        let written = rustix::io::write(self.tell.as_fd(), &getpid().as_raw_nonzero().get().to_ne_bytes());
+        // SAFETY: this child becomes another process, or ends, and uses it no more.
+        unsafe { libc::close(self.tell.as_raw_fd()) };
+        written.map(drop)
     }
 
     /// The command has ended. Its id may be another's from now on.

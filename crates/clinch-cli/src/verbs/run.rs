@@ -169,13 +169,18 @@ impl<'a> Session<'a> {
         sys::unblock(Signal::CHILD);
         let mut deaths = signal(SignalKind::child()).map_err(cannot_listen)?;
         let terminal = Terminal::on_stdin();
-        let child = spawn::start(command, guard, terminal.as_ref(), self.run.orphans, door)?;
+        let (child, start) = spawn::start(&command, guard, terminal.as_ref(), self.run.orphans, door)?;
         // Now, not at the end: the run counts even if nobody lives to see its end.
-        let counted = count(turn, self.run);
+        let counted = async {
+            if start.has_begun().await {
+                count(turn, self.run).await;
+            }
+        };
         let supervisor = Supervisor {
             env: &self.env,
             guard,
             child,
+            start: &start,
             terminal,
             plan: self.plan,
             run: self.run,
@@ -185,11 +190,14 @@ impl<'a> Session<'a> {
         // Whatever becomes of that, the job has to be stopped when its lock is lost.
         let mut counted = pin!(counted);
         let ended = {
-            let mut supervised = pin!(supervisor.supervise(signals, &mut deaths));
+            let mut supervised = pin!(async {
+                let ended = supervisor.supervise(signals, &mut deaths).await;
+                ended.map_err(|why| spawn::not_begun(&command, guard, &why))
+            });
             tokio::select! {
                 biased;
-                () = &mut counted => return Ok(supervised.await),
-                ended = &mut supervised => ended,
+                () = &mut counted => return supervised.await,
+                ended = &mut supervised => ended?,
             }
         };
         tokio::select! {

@@ -1,0 +1,155 @@
+//! A child that becomes the command, for which nobody waits: that takes as long as the storage takes on which the program lies, and who waited
+//! would meanwhile hear no signal, renew no lock, and not see its loss. So the child is the job from its first moment on, which can be told
+//! to end, and killed. It tells if it could not become the command.
+
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsString, c_char};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream as Stream;
+use std::process::Command;
+use std::ptr::{null, null_mut};
+use std::time::Duration;
+
+use rustix::process::{Pid, getpid, setpgid};
+use tokio::net::UnixStream;
+
+use super::signals::caught;
+use super::sys;
+use super::watch::Watch;
+
+/// What is done in the child before it becomes the command.
+#[derive(Debug)]
+pub(crate) struct Before<'a> {
+    /// Whether it takes the foreground of the terminal on stdin, so that nothing that it does first finds itself in the background.
+    pub(crate) foreground: bool,
+    /// Who is told of it.
+    pub(crate) watch: &'a Watch,
+    /// Until when this has to be done, in time since boot: we may be stopped until it is too late.
+    pub(crate) until: Option<Duration>,
+}
+
+/// Tells whether the child has become the command. Its other end is closed by that.
+#[derive(Debug)]
+pub(crate) struct Start(UnixStream);
+
+/// Why the child did not become the command.
+#[derive(Debug)]
+pub(crate) enum NotBegun {
+    TooLate,
+    Failed(io::Error),
+}
+
+impl Start {
+    /// Completes when the child is the command, or never will be; says which. Who was killed first counts as if it was.
+    pub(crate) async fn has_begun(&self) -> bool {
+        // Fails only when the runtime shuts down.
+        let _ = self.0.readable().await;
+        self.failure().is_none()
+    }
+
+    /// Why the child did not become the command, once it has told that.
+    pub(crate) fn failure(&self) -> Option<NotBegun> {
+        let mut word = [0; 4];
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        // SAFETY: the kernel writes into the word, no more than that has room for.
+        let read = unsafe { libc::recv(self.0.as_raw_fd(), word.as_mut_ptr().cast(), word.len(), flags) };
+        match i32::from_ne_bytes(word) {
+            _ if usize::try_from(read) != Ok(word.len()) => None,
+            TOO_LATE => Some(NotBegun::TooLate),
+            error => Some(NotBegun::Failed(io::Error::from_raw_os_error(error))),
+        }
+    }
+}
+
+/// What the child tells in place of an error, of which none has this number.
+const TOO_LATE: i32 = 0;
+
+/// Starts the child, in a process group of its own. Must be called inside a tokio runtime.
+pub(crate) fn fork(command: &Command, before: &Before<'_>) -> io::Result<(Pid, Start)> {
+    let words = [command.get_program()].into_iter().chain(command.get_args());
+    let words = words.map(|word| CString::new(word.as_bytes())).collect::<Result<Vec<_>, _>>()?;
+    let environment = environment(command)?;
+    let [words, environment] = [&words, &environment].map(|list| pointers(list));
+    let (hear, tell) = Stream::pair()?;
+    hear.set_nonblocking(true)?;
+    let start = Start(UnixStream::from_std(hear)?);
+    let mut mask = MaybeUninit::uninit();
+    // SAFETY: the sets are initialised before they are read. The child has one thread; it makes system calls only, all of which are
+    // async-signal-safe, allocates nothing, and ends. The lists end with a null, and what they point to outlives the calls.
+    let pid = unsafe {
+        // Our handlers would take what is sent to the child.
+        let mut all = MaybeUninit::uninit();
+        libc::sigfillset(all.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), mask.as_mut_ptr());
+        let pid = libc::fork();
+        if pid == 0 {
+            let told = match prepare(before) {
+                Ok(true) => {
+                    forget_handlers();
+                    libc::sigprocmask(libc::SIG_SETMASK, mask.as_ptr(), null_mut());
+                    libc::execvpe(*words.as_ptr(), words.as_ptr(), environment.as_ptr());
+                    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)
+                }
+                Ok(false) => TOO_LATE,
+                Err(error) => error.raw_os_error(),
+            };
+            let _ = rustix::io::write(&tell, &told.to_ne_bytes());
+            libc::_exit(1);
+        }
+        pid
+    };
+    let pid = Pid::from_raw(pid).filter(|_| pid > 0).ok_or_else(io::Error::last_os_error);
+    if let Ok(pid) = pid {
+        // As the child does: whoever is first. What we send to its group is lost before.
+        let _ = setpgid(Some(pid), Some(pid));
+    }
+    // SAFETY: was initialised above.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, mask.as_ptr(), null_mut()) };
+    Ok((pid?, start))
+}
+
+/// In the child; says whether it is in time.
+fn prepare(before: &Before<'_>) -> rustix::io::Result<bool> {
+    setpgid(None, None)?;
+    if before.foreground {
+        // All signals are blocked, so that the kernel does not stop it for that.
+        rustix::termios::tcsetpgrp(rustix::stdio::stdin(), getpid())?;
+    }
+    before.watch.is_over_us()?;
+    Ok(before.until.is_none_or(|until| sys::since_boot() < until))
+}
+
+/// In the child: what we catch ends it again, as it would end the command, which may not be there for long.
+fn forget_handlers() {
+    // The runtime of Rust ignores PIPE.
+    for signal in caught().map(|signal| signal.as_raw()).chain([libc::SIGPIPE]) {
+        // SAFETY: the default action is no function of ours.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
+/// Ours, with the command's changes.
+fn environment(command: &Command) -> io::Result<Vec<CString>> {
+    let mut variables: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => _ = variables.insert(name.into(), value.into()),
+            None => _ = variables.remove(name),
+        }
+    }
+    let entries = variables.into_iter().map(|(mut entry, value)| {
+        entry.push("=");
+        entry.push(value);
+        CString::new(entry.into_vec())
+    });
+    Ok(entries.collect::<Result<_, _>>()?)
+}
+
+fn pointers(list: &[CString]) -> Vec<*const c_char> {
+    list.iter().map(|one| one.as_ptr()).chain([null()]).collect()
+}
