@@ -1,5 +1,10 @@
 //! Connections that break, and requests that come late.
 
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
 use super::*;
 
 /// A URL of one server by two ways.
@@ -51,6 +56,108 @@ async fn a_waiter_keeps_its_connections_and_its_turn_where_answers_take_long() {
     assert_eq!(proxy.accepted(), connections, "it has cut its connections");
     release(guard).await;
     release(join("the next is granted", behind).await).await;
+}
+
+/// A waiter that members are too slow for ends what its holders of the same client are about to be answered, again and again.
+#[tokio::test]
+async fn a_waiter_without_answers_costs_no_holder_its_lock() {
+    const TTL: Duration = Duration::from_secs(6);
+    let etcd = Etcd::start();
+    let (one, other, url) = two_ways(&etcd);
+    let (near, far) = (connect(&etcd.url()).await, connect(&url).await);
+    let guard = lock(&near, "job").await;
+    let kept = lock(&far.clone().ttl(TTL).unwrap(), "kept").await;
+    let waiter = queue(&far, "job");
+    sees_claims(&near, "job", 2).await;
+    // More than a waiter may wait for an answer, and less than this holder may.
+    [&one, &other].into_iter().for_each(|way| way.delay(Duration::from_millis(350)));
+    let before = kept.deadline().unwrap();
+    let connections = || u32::try_from(one.accepted() + other.accepted()).unwrap();
+    let (opened, since) = (connections(), std::time::Instant::now());
+    let renewed = async || (!kept.is_held() || kept.deadline().unwrap() > before + 2 * TTL).then_some(());
+    eventually("the lease is renewed", renewed).await;
+    assert!(kept.is_held(), "{:?}", kept.standing());
+    // One that is left in two seconds, and those that replace it, on two runtimes.
+    let opened = connections() - opened;
+    assert!(
+        opened * Duration::from_secs(1) <= since.elapsed() + Duration::from_secs(4),
+        "{opened} connections"
+    );
+    [&one, &other].into_iter().for_each(|way| way.delay(Duration::ZERO));
+    release(guard).await;
+    release(join("the waiter is granted", waiter).await).await;
+    release(kept).await;
+}
+
+/// A network that carries little at a time.
+#[derive(Debug)]
+struct Narrow;
+
+impl Narrow {
+    const BYTES: usize = 8 << 10;
+    const PAUSE: Duration = Duration::from_millis(100);
+}
+
+#[async_trait]
+impl Connector for Narrow {
+    async fn connect(&self, host: &str, port: u16) -> std::io::Result<Box<dyn Stream>> {
+        let stream = TcpStream::connect((host, port)).await?;
+        Ok(Box::new(Trickle { stream, rest: Box::pin(tokio::time::sleep(Duration::ZERO)) }))
+    }
+}
+
+struct Trickle {
+    stream: TcpStream,
+    rest: Pin<Box<tokio::time::Sleep>>,
+}
+
+impl AsyncRead for Trickle {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        ready!(self.rest.as_mut().poll(context));
+        let mut part = [0; Narrow::BYTES];
+        let mut part = ReadBuf::new(&mut part[..buffer.remaining().min(Narrow::BYTES)]);
+        ready!(Pin::new(&mut self.stream).poll_read(context, &mut part))?;
+        buffer.put_slice(part.filled());
+        self.rest.as_mut().reset(tokio::time::Instant::now() + Narrow::PAUSE);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Trickle {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// An answer that takes longer than a server may be silent, but flows, is cut, and so is its repetition.
+#[tokio::test]
+async fn a_large_answer_over_a_slow_network_arrives() {
+    /// What one argument of a command may be, nearly.
+    const PART: usize = 100_000;
+    let etcd = Etcd::start();
+    for at in 0..3 {
+        etcd.ctl(&["put", &format!("/clinch/job/{at}"), &"x".repeat(PART)]);
+    }
+    let env = Env::new(Clock::host(), Random::system(), Lane::thread(), Arc::new(Narrow));
+    let locks = Locks::connect(&etcd.url(), env).await.unwrap();
+    let state = within("the state", locks.state("job")).await.unwrap();
+    assert_eq!(state.unwrap().claims.len(), 3);
 }
 
 /// A claim is held back on its way while its release goes another; then the claim arrives.

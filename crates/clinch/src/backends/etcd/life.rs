@@ -22,8 +22,8 @@ pub(super) struct Traffic {
     /// Whether anything was asked since the last answer. Stays when nobody waits any more: whoever gives up sooner than
     /// the server is known to hang would else never learn it, however often it asks.
     unanswered: AtomicBool,
-    /// Commands that were answered.
-    answered: AtomicU64,
+    /// Parts of answers that came.
+    heard: AtomicU64,
 }
 
 impl Traffic {
@@ -34,9 +34,14 @@ impl Traffic {
         Waiting(self)
     }
 
-    /// How many commands were answered.
-    pub(super) fn answered(&self) -> u64 {
-        self.answered.load(Ordering::Relaxed)
+    /// Notes that a part of an answer came, however large the rest is.
+    pub(super) fn hear(&self) {
+        self.heard.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How much was heard.
+    pub(super) fn heard(&self) -> u64 {
+        self.heard.load(Ordering::Relaxed)
     }
 
     /// Whether the server owes an answer.
@@ -115,7 +120,7 @@ pub(super) struct Waiting<'a>(&'a Traffic);
 impl Waiting<'_> {
     /// The answer came.
     pub(super) fn answered(self) {
-        self.0.answered.fetch_add(1, Ordering::Relaxed);
+        self.0.hear();
         self.0.unanswered.store(false, Ordering::Relaxed);
     }
 }
@@ -150,26 +155,34 @@ pub(super) async fn drive<P: Future<Output = ()>>(
                 () = &mut look => break,
             }
         }
-        let (answered, asked) = (traffic.answered(), traffic.is_asked());
-        if asked && unanswered == Some(answered) && traffic.is_waited_for() {
+        let (heard, asked) = (traffic.heard(), traffic.is_asked());
+        if asked && unanswered == Some(heard) && traffic.is_waited_for() {
             silent();
             return;
         }
         if asked && !traffic.is_waited_for() {
             probing.set(Some(probe()));
         }
-        unanswered = asked.then_some(answered);
+        unanswered = asked.then_some(heard);
     }
-    // A server that stops in good order takes no more requests and answers those that it has; each is given up in time. What
-    // streams beside them goes on elsewhere after that.
+    // A server that stops in good order takes no more requests and answers those that it has; so may one that was left since it was slow for
+    // somebody. What streams beside them goes on elsewhere after that.
     gone.0.leave();
     probing.set(None);
+    let mut last = (traffic.heard(), env.now());
     while traffic.is_waited_for() && !gone.0.is_over() {
         tokio::select! {
             biased;
             () = gone.0.ending() => {}
             () = &mut driver, if !driver.is_terminated() => {}
             () = env.sleep_until(env.now() + LEFT_EVERY) => {}
+        }
+        let (heard, now) = (traffic.heard(), env.now());
+        if heard != last.0 {
+            last = (heard, now);
+        } else if now.since(last.1) > 2 * LOOK_EVERY {
+            silent();
+            return;
         }
     }
 }

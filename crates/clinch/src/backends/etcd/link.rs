@@ -3,15 +3,16 @@
 //! Tonic's own channel is left out on purpose: its balancer goes on choosing dead endpoints, and its worker task costs
 //! every call two hops. What is left of it are framing, codec and status.
 
-use std::sync::Arc;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::Stream;
 use http::Uri;
 use http::uri::PathAndQuery;
-use hyper::body::Incoming;
+use hyper::body::{Bytes, Frame, Incoming, SizeHint};
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prost::Message;
@@ -27,9 +28,12 @@ use super::quiet::Spawner;
 use super::settings::{Address, SCHEMES, Settings};
 use super::wire::{self, RangeRequest, RangeResponse};
 use crate::backends::pool::Connection;
+use crate::backends::times::LOOK_EVERY;
 use crate::backends::tls;
+use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::lock;
 
 /// How long opening a connection may take.
 const DIAL_FOR: Duration = Duration::from_secs(2);
@@ -57,12 +61,14 @@ pub(super) type Token = MetadataValue<Ascii>;
 pub(super) struct Next {
     at: AtomicUsize,
     count: usize,
+    /// When a connection was left last because nothing came in time for somebody.
+    hurried: Mutex<Option<Instant>>,
 }
 
 impl Next {
     /// Of so many endpoints, this one first.
     pub(super) fn new(first: usize, count: usize) -> Next {
-        Next { at: AtomicUsize::new(first), count: count.max(1) }
+        Next { at: AtomicUsize::new(first), count: count.max(1), hurried: Mutex::new(None) }
     }
 
     pub(super) fn get(&self) -> usize {
@@ -78,6 +84,15 @@ impl Next {
     pub(super) fn leave(&self, endpoint: usize) {
         let next = (endpoint + 1) % self.count;
         let _ = self.at.compare_exchange(endpoint, next, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Whether a connection may be left sooner than its server is known to hang. Not one after the other: they may all be slow, and each new
+    /// one asks more of them. If the next hangs as well, the watch over it ends it.
+    pub(super) fn may_hurry(&self, now: Instant) -> bool {
+        let mut hurried = lock(&self.hurried);
+        let may = hurried.is_none_or(|last| now.since(last) >= 2 * LOOK_EVERY);
+        *hurried = hurried.filter(|_| !may).or(Some(now));
+        may
     }
 }
 
@@ -186,15 +201,15 @@ impl Link {
         answer.ok_or_else(|| Status::unavailable("the stream ended without an answer"))
     }
 
-    /// What the server answers, if it does within `patience`. A connection on which nothing at all was answered meanwhile
-    /// is ended.
+    /// What the server answers, if it does within `patience`. A connection on which nothing at all came meanwhile takes no
+    /// more requests; others may have the time to be answered there still.
     async fn answer<R>(
         &self,
         patience: Duration,
         call: impl Future<Output = Result<R, Status>>,
     ) -> Result<R, Status> {
         let waiting = self.traffic.waiting();
-        let answered = self.traffic.answered();
+        let heard = self.traffic.heard();
         tokio::select! {
             biased;
             answer = call => {
@@ -202,9 +217,9 @@ impl Link {
                 answer
             }
             () = self.env.sleep_until(self.env.now() + patience) => {
-                if self.traffic.answered() == answered {
+                if self.traffic.heard() == heard && self.next.may_hurry(self.env.now()) {
                     self.next.leave(self.endpoint);
-                    self.life.close();
+                    self.life.leave();
                 }
                 Err(Status::deadline_exceeded(format!("nothing within {patience:?}")))
             }
@@ -212,8 +227,8 @@ impl Link {
     }
 
     fn grpc(&self) -> Grpc<Http> {
-        Grpc::with_origin(Http(self.sender.clone()), self.origin.clone())
-            .max_decoding_message_size(MAX_ANSWER)
+        let http = Http { sender: self.sender.clone(), traffic: self.traffic.clone() };
+        Grpc::with_origin(http, self.origin.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 }
 
@@ -316,18 +331,50 @@ impl Probe {
 
 /// Hyper's connection in the words of tower.
 #[derive(Clone)]
-struct Http(SendRequest<Body>);
+struct Http {
+    sender: SendRequest<Body>,
+    traffic: Arc<Traffic>,
+}
 
 impl tower_service::Service<http::Request<Body>> for Http {
-    type Response = http::Response<Incoming>;
+    type Response = http::Response<Heard>;
     type Error = hyper::Error;
-    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Self::Response, hyper::Error>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, hyper::Error>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), hyper::Error>> {
-        self.0.poll_ready(context)
+        self.sender.poll_ready(context)
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        Box::pin(self.0.send_request(request))
+        let (answer, traffic) = (self.sender.send_request(request), self.traffic.clone());
+        Box::pin(async move { Ok(answer.await?.map(|body| Heard { body, traffic })) })
+    }
+}
+
+/// An answer of which each part is noted: a large one over a slow network takes longer than a server may be silent.
+struct Heard {
+    body: Incoming,
+    traffic: Arc<Traffic>,
+}
+
+impl hyper::body::Body for Heard {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        self.traffic.hear();
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
