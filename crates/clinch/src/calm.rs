@@ -8,18 +8,23 @@
 
 use std::mem::ManuallyDrop;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 
 use crate::sync::{Holding, apart, unlocked};
 
 /// A future for callers to poll.
 pub(crate) fn calm<F: Future>(future: F) -> Calm<F> {
-    Calm(ManuallyDrop::new(future))
+    Calm { future: ManuallyDrop::new(future), kept: Weak::new() }
 }
 
 /// See [`calm`].
-pub(crate) struct Calm<F>(ManuallyDrop<F>);
+pub(crate) struct Calm<F> {
+    future: ManuallyDrop<F>,
+    /// What was kept of the caller's waker, for as long as somebody keeps it: all that is kept is one. Not kept here: the waker of a
+    /// task may be all that it lives by, and this be in it.
+    kept: Weak<Kept>,
+}
 
 impl<F: Future> Future for Calm<F> {
     type Output = F::Output;
@@ -27,14 +32,23 @@ impl<F: Future> Future for Calm<F> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         // SAFETY: the future is pinned whenever this is: nothing moves it out of here, it is dropped in its place, and this is `Unpin`
         // only if the future is.
-        let future = unsafe { self.map_unchecked_mut(|calm| &mut *calm.0) };
-        let caller: *const Waker = context.waker();
-        // SAFETY: the functions of `BORROWED` take what points to a `Waker` that lives for as long as theirs does. This one ends
-        // with this call, and is only lent out until then; what is cloned of it is no such waker.
-        let waker = unsafe { Waker::new(caller.cast(), &BORROWED) };
+        let (future, kept) = unsafe {
+            let calm = self.get_unchecked_mut();
+            (Pin::new_unchecked(&mut *calm.future), &mut calm.kept)
+        };
         // What is polled may have something locked where it drops the waker that it had.
         let _holding = Holding::begin();
-        future.poll(&mut Context::from_waker(&waker))
+        let caller = context.waker();
+        if let Some(kept) = kept.upgrade().filter(|kept| kept.is_of(caller)) {
+            return future.poll(&mut Context::from_waker(&Waker::from(kept)));
+        }
+        let lent = Lent { caller, kept: OnceLock::new() };
+        // SAFETY: the functions of `BORROWED` take what points to a `Lent` that lives for as long as their waker does. This one ends
+        // with this call, and is only lent out until then; what is cloned of it is no such waker.
+        let waker = unsafe { Waker::new((&raw const lent).cast(), &BORROWED) };
+        let polled = future.poll(&mut Context::from_waker(&waker));
+        *kept = lent.kept.get().map_or_else(Weak::new, Arc::downgrade);
+        polled
     }
 }
 
@@ -43,21 +57,36 @@ impl<F> Drop for Calm<F> {
         // As in `poll`.
         let _holding = Holding::begin();
         // SAFETY: dropped once, here, and not used afterwards.
-        unsafe { ManuallyDrop::drop(&mut self.0) }
+        unsafe { ManuallyDrop::drop(&mut self.future) }
     }
 }
 
-/// A waker for the time of one poll, which costs nothing unless it is kept.
+/// A caller's waker for the time of one poll, which costs nothing unless it is kept.
+struct Lent<'a> {
+    caller: &'a Waker,
+    kept: OnceLock<Arc<Kept>>,
+}
+
 static BORROWED: RawWakerVTable = RawWakerVTable::new(
-    // SAFETY: here and below, see where it is made.
-    |caller| RawWaker::from(Arc::new(Kept(Some(unsafe { &*caller.cast::<Waker>() }.clone())))),
-    |caller| wake(unsafe { &*caller.cast::<Waker>() }),
-    |caller| wake(unsafe { &*caller.cast::<Waker>() }),
+    |lent| {
+        // SAFETY: here and below, see where it is made.
+        let Lent { caller, kept } = unsafe { &*lent.cast::<Lent<'_>>() };
+        RawWaker::from(kept.get_or_init(|| Arc::new(Kept(Some((*caller).clone())))).clone())
+    },
+    |lent| wake(unsafe { &*lent.cast::<Lent<'_>>() }.caller),
+    |lent| wake(unsafe { &*lent.cast::<Lent<'_>>() }.caller),
     |_| (),
 );
 
 /// A caller's waker. `None` when it is dropped.
 struct Kept(Option<Waker>);
+
+impl Kept {
+    /// Whether it wakes what this waker does.
+    fn is_of(&self, caller: &Waker) -> bool {
+        self.0.as_ref().is_some_and(|kept| kept.will_wake(caller))
+    }
+}
 
 impl Wake for Kept {
     fn wake(self: Arc<Self>) {
@@ -89,6 +118,7 @@ fn wake(caller: &Waker) {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::pin::pin;
     use std::sync::Mutex;
 
@@ -123,6 +153,31 @@ mod tests {
         notify.notify_waiters();
         assert_eq!(*lock(&calls), 2);
         drop(waits);
+    }
+
+    #[test]
+    fn of_a_waker_one_is_kept_and_no_longer_than_it_is_needed() {
+        let calls = Arc::new(Mutex::new(0));
+        let [caller, another] = [(); 2].map(|()| Arc::new(Caller(Some(calls.clone()))));
+        let kept = RefCell::new(Vec::new());
+        let mut waits = pin!(calm(std::future::poll_fn(|context| {
+            kept.borrow_mut().extend([(); 2].map(|()| context.waker().clone()));
+            Poll::<()>::Pending
+        })));
+        let mut poll = |caller: &Arc<Caller>| {
+            let waker = Waker::from(caller.clone());
+            assert!(waits.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        };
+        (0..3).for_each(|_| poll(&caller));
+        assert_eq!((kept.borrow().len(), Arc::strong_count(&caller)), (6, 2));
+        poll(&another);
+        assert_eq!((Arc::strong_count(&caller), Arc::strong_count(&another)), (2, 2));
+        kept.borrow().iter().for_each(Waker::wake_by_ref);
+        assert_eq!(*lock(&calls), 8);
+        kept.borrow_mut().clear();
+        assert_eq!((Arc::strong_count(&caller), Arc::strong_count(&another)), (1, 1));
+        poll(&caller);
+        assert_eq!(Arc::strong_count(&caller), 2);
     }
 
     /// It may drop wakers while it has something locked that is none of ours, as connections do.

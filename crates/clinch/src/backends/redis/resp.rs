@@ -97,6 +97,23 @@ impl Arg for u64 {
     }
 }
 
+/// A number in 16 digits, as scripts compare it as text; a larger one is the largest of these.
+pub(super) struct Sixteen(pub(super) u64);
+
+impl Arg for Sixteen {
+    fn write_to(&self, body: &mut Vec<u8>) {
+        let mut rest = self.0.min(9_999_999_999_999_999);
+        let mut digits = [0; 16];
+        for digit in digits.iter_mut().rev() {
+            *digit = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        body.extend_from_slice(b"$16\r\n");
+        body.extend_from_slice(&digits);
+        body.extend_from_slice(b"\r\n");
+    }
+}
+
 impl Command {
     pub(super) fn new(name: &str) -> Command {
         // Most commands are a script's with some keys and an owner.
@@ -109,6 +126,15 @@ impl Command {
         arg.write_to(&mut self.body);
         self.words += 1;
         self
+    }
+
+    /// Another command that has one more argument.
+    pub(super) fn and(&self, arg: impl Arg) -> Command {
+        let mut body = Vec::with_capacity(self.body.len() + 64);
+        body.extend_from_slice(&self.body);
+        let mut command = Command { words: self.words, body };
+        command.arg(arg);
+        command
     }
 
     pub(super) fn write_to(&self, out: &mut Vec<u8>) {
@@ -339,10 +365,23 @@ mod tests {
             .arg(0)
             .arg(1203)
             .arg(u64::MAX)
+            .arg(Sixteen(120))
+            .arg(Sixteen(u64::MAX))
             .arg(id)
             .write_to(&mut out);
         let max = u64::MAX.to_string();
-        let words = ["SET", "k", "ü", "ab", "0", "1203", &max, &id.to_string()];
+        let words = [
+            "SET",
+            "k",
+            "ü",
+            "ab",
+            "0",
+            "1203",
+            &max,
+            "0000000000000120",
+            "9999999999999999",
+            &id.to_string(),
+        ];
         let wanted = Value::List(words.map(text).to_vec());
         assert_eq!(read(&out), Ok(Some((wanted, out.len()))));
     }

@@ -6,7 +6,7 @@
 -- {2, server time}: it came too late, and has changed nothing. {3, server time}: by a clock of which no token can be given, and has
 -- changed nothing either; the time is told, so that its step is seen.
 local clock = redis.call('TIME')
-local us = clock[1] .. string.sub('000000' .. clock[2], -6)
+local us = clock[1] .. (#clock[2] == 6 and clock[2] or string.sub('00000' .. clock[2], -6))
 -- From the year 2255 on the time is no token, and what was once given binds for ever. Before 2001 nobody has set the clock.
 if #us ~= 16 or us >= '9007199254740992' then
   return { 3, us }

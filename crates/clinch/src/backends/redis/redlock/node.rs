@@ -10,7 +10,7 @@ use super::super::dial::Dialer;
 use super::super::failure::Failure;
 use super::super::inbox::Inbox;
 use super::super::reply;
-use super::super::resp::{Command, Value};
+use super::super::resp::{Command, Sixteen, Value};
 use super::super::settings::Address;
 use super::group::Group;
 use super::settings::Rules;
@@ -292,11 +292,10 @@ impl Node {
     }
 
     /// Until when, by the server's clock, what is sent now is of use; none, where the clock is not known.
-    pub(super) fn end_of_use(&self) -> String {
-        let latest = lock(&self.known).clock.map(|clock| clock.likely_latest_us(self.now(), self.evenness()));
+    pub(super) fn end_of_use(&self, now: Instant) -> Sixteen {
+        let latest = lock(&self.known).clock.map(|clock| clock.likely_latest_us(now, self.evenness()));
         let useful = u64::try_from(timing::USEFUL.as_micros()).unwrap_or(u64::MAX);
-        let end = latest.map_or(u64::MAX, |latest| latest.saturating_add(useful));
-        format!("{:016}", end.min(9_999_999_999_999_999))
+        Sixteen(latest.map_or(u64::MAX, |latest| latest.saturating_add(useful)))
     }
 
     /// Says which key it is about.

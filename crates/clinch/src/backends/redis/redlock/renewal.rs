@@ -164,7 +164,7 @@ fn set_anew(holds: &[Option<Hold>], at: usize, told: &Told, now: Instant) {
     }
     for Hold { entry, request } in missing {
         let on_its_way = timing::on_its_way(node.evenness());
-        entry.send_unless_released(at, line, now, on_its_way, || line.link.post(&request.to(node)));
+        entry.send_unless_released(at, line, now, on_its_way, || line.link.post(&request.to(node, now)));
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
-use futures_util::{Stream, StreamExt};
+use futures_util::{FutureExt, Stream, StreamExt};
 
 use super::node::in_millis;
 use crate::clock::Instant;
@@ -22,28 +22,30 @@ type Asked<T> = Pin<Box<dyn Future<Output = (usize, Result<T>)> + Send>>;
 /// goes on until the round is dropped.
 pub(super) struct Round<'a, T> {
     env: &'a Env,
+    begun: Instant,
     pending: FuturesUnordered<Asked<T>>,
-    /// By when each server must have answered, and when it was asked; `None`: it has, or was not.
-    due: Vec<Option<(Instant, Instant)>>,
+    /// By when each server must have answered; `None`: it has, or was not asked.
+    due: Vec<Option<Instant>>,
     /// Until when nobody is late for as long as fewer than so many servers have answered.
     lenient: Option<(Instant, usize)>,
 }
 
 impl<'a, T: Send + 'static> Round<'a, T> {
-    /// A round among so many servers.
+    /// A round among so many servers, which begins now.
     pub(super) fn new(env: &'a Env, nodes: usize) -> Round<'a, T> {
-        Round { env, pending: FuturesUnordered::new(), due: vec![None; nodes], lenient: None }
+        let (begun, pending) = (env.now(), FuturesUnordered::new());
+        Round { env, begun, pending, due: vec![None; nodes], lenient: None }
     }
 
     /// Lets nobody be late before `silence` has passed or this many servers have answered.
     pub(super) fn lenient(mut self, silence: Duration, quorum: usize) -> Round<'a, T> {
-        self.lenient = Some((self.env.now() + silence, quorum));
+        self.lenient = Some((self.begun + silence, quorum));
         self
     }
 
     /// When somebody is late, if nobody answers before; `None`: nobody is waited for.
     fn next_due(&self) -> Option<Instant> {
-        let next = self.due.iter().flatten().map(|(due, _)| *due).min()?;
+        let next = self.due.iter().flatten().min().copied()?;
         Some(self.lenient.map_or(next, |(until, _)| next.max(until)))
     }
 
@@ -55,9 +57,9 @@ impl<'a, T: Send + 'static> Round<'a, T> {
         request: impl Future<Output = Result<T>> + Send + 'static,
     ) {
         if let Some(due) = self.due.get_mut(node) {
-            let now = self.env.now();
-            *due = Some((now + patience, now));
-            self.pending.push(Box::pin(async move { (node, request.await) }));
+            *due = Some(self.begun + patience);
+            // An async block would have room for the request twice.
+            self.pending.push(Box::pin(request.map(move |answer| (node, answer))));
         }
     }
 
@@ -98,10 +100,8 @@ impl<'a, T: Send + 'static> Round<'a, T> {
                 continue;
             }
             for node in 0..self.due.len() {
-                let late = self.due.get_mut(node).and_then(|due| due.take_if(|(due, _)| *due <= now));
-                if let Some((_, asked)) = late
-                    && take(node, Err(unanswered(now.since(asked))))
-                {
+                let late = self.due.get_mut(node).and_then(|due| due.take_if(|due| *due <= now));
+                if late.is_some() && take(node, Err(unanswered(now.since(self.begun)))) {
                     return;
                 }
             }

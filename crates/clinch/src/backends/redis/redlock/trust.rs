@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::keys::FENCE;
 use super::super::reply;
-use super::super::resp::{Command, Value};
+use super::super::resp::{Command, Sixteen, Value};
 use super::super::script;
 use super::node::{Abstention, Acquaintance, Left, Node, Standing, process};
 use super::round::Round;
@@ -237,10 +237,7 @@ impl Trust {
             let keys = [node.group.key.as_str(), FENCE];
             let keys = if learns && fence > 0 { &keys[..] } else { &keys[..1] };
             let mut command = script::REDLOCK_VOUCH.on(keys.iter().copied());
-            command
-                .arg(before)
-                .arg([node.group.terms(), &word.voucher.to_string()])
-                .arg(format!("{fence:016}"));
+            command.arg(before).arg([node.group.terms(), &word.voucher.to_string()]).arg(Sixteen(fence));
             command.arg(node.group.terms());
             round.ask(at, self.patience(&node), leave(node, run, command));
         }

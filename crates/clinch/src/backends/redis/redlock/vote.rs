@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::super::dating::millis;
 use super::super::keys::FENCE;
 use super::super::reply;
-use super::super::resp::{Command, Value};
+use super::super::resp::{Command, Sixteen, Value};
 use super::super::script;
 use super::claims::{Entry, Mark};
 use super::node::Node;
@@ -14,7 +14,7 @@ use super::round::Round;
 use super::store::Quorum;
 use super::timing;
 use super::votes::{Tally, Vote};
-use crate::claim::{Claim, ClaimId};
+use crate::claim::Claim;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::token::Token;
@@ -29,38 +29,24 @@ pub(super) struct Ballot<'a> {
 }
 
 /// A claim to a server's vote.
-pub(super) struct Request {
-    key: String,
-    fencing: bool,
-    id: ClaimId,
-    ttl: u64,
-    least: String,
-    owner: Arc<str>,
-}
+pub(super) struct Request(Command);
 
 impl Request {
     /// The command for one server, sent now.
-    pub(super) fn to(&self, node: &Node) -> Command {
-        let keys = [self.key.as_str(), FENCE];
-        let keys = if self.fencing { &keys[..] } else { &keys[..1] };
-        let mut command = script::REDLOCK_CLAIM.on(keys.iter().copied());
-        command.arg(self.id).arg(self.ttl).arg(&self.least);
-        command.arg([reply::TELLS_NOBODY, &*self.owner]).arg(node.end_of_use());
-        command
+    pub(super) fn to(&self, node: &Node, now: Instant) -> Command {
+        self.0.and(node.end_of_use(now))
     }
 }
 
 impl Quorum {
     /// What claims a server's vote, with a token of at least `least`.
     pub(super) fn request(&self, claim: &Claim, key: &str, least: u64) -> Result<Arc<Request>> {
-        Ok(Arc::new(Request {
-            key: key.to_owned(),
-            fencing: self.rules.fencing,
-            id: claim.id,
-            ttl: millis(claim.ttl),
-            least: format!("{:016}", least.min(Token::MAX.get() - 1)),
-            owner: self.owner.of(&claim.owner)?,
-        }))
+        let keys = [key, FENCE];
+        let keys = if self.rules.fencing { &keys[..] } else { &keys[..1] };
+        let mut command = script::REDLOCK_CLAIM.on(keys.iter().copied());
+        command.arg(claim.id).arg(millis(claim.ttl)).arg(Sixteen(least.min(Token::MAX.get() - 1)));
+        command.arg([reply::TELLS_NOBODY, &*self.owner.of(&claim.owner)?]);
+        Ok(Arc::new(Request(command)))
     }
 
     /// Asks all servers that may vote for their votes, until it is known how that ends.
@@ -133,7 +119,7 @@ impl Quorum {
             return Ok(token);
         }
         let mut command = script::REDLOCK_AGREE.on([key, FENCE]);
-        command.arg(claim.id).arg(format!("{largest:016}"));
+        command.arg(claim.id).arg(Sixteen(largest));
         let command = Arc::new(command);
         let silence = timing::silence(claim.ttl);
         let mut round = Round::new(&self.env, self.nodes.len()).lenient(silence, self.quorum());
@@ -185,16 +171,16 @@ async fn ask_for_vote(
     let (line, surely_after) = node.line_after(before.line()).await?;
     let now = || node.dialer.env.now();
     // If an earlier request may still arrive, one release would not be enough for both.
-    let sending = || surely_after && entry.sending(at, &line, ticket, now());
+    let sending = |sent| surely_after && entry.sending(at, &line, ticket, sent);
     let mut tries = 0;
     let vote = loop {
-        if !sending() {
+        let sent = now();
+        if !sending(sent) {
             return Err(unsettled());
         }
-        let sent = now();
-        let command = request.to(&node);
+        let command = request.to(&node, sent);
         // What is sent after the claim's release would have no end.
-        let answer = node.run_while(&line, &script::REDLOCK_CLAIM, &command, sending).await;
+        let answer = node.run_while(&line, &script::REDLOCK_CLAIM, &command, || sending(now())).await;
         let received = now();
         let vote = match answer {
             Ok(answer) => {
