@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::process::Stdio;
+
 use clinch_testkit::{Proxy, Redis};
 use common::{CLOSE, Running, World, eventually, runs};
 use rustix::process::Signal;
@@ -52,6 +54,23 @@ fn an_inner_run_that_is_left_behind_ends_on_a_signal_and_with_the_lock() {
     assert_eq!(world.code(["break", "--yes", "x"]), 0);
     assert_eq!(run.code(), 79);
     assert!(!parts.into_iter().any(runs), "they work on without the lock");
+}
+
+/// A stop reaches an inner run that is left behind, which then hears nothing and keeps the lock for ever.
+#[test]
+fn an_inner_run_that_is_left_behind_is_not_stopped() {
+    let world = World::new();
+    let mut run = leave_behind(&world, INNER, WORK);
+    run.signal(Signal::TSTP);
+    // Another's stop does not help either.
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(world.pid("inner.pid")).unwrap(),
+        Signal::STOP,
+    )
+    .unwrap();
+    run.signal(Signal::TERM);
+    assert_eq!(run.code(), 6);
+    assert!(!runs(world.pid("inner.pid")));
 }
 
 /// Starts a part beside it, and ends before that when both are asked to end.
@@ -124,6 +143,43 @@ fn an_inner_run_keeps_the_lock_of_a_killed_wrapper_where_that_can_be() {
     world.write("stop", "");
     assert_eq!(next.code(), 0);
     assert!(!runs(world.pid("inner.pid")));
+}
+
+/// Runs a job on a store with a TTL by a wrapper with few descriptors.
+fn start_with_few_descriptors(world: &World, job: &str) -> Running {
+    let few = format!(
+        r#"echo $$ > wrapper.pid; ulimit -n 64; exec "$CLINCH" run -q --events events x sh -c '{job}'"#
+    );
+    let mut command = world.clinch(["run", "other", "sh", "-c", &few]);
+    Running(command.stdout(Stdio::null()).spawn().unwrap())
+}
+
+/// The wrapper keeps so many that it has no descriptor left to end any.
+#[test]
+fn many_inner_runs_are_ended_with_few_descriptors() {
+    let redis = Redis::start();
+    let world = World::on(redis.url());
+    let inner = r#"setsid "$CLINCH" run x sh ./inner 2>> refused &"#;
+    world.write("inner", "trap \"\" TERM; echo $$ >> pids; while :; do sleep 0.02; done");
+    let job = format!("i=0; while [ $i -lt 80 ]; do i=$((i+1)); {inner} done; wait");
+    let mut run = start_with_few_descriptors(&world, &job);
+    eventually("no more can enter", || world.lines("pids") + world.lines("refused") >= 80);
+    let wrapper = format!("/proc/{}/fd", world.pid("wrapper.pid"));
+    assert!(std::fs::read_dir(wrapper).unwrap().count() < 48, "none is left to look for them");
+    assert_eq!(world.code(["break", "--yes", "x"]), 0);
+    assert_eq!(run.code(), 79);
+    for pid in world.read("pids").lines() {
+        assert!(!runs(pid.parse().unwrap()), "it works on without the lock");
+    }
+}
+
+/// A process that enters again and again, each time as another program, fills the wrapper, and then waits for itself.
+#[test]
+fn one_process_may_enter_again_and_again() {
+    let world = World::new();
+    world.write("inner", r#"i=$(($1 - 1)); [ $i -eq 0 ] || exec "$CLINCH" run -w 20 x sh ./inner $i"#);
+    let mut run = start_with_few_descriptors(&world, "sh ./inner 80");
+    assert_eq!(run.code(), 0);
 }
 
 /// A run that enters the lock of a job that is just ending works beside the next holder.

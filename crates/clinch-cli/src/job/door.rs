@@ -7,11 +7,11 @@ use std::collections::hash_map::RandomState;
 use std::future::pending;
 use std::hash::BuildHasher;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use tokio::net::{UnixListener, UnixStream};
 
 use super::kin::Stat;
@@ -23,6 +23,7 @@ const REST: Duration = Duration::from_millis(50);
 /// Open until dropped or closed.
 #[derive(Debug)]
 pub(crate) struct Door {
+    /// Empty: it was never open.
     address: String,
     listener: Option<UnixListener>,
     inner: Vec<Inner>,
@@ -36,14 +37,15 @@ pub(crate) struct Inner {
 }
 
 impl Door {
-    /// Opens one. Must be called inside a tokio runtime.
-    pub(crate) fn open() -> io::Result<Door> {
+    /// Opens one, if this system lets us. Must be called inside a tokio runtime.
+    pub(crate) fn open() -> Door {
         let address = format!("clinch-{:016x}", RandomState::new().hash_one(getpid().as_raw_nonzero()));
-        let listener = Some(UnixListener::bind(path(&address))?);
-        Ok(Door { address, listener, inner: Vec::new() })
+        let listener = UnixListener::bind(path(&address)).ok();
+        let address = if listener.is_some() { address } else { String::new() };
+        Door { address, listener, inner: Vec::new() }
     }
 
-    /// Where to knock: in the abstract namespace of sockets, which is of this host and network namespace.
+    /// Where to knock: in the abstract namespace of sockets, which is of this host and network namespace. Empty: there is nowhere.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
@@ -66,14 +68,24 @@ impl Door {
     }
 
     fn meet(&mut self, stream: UnixStream) -> io::Result<()> {
+        let peer = stream.peer_cred()?;
+        let pid = peer.pid().and_then(Pid::from_raw).ok_or(ErrorKind::NotFound)?;
         // First, for their descriptors.
         self.inner.retain(Inner::runs);
-        let pid = stream.peer_cred()?.pid().and_then(Pid::from_raw).ok_or(ErrorKind::NotFound)?;
         let process = pidfd_open(pid, PidfdFlags::empty())?;
         let mut stream = stream.into_std()?;
         // While it has not hung up, that id is still its own.
         let is_there = matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock);
-        if !is_there || !is_below(pid) {
+        // Root may be hidden from us, and is nobody to guard a lock against.
+        let is_hidden_root = || peer.uid() == 0 && Stat::of(pid).is_none();
+        if !is_there || !is_below(pid) && !is_hidden_root() {
+            return Ok(());
+        }
+        // One process may enter again and again, each time as another program.
+        if self.inner.iter().any(|inner| inner.pid == pid) {
+            return stream.write_all(b"1");
+        }
+        if !leaves_room(&process) {
             return Ok(());
         }
         self.inner.push(Inner { pid, process });
@@ -106,19 +118,36 @@ impl Inner {
     }
 }
 
-/// Knocks at the door of the process with this id, and tells whether we were let in. It may wait for as long as that process is stopped.
-pub(crate) async fn knock(address: &str, pid: u32) -> bool {
-    let Ok(stream) = UnixStream::connect(path(address)).await else { return false };
-    let is_its =
-        stream.peer_cred().is_ok_and(|peer| peer.pid().is_some_and(|peer| u32::try_from(peer) == Ok(pid)));
+/// Whether half of the descriptors that we may have are free after this one, of which the kernel gives the lowest first: who has to end a job needs
+/// some, and who has to reach its store.
+fn leaves_room(descriptor: &OwnedFd) -> bool {
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    u64::try_from(descriptor.as_raw_fd()).is_ok_and(|number| number < most / 2)
+}
+
+/// Knocks at the door of the process with this id, and tells whether we were let in. It may wait for as long as that process is stopped. Fails
+/// where nobody can knock.
+pub(crate) async fn knock(address: &str, pid: u32) -> io::Result<bool> {
+    if address.is_empty() {
+        return Err(io::Error::new(ErrorKind::Unsupported, "it may open no AF_UNIX socket"));
+    }
+    let stream = match UnixStream::connect(path(address)).await {
+        Err(error) if [ErrorKind::ConnectionRefused, ErrorKind::WouldBlock].contains(&error.kind()) => {
+            return Ok(false);
+        }
+        stream => stream?,
+    };
+    if stream.peer_cred()?.pid().is_none_or(|peer| u32::try_from(peer) != Ok(pid)) {
+        return Ok(false);
+    }
     let mut word = [0];
-    while is_its && stream.readable().await.is_ok() {
+    loop {
+        stream.readable().await?;
         match stream.try_read(&mut word) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            read => return matches!(read, Ok(1)),
+            read => return Ok(matches!(read, Ok(1))),
         }
     }
-    false
 }
 
 /// As tokio spells what is in no directory.

@@ -13,6 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_si
 
 use super::door::Inner;
 use super::reentry::settled;
+use super::signals::asks_to_end;
 use crate::args::Orphans;
 
 /// How long is looked for those who are to be asked, which delays all else. Who is to be killed is looked for in any case.
@@ -71,11 +72,14 @@ impl Kin {
     }
 }
 
-/// Sends a signal to a run that was let in, and to all below it.
+/// Sends a signal to a run that was let in, and to all below it. A stopped one goes on if that asks it to end.
 pub(crate) fn signal_all(inner: &Inner, signal: Signal) {
     let until = Instant::now() + LOOK_FOR;
     descend(inner.root().into_iter().collect(), &mut HashSet::new(), Some(until), |_, held| {
         let _ = pidfd_send_signal(held, signal);
+        if asks_to_end(signal) {
+            let _ = pidfd_send_signal(held, Signal::CONT);
+        }
     });
 }
 

@@ -23,6 +23,11 @@ pub(crate) fn caught() -> impl Iterator<Item = Signal> {
     ENDING.into_iter().chain(PASSED_ON).filter(|signal| !sys::is_ignored(*signal))
 }
 
+/// Whether a signal asks a process to end.
+pub(crate) fn asks_to_end(signal: Signal) -> bool {
+    ENDING.contains(&signal)
+}
+
 /// The caught signals.
 #[derive(Debug)]
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
@@ -51,7 +56,7 @@ impl Signals {
 
     /// Waits for one that asks to end.
     pub(crate) async fn asked_to_end(&mut self) {
-        while !ENDING.contains(&self.next().await) {}
+        while !asks_to_end(self.next().await) {}
     }
 
     /// The next signal that came.

@@ -126,7 +126,7 @@ mod tests {
             let guard =
                 locks.max_hold(Duration::from_millis(1)).unwrap().mutex("x").unwrap().lock().await.unwrap();
             guard.lost().await;
-            let started = start(&Command::new("true"), &guard, None, Orphans::Leave, Door::open().unwrap());
+            let started = start(&Command::new("true"), &guard, None, Orphans::Leave, Door::open());
             assert_eq!(started.unwrap_err().code, LOST);
         });
     }

@@ -180,6 +180,8 @@ impl Supervisor<'_> {
         match self.progress.exit {
             None => self.child.signal(signal),
             Some(_) if self.run.orphans == Orphans::Wait => signal_orphans(signal),
+            // We could not stop with them: somebody has to renew the lock. So they go on.
+            Some(_) if signal == Signal::TSTP => {}
             Some(_) => self.child.inner().iter().for_each(|inner| signal_all(inner, signal)),
         }
     }

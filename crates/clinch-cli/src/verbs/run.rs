@@ -159,8 +159,7 @@ impl<'a> Session<'a> {
             }
         };
         let mut command = spawn::command(self.run)?;
-        let door =
-            Door::open().map_err(|error| Failure::system("cannot let runs inside the job in", error))?;
+        let door = Door::open();
         spawn::tell(&mut command, guard, &door);
         // What loses its parent falls to us, as it does to process 1: the job may have to be waited for, or to be ended.
         set_child_subreaper(Some(getpid()))
@@ -296,9 +295,14 @@ impl<'a> Session<'a> {
             let held = claims.map(|claims| claims.into_iter().find(is_outer));
             if let Ok(Some(claim)) = &held
                 && let Some(door) = find_door(outer, claim.id)
-                && self.limits.within(knock(door, claim.owner.pid)).await == Ok(true)
+                && let Ok(knocked) = self.limits.within(knock(door, claim.owner.pid)).await
             {
-                break claim.clone();
+                // To wait for it would never end.
+                let cannot =
+                    format!("lock \"{name}\" is held by the job around this one, which can let nobody in");
+                if knocked.map_err(|error| Failure::new(CONFLICT, format!("{cannot}: {error}")))? {
+                    break claim.clone();
+                }
             }
             reentry::tell(false);
             let is_unanswered = held.as_ref().is_err_and(|error| is_transient(error) && self.limits.go_on());

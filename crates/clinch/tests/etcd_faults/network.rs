@@ -89,6 +89,27 @@ async fn a_waiter_without_answers_costs_no_holder_its_lock() {
     release(kept).await;
 }
 
+/// What a waiter sends arrives and keeps its place, but what it is told comes too late for it: nobody else gets in.
+#[tokio::test]
+async fn a_waiter_that_hears_nothing_in_time_is_in_nobodys_way() {
+    const TTL: Duration = Duration::from_secs(2);
+    let etcd = Etcd::start();
+    let (one, other, url) = two_ways(&etcd);
+    let (near, far) = (connect(&etcd.url()).await, connect(&url).await);
+    let guard = lock(&near, "job").await;
+    let waiter = queue(&far.ttl(TTL).unwrap(), "job");
+    sees_claims(&near, "job", 2).await;
+    let behind = queue(&near, "job");
+    sees_claims(&near, "job", 3).await;
+    // More than a sixth of its TTL.
+    [&one, &other].into_iter().for_each(|way| way.delay(Duration::from_millis(220)));
+    release(guard).await;
+    let guard = join("the next is granted", behind).await;
+    [&one, &other].into_iter().for_each(|way| way.delay(Duration::ZERO));
+    release(guard).await;
+    waiter.abort();
+}
+
 /// A network that carries little at a time.
 #[derive(Debug)]
 struct Narrow;

@@ -26,6 +26,9 @@ const READ_BATCH: usize = 100;
 /// Failed releases that are made good with one keepalive; for the same reason.
 const SWEEP_BATCH: usize = 100;
 
+/// After how many of its TTLs without an answer a lease is left to run out.
+const UNHEARD: u32 = 2;
+
 impl Sessions {
     /// Renews the lease unless that was done at most `age` ago, and says when it was last renewed; `None`: it is gone.
     pub(in crate::backends::etcd) async fn keep(
@@ -51,6 +54,11 @@ impl Sessions {
     /// Renews the lease; false when it is gone.
     async fn renew(self: &Arc<Sessions>, session: &Arc<Session>) -> Result<bool> {
         let sent = self.client.env.now();
+        if sent.since(session.confirmed()) > UNHEARD * session.ttl {
+            // Its locks are lost since long. A place that is kept by what arrives, but never hears of its turn, would be in everybody's way.
+            self.end(session);
+            return Ok(false);
+        }
         let request = LeaseRequest { id: session.lease };
         // Whoever hangs is left while there is time to ask another; both at once, so that only one attempt is lost.
         let keepalive = self.client.keep_alive(&request, self.patience(session));
