@@ -2,8 +2,6 @@
 
 mod common;
 
-use std::process::Stdio;
-
 use clinch_testkit::{Proxy, Redis};
 use common::{CLOSE, Running, World, eventually, runs};
 use rustix::process::Signal;
@@ -150,8 +148,7 @@ fn start_with_few_descriptors(world: &World, job: &str) -> Running {
     let few = format!(
         r#"echo $$ > wrapper.pid; ulimit -n 64; exec "$CLINCH" run -q --events events x sh -c '{job}'"#
     );
-    let mut command = world.clinch(["run", "other", "sh", "-c", &few]);
-    Running(command.stdout(Stdio::null()).spawn().unwrap())
+    world.start(["run", "other", "sh", "-c", &few])
 }
 
 /// The wrapper keeps so many that it has no descriptor left to end any.

@@ -8,6 +8,7 @@ use rustix::process::{
 
 use super::door::{Door, Inner};
 use super::kin::{Kin, children};
+use super::signals::asks_to_end;
 use super::watch::Watch;
 use crate::args::Orphans;
 use crate::exit::SIGNAL_BASE;
@@ -157,5 +158,9 @@ fn code(code: i32) -> Exit {
 pub(crate) fn signal_orphans(signal: Signal) {
     for pid in children(getpid(), true) {
         let _ = kill_process(pid, signal);
+        if asks_to_end(signal) {
+            // Who is stopped does not hear it.
+            let _ = kill_process(pid, Signal::CONT);
+        }
     }
 }

@@ -17,6 +17,10 @@ use tokio::net::{UnixListener, UnixStream};
 use super::kin::Stat;
 use super::reentry::is_below;
 
+/// What who knocks is told: it was let in, or never will be. Who is told nothing may knock again.
+const ENTER: u8 = b'1';
+const NEVER: u8 = b'0';
+
 /// The pause after somebody could not be let in, as nothing is left to keep it by.
 const REST: Duration = Duration::from_millis(50);
 
@@ -40,7 +44,9 @@ impl Door {
     /// Opens one, if this system lets us. Must be called inside a tokio runtime.
     pub(crate) fn open() -> Door {
         let address = format!("clinch-{:016x}", RandomState::new().hash_one(getpid().as_raw_nonzero()));
-        let listener = UnixListener::bind(path(&address)).ok();
+        // By such a descriptor it is kept who comes in. A kernel before 5.3 has none.
+        let own = pidfd_open(getpid(), PidfdFlags::empty());
+        let listener = own.ok().and_then(|_| UnixListener::bind(path(&address)).ok());
         let address = if listener.is_some() { address } else { String::new() };
         Door { address, listener, inner: Vec::new() }
     }
@@ -78,19 +84,22 @@ impl Door {
         let is_there = matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock);
         // Root may be hidden from us, and is nobody to guard a lock against.
         let is_hidden_root = || peer.uid() == 0 && Stat::of(pid).is_none();
-        if !is_there || !is_below(pid) && !is_hidden_root() {
+        if !is_there {
             return Ok(());
+        }
+        if !is_below(pid) && !is_hidden_root() {
+            return stream.write_all(&[NEVER]);
         }
         // One process may enter again and again, each time as another program.
         if self.inner.iter().any(|inner| inner.pid == pid) {
-            return stream.write_all(b"1");
+            return stream.write_all(&[ENTER]);
         }
         if !leaves_room(&process) {
             return Ok(());
         }
         self.inner.push(Inner { pid, process });
         // From then on it counts on us.
-        stream.write_all(b"1").inspect_err(|_| drop(self.inner.pop()))
+        stream.write_all(&[ENTER]).inspect_err(|_| drop(self.inner.pop()))
     }
 
     /// Those that were let in and run.
@@ -129,7 +138,7 @@ fn leaves_room(descriptor: &OwnedFd) -> bool {
 /// where nobody can knock.
 pub(crate) async fn knock(address: &str, pid: u32) -> io::Result<bool> {
     if address.is_empty() {
-        return Err(io::Error::new(ErrorKind::Unsupported, "it may open no AF_UNIX socket"));
+        return Err(io::Error::new(ErrorKind::Unsupported, "its system lacks AF_UNIX sockets or pidfd_open"));
     }
     let stream = match UnixStream::connect(path(address)).await {
         Err(error) if [ErrorKind::ConnectionRefused, ErrorKind::WouldBlock].contains(&error.kind()) => {
@@ -145,7 +154,13 @@ pub(crate) async fn knock(address: &str, pid: u32) -> io::Result<bool> {
         stream.readable().await?;
         match stream.try_read(&mut word) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            read => return Ok(matches!(read, Ok(1))),
+            Ok(1) if word == [NEVER] => {
+                return Err(io::Error::new(
+                    ErrorKind::PermissionDenied,
+                    "it does not see this run in its /proc",
+                ));
+            }
+            read => return Ok(matches!(read, Ok(1)) && word == [ENTER]),
         }
     }
 }

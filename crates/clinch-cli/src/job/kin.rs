@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
 use super::door::Inner;
@@ -56,7 +57,8 @@ impl Kin {
     fn signal_once(&self, signal: Signal, but: Option<Pid>, inner: &[Inner]) -> (bool, HashSet<Pid>) {
         let us = getpid();
         let until = || (signal != Signal::KILL).then(|| Instant::now() + LOOK_FOR);
-        let (mut seen, mut found) = (self.spared.clone(), false);
+        // Who has no descriptor left to look with finds nobody, and knows nothing.
+        let (mut seen, mut found) = (self.spared.clone(), !can_look());
         let mut send = |stat: &Stat, held: &OwnedFd| {
             if but.map(raw) != Some(stat.group) {
                 found |= pidfd_send_signal(held, signal).is_ok();
@@ -70,6 +72,12 @@ impl Kin {
         descend(inner, &mut seen, until(), &mut send);
         (found, seen)
     }
+}
+
+/// Whether there are the descriptors that a look takes at a time.
+fn can_look() -> bool {
+    let own = [(); 3].map(|()| pidfd_open(getpid(), PidfdFlags::empty()));
+    !own.iter().any(|one| matches!(one, Err(Errno::MFILE | Errno::NFILE)))
 }
 
 /// Sends a signal to a run that was let in, and to all below it. A stopped one goes on if that asks it to end.

@@ -50,8 +50,8 @@ pub(crate) fn mark(claim: ClaimId) -> String {
 }
 
 fn with_mark(inherited: &str, claim: ClaimId, own: &str) -> String {
-    let is_own = |mark: &&str| mark.split_once(',').is_some_and(|(_, pid)| pid == own);
     let new = format!("{claim},{own}");
+    let is_own = |mark: &&str| *mark != new && mark.split_once(',').is_some_and(|(_, pid)| pid == own);
     inherited.split(' ').filter(is_own).chain([&*new]).collect::<Vec<_>>().join(" ")
 }
 
@@ -145,6 +145,7 @@ mod tests {
         assert_eq!(first, format!("{one},7"));
         assert_eq!(with_mark(&first, two, "7"), format!("{one},7 {two},7"));
         assert_eq!(with_mark(&first, two, "70"), format!("{two},70"), "what was inherited");
+        assert_eq!(with_mark(&first, one, "7"), first, "once");
     }
 
     #[test]

@@ -179,9 +179,9 @@ impl Supervisor<'_> {
     fn send(&mut self, signal: Signal) {
         match self.progress.exit {
             None => self.child.signal(signal),
-            Some(_) if self.run.orphans == Orphans::Wait => signal_orphans(signal),
             // We could not stop with them: somebody has to renew the lock. So they go on.
             Some(_) if signal == Signal::TSTP => {}
+            Some(_) if self.run.orphans == Orphans::Wait => signal_orphans(signal),
             Some(_) => self.child.inner().iter().for_each(|inner| signal_all(inner, signal)),
         }
     }
