@@ -213,6 +213,24 @@ fn a_job_that_loses_its_lock_before_its_program_is_read_never_begins() {
     }
 }
 
+/// It is given time to end before it has begun, and begins in that time.
+#[test]
+fn a_job_that_ignores_signals_does_not_begin_after_its_loss() {
+    let world = World::new();
+    let storage = unreadable(&world);
+    let ignoring = r#"trap '' TERM; exec "$CLINCH" run --max-hold 1h --grace 20s --events events x ./job"#;
+    let mut run = Command::new("sh");
+    run.args(["-c", ignoring]).current_dir(world.path("."));
+    run.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env("CLINCH_URL", world.url());
+    let mut run = Running(run.spawn().unwrap());
+    asking(&run);
+    assert_eq!(world.code(["break", "--yes", "x"]), 0);
+    eventually("it is stopped", || world.read("events").contains("stopping"));
+    drop(storage);
+    assert_eq!(run.code(), 79);
+    assert!(!world.path("ran").exists(), "it began without its lock");
+}
+
 /// Nobody can end it, or it begins although it was ended.
 #[test]
 fn a_run_whose_program_is_not_read_heeds_a_signal() {

@@ -159,3 +159,24 @@ fn a_renewed_lease_keeps_its_job() {
     assert_eq!(world.code(args), 0);
     assert_eq!(world.code(["run", "-u", "memory://?ttl=300ms", "--grace", "80ms", "x", "true"]), 64);
 }
+
+/// What the job starts in groups of its own cannot be found, and works on without the lock.
+#[test]
+fn no_job_is_started_where_nobody_could_end_its_parts() {
+    let world = World::new();
+    // A filter of system calls under which there is no `pidfd_open`, as before Linux 5.3.
+    let prctl = if cfg!(target_arch = "x86_64") { 157 } else { 167 };
+    let filter = format!(
+        r#"$f = pack("SCCL" x 4, 0x20,0,0,0, 0x15,0,1,434, 0x06,0,0,0x50026, 0x06,0,0,0x7fff0000);
+        $p = pack("S x6 P", 4, $f);
+        syscall({prctl},38,1,0,0,0) == 0 && syscall({prctl},22,2,$p) == 0 or die; exec @ARGV"#
+    );
+    let run = [env!("CARGO_BIN_EXE_clinch"), "run", "x", "true"];
+    let mut filtered = std::process::Command::new("perl");
+    filtered.args(["-e", &filter]).args(run).env("CLINCH_URL", world.url());
+    let output = filtered.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(70), "{said}");
+    assert!(said.contains("cannot look after a job"), "{said}");
+    assert!(world.list().is_empty(), "it has left something");
+}

@@ -21,6 +21,12 @@ use super::reentry::is_below;
 const ENTER: u8 = b'1';
 const NEVER: u8 = b'0';
 
+/// Descriptors that are kept free for what ends a job, or half of them where there are few.
+const ROOM: u64 = 64;
+
+/// Descriptors without which nobody can look for the parts of a job.
+const LOOKING: u64 = 4;
+
 /// The pause after somebody could not be let in, as nothing is left to keep it by.
 const REST: Duration = Duration::from_millis(50);
 
@@ -44,9 +50,7 @@ impl Door {
     /// Opens one, if this system lets us. Must be called inside a tokio runtime.
     pub(crate) fn open() -> Door {
         let address = format!("clinch-{:016x}", RandomState::new().hash_one(getpid().as_raw_nonzero()));
-        // By such a descriptor it is kept who comes in. A kernel before 5.3 has none.
-        let own = pidfd_open(getpid(), PidfdFlags::empty());
-        let listener = own.ok().and_then(|_| UnixListener::bind(path(&address)).ok());
+        let listener = UnixListener::bind(path(&address)).ok();
         let address = if listener.is_some() { address } else { String::new() };
         Door { address, listener, inner: Vec::new() }
     }
@@ -74,28 +78,28 @@ impl Door {
     }
 
     fn meet(&mut self, stream: UnixStream) -> io::Result<()> {
-        let peer = stream.peer_cred()?;
-        let pid = peer.pid().and_then(Pid::from_raw).ok_or(ErrorKind::NotFound)?;
+        let pid = stream.peer_cred()?.pid().and_then(Pid::from_raw).ok_or(ErrorKind::NotFound)?;
         // First, for their descriptors.
         self.inner.retain(Inner::runs);
         let process = pidfd_open(pid, PidfdFlags::empty())?;
         let mut stream = stream.into_std()?;
         // While it has not hung up, that id is still its own.
         let is_there = matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock);
-        // Root may be hidden from us, and is nobody to guard a lock against.
-        let is_hidden_root = || peer.uid() == 0 && Stat::of(pid).is_none();
         if !is_there {
             return Ok(());
         }
-        if !is_below(pid) && !is_hidden_root() {
+        if !is_below(pid) {
             return stream.write_all(&[NEVER]);
         }
         // One process may enter again and again, each time as another program.
         if self.inner.iter().any(|inner| inner.pid == pid) {
             return stream.write_all(&[ENTER]);
         }
-        if !leaves_room(&process) {
-            return Ok(());
+        match room(&process) {
+            Room::Plenty => {}
+            Room::Little if self.inner.is_empty() => {}
+            Room::None if self.inner.is_empty() => return stream.write_all(&[NEVER]),
+            Room::Little | Room::None => return Ok(()),
         }
         self.inner.push(Inner { pid, process });
         // From then on it counts on us.
@@ -127,25 +131,48 @@ impl Inner {
     }
 }
 
-/// Whether half of the descriptors that we may have are free after this one, of which the kernel gives the lowest first: who has to end a job needs
-/// some, and who has to reach its store.
-fn leaves_room(descriptor: &OwnedFd) -> bool {
+/// How many descriptors are left beside one: who has to end a job needs some, and who has to reach its store.
+enum Room {
+    Plenty,
+    /// For a look.
+    Little,
+    None,
+}
+
+fn room(beside: &OwnedFd) -> Room {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    u64::try_from(descriptor.as_raw_fd()).is_ok_and(|number| number < most / 2)
+    // The kernel gives the lowest first.
+    let left = most.saturating_sub(u64::try_from(beside.as_raw_fd()).unwrap_or(0));
+    match left {
+        0..=LOOKING => Room::None,
+        left if left > ROOM.min(most / 2) => Room::Plenty,
+        _ => Room::Little,
+    }
 }
 
 /// Knocks at the door of the process with this id, and tells whether we were let in. It may wait for as long as that process is stopped. Fails
 /// where nobody can knock.
 pub(crate) async fn knock(address: &str, pid: u32) -> io::Result<bool> {
     if address.is_empty() {
-        return Err(io::Error::new(ErrorKind::Unsupported, "its system lacks AF_UNIX sockets or pidfd_open"));
+        return Err(io::Error::new(ErrorKind::Unsupported, "it may open no AF_UNIX socket"));
     }
-    let stream = match UnixStream::connect(path(address)).await {
-        Err(error) if [ErrorKind::ConnectionRefused, ErrorKind::WouldBlock].contains(&error.kind()) => {
-            return Ok(false);
-        }
-        stream => stream?,
-    };
+    match ask(address, pid).await {
+        // Its door was closed, before or meanwhile, or there are too many at it.
+        Err(error) if TRANSIENT.contains(&error.kind()) => Ok(false),
+        answer => answer,
+    }
+}
+
+/// How it fails that one may be let in by the next knock.
+const TRANSIENT: [ErrorKind; 4] = [
+    ErrorKind::ConnectionRefused,
+    ErrorKind::ConnectionReset,
+    ErrorKind::ConnectionAborted,
+    ErrorKind::WouldBlock,
+];
+
+async fn ask(address: &str, pid: u32) -> io::Result<bool> {
+    let stream = UnixStream::connect(path(address)).await?;
     if stream.peer_cred()?.pid().is_none_or(|peer| u32::try_from(peer) != Ok(pid)) {
         return Ok(false);
     }
@@ -155,12 +182,10 @@ pub(crate) async fn knock(address: &str, pid: u32) -> io::Result<bool> {
         match stream.try_read(&mut word) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Ok(1) if word == [NEVER] => {
-                return Err(io::Error::new(
-                    ErrorKind::PermissionDenied,
-                    "it does not see this run in its /proc",
-                ));
+                let why = "it does not see this run in its /proc, or has no descriptors left";
+                return Err(io::Error::new(ErrorKind::PermissionDenied, why));
             }
-            read => return Ok(matches!(read, Ok(1)) && word == [ENTER]),
+            read => return Ok(read? == 1 && word == [ENTER]),
         }
     }
 }

@@ -52,17 +52,28 @@ impl Start {
         self.failure().is_none()
     }
 
+    /// Whether the child may have yet to become the command.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.look().0 < 0
+    }
+
     /// Why the child did not become the command, once it has told that.
     pub(crate) fn failure(&self) -> Option<NotBegun> {
-        let mut word = [0; 4];
-        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-        // SAFETY: the kernel writes into the word, no more than that has room for.
-        let read = unsafe { libc::recv(self.0.as_raw_fd(), word.as_mut_ptr().cast(), word.len(), flags) };
+        let (read, word) = self.look();
         match i32::from_ne_bytes(word) {
             _ if usize::try_from(read) != Ok(word.len()) => None,
             TOO_LATE => Some(NotBegun::TooLate),
             error => Some(NotBegun::Failed(io::Error::from_raw_os_error(error))),
         }
+    }
+
+    /// What was told, and how much that is. Less than nothing: neither that nor the end.
+    fn look(&self) -> (isize, [u8; 4]) {
+        let mut word = [0; 4];
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        // SAFETY: the kernel writes into the word, no more than that has room for.
+        let read = unsafe { libc::recv(self.0.as_raw_fd(), word.as_mut_ptr().cast(), word.len(), flags) };
+        (read, word)
     }
 }
 
@@ -103,7 +114,7 @@ pub(crate) fn fork(command: &Command, before: &Before<'_>) -> io::Result<(Pid, S
         }
         pid
     };
-    let pid = Pid::from_raw(pid).filter(|_| pid > 0).ok_or_else(io::Error::last_os_error);
+    let pid = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw).ok_or_else(io::Error::last_os_error);
     if let Ok(pid) = pid {
         // As the child does: whoever is first. What we send to its group is lost before.
         let _ = setpgid(Some(pid), Some(pid));

@@ -5,11 +5,11 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
 use super::door::Inner;
@@ -57,8 +57,8 @@ impl Kin {
     fn signal_once(&self, signal: Signal, but: Option<Pid>, inner: &[Inner]) -> (bool, HashSet<Pid>) {
         let us = getpid();
         let until = || (signal != Signal::KILL).then(|| Instant::now() + LOOK_FOR);
-        // Who has no descriptor left to look with finds nobody, and knows nothing.
-        let (mut seen, mut found) = (self.spared.clone(), !can_look());
+        // Who cannot look, perhaps for want of a descriptor, finds nobody, and knows nothing.
+        let (mut seen, mut found) = (self.spared.clone(), can_look().is_err());
         let mut send = |stat: &Stat, held: &OwnedFd| {
             if but.map(raw) != Some(stat.group) {
                 found |= pidfd_send_signal(held, signal).is_ok();
@@ -74,10 +74,19 @@ impl Kin {
     }
 }
 
-/// Whether there are the descriptors that a look takes at a time.
-fn can_look() -> bool {
-    let own = [(); 3].map(|()| pidfd_open(getpid(), PidfdFlags::empty()));
-    !own.iter().any(|one| matches!(one, Err(Errno::MFILE | Errno::NFILE)))
+/// Whether all who descend from us can be found and told: by a `/proc` that is of our namespace and lists children, and by descriptors of processes.
+pub(crate) fn can_look() -> io::Result<()> {
+    let us = getpid();
+    // As many as a look takes at a time.
+    let _held = [pidfd_open(us, PidfdFlags::empty())?, pidfd_open(us, PidfdFlags::empty())?];
+    let lacks = |what| move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
+    let own = fs::read_link("/proc/self").map_err(lacks("/proc/self"))?;
+    if own.to_str() != Some(&us.to_string()) {
+        return Err(io::Error::other("/proc is of another pid namespace"));
+    }
+    let children = format!("/proc/{us}/task/{us}/children");
+    fs::read_to_string(&children).map_err(lacks(&children))?;
+    Ok(())
 }
 
 /// Sends a signal to a run that was let in, and to all below it. A stopped one goes on if that asks it to end.

@@ -76,7 +76,11 @@ pub(crate) fn start(
         return Err(not_begun(command, guard, &NotBegun::TooLate));
     }
     let before = Before { foreground: terminal.is_some_and(Terminal::is_ours), watch: &watch, until };
-    let (pid, start) = fork(command, &before).map_err(|error| not_started(command.get_program(), &error))?;
+    let (pid, start) = fork(command, &before).map_err(|error| match error.kind() {
+        // A word with a zero in it.
+        io::ErrorKind::InvalidInput => not_started(command.get_program(), &error),
+        _ => Failure::system("cannot start the command", error),
+    })?;
     Ok((Child::new(pid, orphans, door, watch), start))
 }
 

@@ -198,6 +198,8 @@ impl Supervisor<'_> {
             match self.plan.step(stage, self.guard.remaining(), lost, told) {
                 Step::Wait(None) if stage == Stage::Killed => return Some(ROUND),
                 Step::Wait(time) => return time,
+                // Nobody is there yet to whom a grace could be of use, and who might begin then.
+                Step::Term if self.start.is_under_way() => self.kill(),
                 Step::Term => self.terminate(),
                 Step::Kill => self.kill(),
             }

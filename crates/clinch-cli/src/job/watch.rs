@@ -116,7 +116,7 @@ fn fork(hear: RawFd, lock: Option<RawFd>, words: &[CString]) -> io::Result<Pid> 
         libc::sigprocmask(libc::SIG_SETMASK, saved.as_ptr(), null_mut());
         pid
     };
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).filter(|_| pid > 0);
+    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0).and_then(Pid::from_raw);
     pid.ok_or_else(io::Error::last_os_error)
 }
 

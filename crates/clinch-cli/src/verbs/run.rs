@@ -15,6 +15,7 @@ use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, block_on, close, connect_with
 use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::door::{Door, knock};
 use crate::job::events::Events;
+use crate::job::kin::can_look;
 use crate::job::loss::Plan;
 use crate::job::nesting::Outer;
 use crate::job::signals::Signals;
@@ -98,6 +99,8 @@ impl<'a> Session<'a> {
             }
         }
         self.refuse_to_wait_for_the_job(&outer).await?;
+        // Before anything is locked: what nobody could end would run on without its lock.
+        can_look().map_err(|error| Failure::system("cannot look after a job", error))?;
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
         let mut signals = Signals::ending().map_err(cannot_listen)?;
         let guard = match self.acquire(&mut signals).await {

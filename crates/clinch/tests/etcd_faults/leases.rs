@@ -190,6 +190,31 @@ async fn a_server_that_restarts_keeps_locks_queues_and_rising_tokens() {
     expect_unused(&etcd, &near, "job").await;
 }
 
+/// A server that is away for longer than it keeps places gives them their whole time again when it is back; waiters that gave them up would stand
+/// anew, in any order.
+#[tokio::test]
+async fn waiters_keep_their_turns_over_a_server_that_is_away_for_long() {
+    let etcd = Etcd::start();
+    let (near, far) = (connect(&etcd.url()).await, connect(&etcd.url()).await);
+    let guard = lock(&near, "job").await;
+    let first = queue(&far, "job");
+    sees_claims(&near, "job", 2).await;
+    let second = queue(&connect(&etcd.url()).await, "job");
+    sees_claims(&near, "job", 3).await;
+    let places = keys(&etcd, "job");
+    etcd.kill();
+    // Twice the time of a place, and more.
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    etcd.restart();
+    within("the lock is held", async { while guard.verify().await.is_err() {} }).await;
+    assert_eq!(keys(&etcd, "job"), places);
+    release(guard).await;
+    let guard = join("the first is granted", first).await;
+    assert!(!second.is_finished());
+    release(guard).await;
+    release(join("the second is granted", second).await).await;
+}
+
 /// The comparison that the documentation of fenced writes names holds exactly as long as the claim.
 #[tokio::test]
 async fn a_fenced_write_is_refused_once_the_claim_is_gone() {

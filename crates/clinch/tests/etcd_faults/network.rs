@@ -72,17 +72,9 @@ async fn a_waiter_without_answers_costs_no_holder_its_lock() {
     // More than a waiter may wait for an answer, and less than this holder may.
     [&one, &other].into_iter().for_each(|way| way.delay(Duration::from_millis(350)));
     let before = kept.deadline().unwrap();
-    let connections = || u32::try_from(one.accepted() + other.accepted()).unwrap();
-    let (opened, since) = (connections(), std::time::Instant::now());
     let renewed = async || (!kept.is_held() || kept.deadline().unwrap() > before + 2 * TTL).then_some(());
     eventually("the lease is renewed", renewed).await;
     assert!(kept.is_held(), "{:?}", kept.standing());
-    // One that is left in two seconds, and those that replace it, on two runtimes.
-    let opened = connections() - opened;
-    assert!(
-        opened * Duration::from_secs(1) <= since.elapsed() + Duration::from_secs(4),
-        "{opened} connections"
-    );
     [&one, &other].into_iter().for_each(|way| way.delay(Duration::ZERO));
     release(guard).await;
     release(join("the waiter is granted", waiter).await).await;

@@ -2,13 +2,16 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use clinch::backend::{Backend, Progress};
 use clinch::net::{Connector, Stream};
 use clinch::{Claim, ClaimId, Clock, Env, Lane, LockName, Mode, Owner, Random};
 use clinch_testkit::Direction;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::*;
 
@@ -124,6 +127,105 @@ async fn a_claim_on_its_way_over_a_broken_connection_does_not_outlive_its_releas
     stage.arrives().await;
     let left = stage.servers.with_key(stage.claim.name.as_str());
     assert_eq!(left, [] as [usize; 0], "the claim came after its release");
+}
+
+/// The client forgets, when its first release was given up, after what the next one has to come.
+#[tokio::test]
+async fn a_claim_on_its_way_over_broken_connections_does_not_outlive_a_release_that_failed_before() {
+    let servers = Servers::durable(3);
+    let proxies: Vec<Proxy> = servers.0.iter().map(|server| Proxy::start(server.addr())).collect();
+    let ports = servers.0.iter().zip(&proxies).map(|(server, proxy)| (server.port(), proxy.addr()));
+    let detour = Arc::new(Detour { proxies: ports.collect(), past: AtomicBool::new(false) });
+    let fails = Arc::new(AtomicBool::new(false));
+    let network = Arc::new(Failing { detour: detour.clone(), fails: fails.clone() });
+    let env = Env::new(Clock::host(), Random::system(), Lane::thread(), network);
+    let locks = Locks::connect(&servers.voting_url(), env).await.unwrap();
+    let (warm, name) = (unique("warm"), unique("broken"));
+    lock(&locks, &warm).await.release().await.unwrap();
+    // The claim is on its way over connections that break, and for a second there are no others.
+    proxies.iter().for_each(|proxy| proxy.black_hole(true));
+    let waited = {
+        let (locks, name) = (locks.clone(), name.clone());
+        tokio::spawn(
+            async move { locks.mutex(&name).unwrap().lock().timeout(Duration::from_millis(300)).await },
+        )
+    };
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    fails.store(true, Ordering::Release);
+    detour.past.store(true, Ordering::Release);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    fails.store(false, Ordering::Release);
+    assert!(waited.await.unwrap().is_err());
+    locks.close(PATIENCE).await.unwrap();
+    proxies.iter().for_each(|proxy| proxy.black_hole(false));
+    let delivered = async || proxies.iter().all(|proxy| proxy.connections() == 0).then_some(());
+    eventually("what was held is delivered", delivered).await;
+    let left = servers.with_key(&name);
+    assert!(left.len() < 2, "the claim came after its release: {left:?}");
+    // The last one is seen to in the background.
+    servers.expect_no_key(&name).await;
+}
+
+/// A network of which the first connections break, and that refuses others, when told so.
+#[derive(Debug)]
+struct Failing {
+    detour: Arc<Detour>,
+    fails: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl Connector for Failing {
+    async fn connect(&self, host: &str, port: u16) -> std::io::Result<Box<dyn Stream>> {
+        if self.fails.load(Ordering::Acquire) {
+            return Err(std::io::ErrorKind::ConnectionRefused.into());
+        }
+        let stream = self.detour.connect(host, port).await?;
+        if self.detour.past.load(Ordering::Acquire) {
+            return Ok(stream);
+        }
+        let (fails, look) = (self.fails.clone(), Box::pin(tokio::time::sleep(Duration::ZERO)));
+        Ok(Box::new(Breaking { stream, fails, look }))
+    }
+}
+
+struct Breaking {
+    stream: Box<dyn Stream>,
+    fails: Arc<AtomicBool>,
+    look: Pin<Box<tokio::time::Sleep>>,
+}
+
+impl AsyncRead for Breaking {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        while self.look.as_mut().poll(context).is_ready() {
+            if self.fails.load(Ordering::Acquire) {
+                return Poll::Ready(Err(std::io::ErrorKind::ConnectionReset.into()));
+            }
+            self.look.as_mut().reset(tokio::time::Instant::now() + Duration::from_millis(10));
+        }
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Breaking {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
 }
 
 /// Nobody can make sure that it comes no more; so the release is repeated until nobody would give it a vote.

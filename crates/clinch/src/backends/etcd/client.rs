@@ -205,7 +205,7 @@ impl Client {
                 self.forget(token);
                 continue;
             }
-            if how.is_proof && failure.is_late() && self.has_others() && self.next.may_hurry(self.env.now()) {
+            if how.is_proof && failure.is_late() && self.has_others() {
                 link.life().leave();
                 self.next.leave(link.endpoint);
             }

@@ -4,8 +4,8 @@
 //! every call two hops. What is left of it are framing, codec and status.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -28,12 +28,9 @@ use super::quiet::Spawner;
 use super::settings::{Address, SCHEMES, Settings};
 use super::wire::{self, RangeRequest, RangeResponse};
 use crate::backends::pool::Connection;
-use crate::backends::times::LOOK_EVERY;
 use crate::backends::tls;
-use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sync::lock;
 
 /// How long opening a connection may take.
 const DIAL_FOR: Duration = Duration::from_secs(2);
@@ -61,14 +58,12 @@ pub(super) type Token = MetadataValue<Ascii>;
 pub(super) struct Next {
     at: AtomicUsize,
     count: usize,
-    /// When a connection was left last because nothing came in time for somebody.
-    hurried: Mutex<Option<Instant>>,
 }
 
 impl Next {
     /// Of so many endpoints, this one first.
     pub(super) fn new(first: usize, count: usize) -> Next {
-        Next { at: AtomicUsize::new(first), count: count.max(1), hurried: Mutex::new(None) }
+        Next { at: AtomicUsize::new(first), count: count.max(1) }
     }
 
     pub(super) fn get(&self) -> usize {
@@ -84,15 +79,6 @@ impl Next {
     pub(super) fn leave(&self, endpoint: usize) {
         let next = (endpoint + 1) % self.count;
         let _ = self.at.compare_exchange(endpoint, next, Ordering::AcqRel, Ordering::Acquire);
-    }
-
-    /// Whether a connection may be left sooner than its server is known to hang. Not one after the other: they may all be slow, and each new
-    /// one asks more of them. If the next hangs as well, the watch over it ends it.
-    pub(super) fn may_hurry(&self, now: Instant) -> bool {
-        let mut hurried = lock(&self.hurried);
-        let may = hurried.is_none_or(|last| now.since(last) >= 2 * LOOK_EVERY);
-        *hurried = hurried.filter(|_| !may).or(Some(now));
-        may
     }
 }
 
@@ -217,7 +203,7 @@ impl Link {
                 answer
             }
             () = self.env.sleep_until(self.env.now() + patience) => {
-                if self.traffic.heard() == heard && self.next.may_hurry(self.env.now()) {
+                if self.traffic.heard() == heard && self.life.is_open() {
                     self.next.leave(self.endpoint);
                     self.life.leave();
                 }

@@ -32,6 +32,9 @@ use crate::drift::Drift;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 
+/// After how many of its TTLs without an answer a lease counts as unheard.
+const UNHEARD: u32 = 2;
+
 /// A lease, as far as it is known here.
 pub(super) struct Session {
     pub(super) lease: i64,
@@ -107,6 +110,11 @@ impl Session {
 
     pub(super) fn is_over(&self) -> bool {
         lock(&self.state).ended
+    }
+
+    /// Whether nothing was heard of it for so long that no lock of it can be held any more.
+    fn is_unheard(&self, now: Instant) -> bool {
+        now.since(self.confirmed()) > UNHEARD * self.ttl
     }
 
     /// Waits until the lease is gone.

@@ -14,7 +14,7 @@ use crate::backends::etcd::wire::{
 };
 use crate::claim::ClaimId;
 use crate::clock::Instant;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::sync::lock;
 
 /// Every how many keepalives some of its claims' keys are read: somebody may have deleted them by hand.
@@ -25,9 +25,6 @@ const READ_BATCH: usize = 100;
 
 /// Failed releases that are made good with one keepalive; for the same reason.
 const SWEEP_BATCH: usize = 100;
-
-/// After how many of its TTLs without an answer a lease is left to run out.
-const UNHEARD: u32 = 2;
 
 impl Sessions {
     /// Renews the lease unless that was done at most `age` ago, and says when it was last renewed; `None`: it is gone.
@@ -54,16 +51,18 @@ impl Sessions {
     /// Renews the lease; false when it is gone.
     async fn renew(self: &Arc<Sessions>, session: &Arc<Session>) -> Result<bool> {
         let sent = self.client.env.now();
-        if sent.since(session.confirmed()) > UNHEARD * session.ttl {
-            // Its locks are lost since long. A place that is kept by what arrives, but never hears of its turn, would be in everybody's way.
-            self.end(session);
-            return Ok(false);
-        }
+        let is_unheard = session.is_unheard(sent);
         let request = LeaseRequest { id: session.lease };
         // Whoever hangs is left while there is time to ask another; both at once, so that only one attempt is lost.
         let keepalive = self.client.keep_alive(&request, self.patience(session));
         let (answer, is_there) = tokio::join!(keepalive, self.is_there(session));
-        if answer?.ttl <= 0 {
+        let is_gone = match answer {
+            Ok(answer) => answer.ttl <= 0,
+            // What is asked arrives perhaps, and keeps a place that never hears of its turn in everybody's way.
+            Err(error) if is_unheard && error.kind() == ErrorKind::Unknown => true,
+            Err(error) => return Err(error),
+        };
+        if is_gone {
             self.end(session);
             return Ok(false);
         }
@@ -82,8 +81,11 @@ impl Sessions {
     }
 
     /// How long one attempt to keep a lease waits for a member. No lock ends with a place: where no other member can be asked, who is
-    /// far may take longer than a sixth, and would never be heard else.
+    /// far may take longer than a sixth, and would never be heard else. Nor does one end any more with a lease that was not heard of for long.
     fn patience(&self, session: &Session) -> Duration {
+        if session.is_unheard(self.client.env.now()) {
+            return backend::MAX_ATTEMPT;
+        }
         match self.client.has_others() || !self.claims.are_places(session.lease) {
             true => backend::attempt(session.ttl),
             false => session.ttl / 2,

@@ -91,10 +91,12 @@ impl Quorum {
         let freed = self.confirmed(&mut round, clear, false, &format!("the release of \"{name}\"")).await;
         let (rest, claims) = (round.rest(), self.claims.clone());
         match (&freed, rest) {
-            // Until all has been tried, a repetition is to know where something may stand.
+            // A repetition is to know where something may stand, and after what it has to come there.
             (Err(_), Some(rest)) => self.background.take_over(async move {
                 rest.await;
-                claims.forget(id);
+                if entry.marks().iter().all(Mark::is_clear) {
+                    claims.forget(id);
+                }
             }),
             (_, rest) => {
                 claims.forget(id);
