@@ -18,6 +18,7 @@ use std::time::Duration;
 use rustix::process::{Pid, getpid, setpgid};
 use tokio::net::UnixStream;
 
+use super::kin::can_look;
 use super::signals::caught;
 use super::sys;
 use super::watch::Watch;
@@ -89,6 +90,8 @@ pub(crate) fn fork(command: &Command, before: &Before<'_>) -> io::Result<(Pid, S
     let (hear, tell) = Stream::pair()?;
     hear.set_nonblocking(true)?;
     let start = Start(UnixStream::from_std(hear)?);
+    // Now that all is open that is to be.
+    can_look()?;
     let mut mask = MaybeUninit::uninit();
     // SAFETY: the sets are initialised before they are read. The child has one thread; it makes system calls only, all of which are
     // async-signal-safe, allocates nothing, and ends. The lists end with a null, and what they point to outlives the calls.

@@ -54,6 +54,7 @@
 //! - etcd counts leases in whole seconds and keeps each for at least 1.5 election time-outs, 2 s unless configured.
 //!   A guard with a shorter TTL ends in time all the same; the lock of a holder that died comes free later.
 //! - A waiter needs each answer within 0.5 s, or within 1 s where the URL names one server and its client has no TTL of 3 s or less.
+//!   A holder needs each within a sixth of its TTL, and within 1 s.
 //! - A waiter's place hangs on a lease of 3 s, which all waiters of a client share, so that one that died delays nobody for long;
 //!   its grant, on the lease of its TTL. On a server that is full nothing can be moved: a grant then lives for 3 s at a time,
 //!   and one with a lease of its own is refused; an [`extend`](crate::Guard::extend) to a longer TTL leaves the lease as long as it was.

@@ -14,7 +14,7 @@ use crate::backends::etcd::wire::{
 };
 use crate::claim::ClaimId;
 use crate::clock::Instant;
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::sync::lock;
 
 /// Every how many keepalives some of its claims' keys are read: somebody may have deleted them by hand.
@@ -50,19 +50,16 @@ impl Sessions {
 
     /// Renews the lease; false when it is gone.
     async fn renew(self: &Arc<Sessions>, session: &Arc<Session>) -> Result<bool> {
+        // First by what keeps nothing: a place that is kept, but never hears of its turn, is in everybody's way. Who is deaf lets it run out.
+        if session.is_unheard(self.client.env.now()) && !self.is_there(session).await? {
+            return Ok(false);
+        }
         let sent = self.client.env.now();
-        let is_unheard = session.is_unheard(sent);
         let request = LeaseRequest { id: session.lease };
         // Whoever hangs is left while there is time to ask another; both at once, so that only one attempt is lost.
         let keepalive = self.client.keep_alive(&request, self.patience(session));
         let (answer, is_there) = tokio::join!(keepalive, self.is_there(session));
-        let is_gone = match answer {
-            Ok(answer) => answer.ttl <= 0,
-            // What is asked arrives perhaps, and keeps a place that never hears of its turn in everybody's way.
-            Err(error) if is_unheard && error.kind() == ErrorKind::Unknown => true,
-            Err(error) => return Err(error),
-        };
-        if is_gone {
+        if answer?.ttl <= 0 {
             self.end(session);
             return Ok(false);
         }
