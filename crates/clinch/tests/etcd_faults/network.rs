@@ -3,7 +3,8 @@
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::net::tcp::OwnedReadHalf;
 
 use super::*;
 
@@ -114,13 +115,14 @@ impl Narrow {
 #[async_trait]
 impl Connector for Narrow {
     async fn connect(&self, host: &str, port: u16) -> std::io::Result<Box<dyn Stream>> {
-        let stream = TcpStream::connect((host, port)).await?;
-        Ok(Box::new(Trickle { stream, rest: Box::pin(tokio::time::sleep(Duration::ZERO)) }))
+        let (stream, writer) = TcpStream::connect((host, port)).await?.into_split();
+        let trickle = Trickle { stream, rest: Box::pin(tokio::time::sleep(Duration::ZERO)) };
+        Ok(Box::new(tokio::io::join(trickle, writer)))
     }
 }
 
 struct Trickle {
-    stream: TcpStream,
+    stream: OwnedReadHalf,
     rest: Pin<Box<tokio::time::Sleep>>,
 }
 
@@ -137,24 +139,6 @@ impl AsyncRead for Trickle {
         buffer.put_slice(part.filled());
         self.rest.as_mut().reset(tokio::time::Instant::now() + Narrow::PAUSE);
         Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Trickle {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 

@@ -11,7 +11,7 @@ use clinch::backend::{Backend, Progress};
 use clinch::net::{Connector, Stream};
 use clinch::{Claim, ClaimId, Clock, Env, Lane, LockName, Mode, Owner, Random};
 use clinch_testkit::Direction;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf, ReadHalf};
 
 use super::*;
 
@@ -184,12 +184,13 @@ impl Connector for Failing {
             return Ok(stream);
         }
         let (fails, look) = (self.fails.clone(), Box::pin(tokio::time::sleep(Duration::ZERO)));
-        Ok(Box::new(Breaking { stream, fails, look }))
+        let (stream, writer) = tokio::io::split(stream);
+        Ok(Box::new(tokio::io::join(Breaking { stream, fails, look }, writer)))
     }
 }
 
 struct Breaking {
-    stream: Box<dyn Stream>,
+    stream: ReadHalf<Box<dyn Stream>>,
     fails: Arc<AtomicBool>,
     look: Pin<Box<tokio::time::Sleep>>,
 }
@@ -207,24 +208,6 @@ impl AsyncRead for Breaking {
             self.look.as_mut().reset(tokio::time::Instant::now() + Duration::from_millis(10));
         }
         Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Breaking {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
