@@ -29,17 +29,3 @@ fn as_process_1_it_reaps_orphans_and_passes_signals_on() {
     assert_eq!(output.status.code(), Some(5), "needs root for a PID namespace: {message}");
     assert!(!world.held("x"));
 }
-
-/// A container that shows the host's `/proc` can run no job, though the kernel ends all of it with its first process.
-#[test]
-fn as_process_1_it_needs_no_proc_of_its_own() {
-    let world = World::new();
-    let mut command = Command::new("unshare");
-    let job = "setsid sleep 60 & while :; do sleep 0.02; done";
-    let run = [env!("CARGO_BIN_EXE_clinch"), "run", "--max-hold", "2s", "x", "-c", job];
-    command.args(["--pid", "--fork"]).args(run).current_dir(world.path("."));
-    let output = command.env("CLINCH_URL", world.url()).env_remove("CLINCH_HELD").output().unwrap();
-    let message = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(79), "{message}");
-    assert!(!world.held("x"));
-}
