@@ -413,6 +413,7 @@ impl<'a, G: From<Guard> + 'a> IntoFuture for Acquire<'a, G> {
 
     fn into_future(self) -> Self::IntoFuture {
         let Acquire { target, mode, until, .. } = self;
-        Box::pin(async move { target.engine.here(target.wait(mode, until)).await.map(G::from) })
+        let waits = target.engine.here(target.wait(mode, until));
+        Box::pin(async { waits.await.map(G::from) })
     }
 }

@@ -6,12 +6,54 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 
 use crate::sync::{Holding, apart, unlocked};
+
+thread_local! {
+    /// Who polls on this thread.
+    static CALLER: Cell<Option<Caller>> = const { Cell::new(None) };
+}
+
+/// Tells one who polls from others, by the waker that it polls with; for as long as that lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Caller(*const (), *const RawWakerVTable);
+
+impl Caller {
+    fn of(waker: &Waker) -> Caller {
+        Caller(waker.data(), waker.vtable())
+    }
+}
+
+/// Who polls what this is called in, where that is a caller.
+#[cfg(any(feature = "etcd", feature = "redis"))]
+pub(crate) fn caller() -> Option<Caller> {
+    CALLER.get()
+}
+
+/// A caller polls for as long as this lives; it has who polled before.
+struct Polls(Option<Caller>);
+
+impl Polls {
+    fn begin(caller: &Waker) -> Polls {
+        let before = CALLER.get();
+        // What is lent within another such future is that one's caller's.
+        if !std::ptr::eq(caller.vtable(), &BORROWED) {
+            CALLER.set(Some(Caller::of(caller)));
+        }
+        Polls(before)
+    }
+}
+
+impl Drop for Polls {
+    fn drop(&mut self) {
+        CALLER.set(self.0);
+    }
+}
 
 /// A future for callers to poll.
 pub(crate) fn calm<F: Future>(future: F) -> Calm<F> {
@@ -39,10 +81,9 @@ impl<F: Future> Future for Calm<F> {
         // What is polled may have something locked where it drops the waker that it had.
         let _holding = Holding::begin();
         let caller = context.waker();
-        if let Some(kept) = kept.upgrade().filter(|kept| kept.is_of(caller)) {
-            return future.poll(&mut Context::from_waker(&Waker::from(kept)));
-        }
-        let lent = Lent { caller, kept: OnceLock::new() };
+        let _polls = Polls::begin(caller);
+        let known = kept.upgrade().filter(|kept| kept.is_of(caller));
+        let lent = Lent { caller, kept: known.map_or_else(OnceLock::new, OnceLock::from) };
         // SAFETY: the functions of `BORROWED` take what points to a `Lent` that lives for as long as their waker does. This one ends
         // with this call, and is only lent out until then; what is cloned of it is no such waker.
         let waker = unsafe { Waker::new((&raw const lent).cast(), &BORROWED) };
@@ -100,9 +141,12 @@ impl Wake for Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // It may be all that was left of a task.
-        if let Some(caller) = self.0.take() {
-            unlocked(move || drop(caller));
+        match self.0.take() {
+            // Not the last of its kind: one is lent to the poll that this is in.
+            Some(caller) if CALLER.get() == Some(Caller::of(&caller)) => apart(|| drop(caller)),
+            // It may be all that was left of a task.
+            Some(caller) => unlocked(move || drop(caller)),
+            None => {}
         }
     }
 }
@@ -128,9 +172,9 @@ mod tests {
     use crate::sync::lock;
 
     /// Panics, or notes that it was called.
-    struct Caller(Option<Arc<Mutex<u32>>>);
+    struct Calls(Option<Arc<Mutex<u32>>>);
 
-    impl Wake for Caller {
+    impl Wake for Calls {
         fn wake(self: Arc<Self>) {
             match &self.0 {
                 Some(calls) => *lock(calls) += 1,
@@ -147,8 +191,8 @@ mod tests {
             assert!(wait.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
             wait
         };
-        let bad = Waker::from(Arc::new(Caller(None)));
-        let good = Waker::from(Arc::new(Caller(Some(calls.clone()))));
+        let bad = Waker::from(Arc::new(Calls(None)));
+        let good = Waker::from(Arc::new(Calls(Some(calls.clone()))));
         let waits = [wait(&bad), wait(&good), wait(&bad), wait(&good)];
         notify.notify_waiters();
         assert_eq!(*lock(&calls), 2);
@@ -158,13 +202,13 @@ mod tests {
     #[test]
     fn of_a_waker_one_is_kept_and_no_longer_than_it_is_needed() {
         let calls = Arc::new(Mutex::new(0));
-        let [caller, another] = [(); 2].map(|()| Arc::new(Caller(Some(calls.clone()))));
+        let [caller, another] = [(); 2].map(|()| Arc::new(Calls(Some(calls.clone()))));
         let kept = RefCell::new(Vec::new());
         let mut waits = pin!(calm(std::future::poll_fn(|context| {
             kept.borrow_mut().extend([(); 2].map(|()| context.waker().clone()));
             Poll::<()>::Pending
         })));
-        let mut poll = |caller: &Arc<Caller>| {
+        let mut poll = |caller: &Arc<Calls>| {
             let waker = Waker::from(caller.clone());
             assert!(waits.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         };

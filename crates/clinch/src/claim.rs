@@ -1,7 +1,9 @@
 //! What is asked of a store and what it says of others: claims, modes, owners, losses. Plain values.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -52,6 +54,27 @@ impl FromStr for ClaimId {
             Ok(bits) if hex => Ok(ClaimId(bits)),
             _ => Err(Error::invalid(format!("a claim id is 32 hexadecimal digits; \"{text}\" is not"))),
         }
+    }
+}
+
+/// What is known of claims, by their ids.
+pub(crate) type ByClaim<V> = HashMap<ClaimId, V, BuildHasherDefault<Bits>>;
+
+/// The hash of an id is its bits: they are random already.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Bits(u64);
+
+impl Hasher for Bits {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn write_u128(&mut self, bits: u128) {
+        self.0 ^= (bits >> 64) as u64 ^ bits as u64;
     }
 }
 

@@ -40,8 +40,8 @@ impl Engine {
     }
 
     /// As [`Env::here`].
-    pub(crate) async fn here<T>(&self, future: impl Future<Output = Result<T>>) -> Result<T> {
-        self.env.here(future).await
+    pub(crate) fn here<T>(&self, future: impl Future<Output = Result<T>>) -> impl Future<Output = Result<T>> {
+        self.env.here(future)
     }
 
     /// Refuses new claims after [`Engine::close`].

@@ -67,8 +67,10 @@ impl Env {
     }
 
     /// For callers to poll, in this process only.
-    pub(crate) async fn here<T>(&self, future: impl Future<Output = Result<T>>) -> Result<T> {
-        calm(self.process().only(future)).await?
+    pub(crate) fn here<T>(&self, future: impl Future<Output = Result<T>>) -> impl Future<Output = Result<T>> {
+        // Moved where it stays before it is part of another: most are large.
+        let here = calm(self.process().only(future));
+        async { here.await? }
     }
 
     pub(crate) fn lane(&self) -> &Lane {

@@ -4,7 +4,7 @@
 //! It knows nothing of guards or modes: it is given claims and tells their fate. Deadlines are computed in
 //! [`lease`](crate::lease); this module only acts on them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::backend::{Backend, Grant, MAX_ATTEMPT, Renewal, shard};
-use crate::claim::{Claim, ClaimId, Loss};
+use crate::claim::{ByClaim, Claim, ClaimId, Loss};
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
@@ -234,7 +234,7 @@ impl Shared {
 
     /// Tells the holders of claims what the store said of them.
     fn tell(&self, losses: Vec<(ClaimId, Loss)>, env: &Env) {
-        let losses: HashMap<ClaimId, Loss> = losses.into_iter().collect();
+        let losses: ByClaim<Loss> = losses.into_iter().collect();
         let is_lost = |tenure: &&Arc<Tenure>| losses.contains_key(&tenure.claim.id);
         let lost: Vec<Arc<Tenure>> = lock(&self.schedule).due.values().filter(is_lost).cloned().collect();
         for tenure in lost {
@@ -282,8 +282,10 @@ impl Shared {
                 },
             }
         }
-        schedule.armed = schedule.due.first_key_value().map(|((at, _), _)| *at);
-        Some(Todo { tell: due, renew, look, free, next: schedule.armed })
+        // With nothing to keep it looks again some time, so that not every lease that is held shortly wakes it.
+        let next = schedule.due.first_key_value().map_or(now + CHECK_EVERY, |((at, _), _)| *at);
+        schedule.armed = Some(next);
+        Some(Todo { tell: due, renew, look, free, next })
     }
 }
 
@@ -294,7 +296,7 @@ struct Todo {
     renew: Vec<Arc<Tenure>>,
     look: Vec<Arc<Tenure>>,
     free: Vec<Arc<Tenure>>,
-    next: Option<Instant>,
+    next: Instant,
 }
 
 /// The keeper's task, as its schedule sees it. However it ends, with the runtime that it ran on or by a panic, all claims are
@@ -331,11 +333,10 @@ async fn keep(keeping: Keeping, env: Env) {
         for tenure in todo.free {
             shared.releases.free_in_background(tenure.leaving(), tenure.runs_out());
         }
-        let next = todo.next.unwrap_or_else(|| env.now() + CHECK_EVERY);
         tokio::select! {
             () = shared.kick.notified() => {}
             losses = news(&*shared.backend, &env) => shared.tell(losses, &env),
-            () = env.sleep_until(next) => {}
+            () = env.sleep_until(todo.next) => {}
         }
     }
 }
@@ -398,4 +399,47 @@ async fn look(shared: Arc<Shared>, env: Env, tenure: Arc<Tenure>) {
 
 fn no_answer() -> Error {
     Error::new(ErrorKind::Unknown, "the store did not answer a renewal in time")
+}
+
+#[cfg(all(test, feature = "memory"))]
+#[allow(clippy::unwrap_used, reason = "test code")]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::backends::memory::Memory;
+    use crate::net::Tcp;
+    use crate::{Clock, Lane, LockName, Mode, Owner, Random};
+
+    #[tokio::test(start_paused = true)]
+    async fn leases_that_are_held_shortly_do_not_each_wake_the_keeper() {
+        let clock = Clock::simulated(SystemTime::UNIX_EPOCH);
+        let lane = Lane::here().unwrap();
+        let tcp = Tcp::new(clock, lane.clone());
+        let env = Env::new(clock, Random::seeded(1), lane, Arc::new(tcp));
+        let store: Arc<dyn Backend> = Arc::new(Memory::new(env.clone()));
+        let keeper = Keeper::new(store.clone(), env.clone(), Releases::new(store, env.clone()));
+        let ttl = Duration::from_secs(30);
+        let claim = Arc::new(Claim {
+            id: ClaimId::from_bits(1),
+            name: LockName::new("job").unwrap(),
+            mode: Mode::Exclusive,
+            ttl,
+            enqueue: false,
+            place: false,
+            isolated: false,
+            owner: Arc::new(Owner { host: "h".into(), pid: 1, user: "u".into(), label: String::new() }),
+        });
+        let armed = || lock(&keeper.shared.schedule).armed;
+        let grant = Grant { token: Token::new(1).unwrap(), ttl: Some(ttl), from: None };
+        let policy = || Policy { drift: env.drift(), manual: false, hold_until: None };
+        let hold = || keeper.keep_lease(&claim, grant, env.now(), policy()).unwrap().end();
+        // The first starts the task, which finds nothing to keep.
+        hold();
+        env.sleep_until(env.now() + CHECK_EVERY / 4).await;
+        let before = armed();
+        assert!(before.is_some());
+        hold();
+        assert_eq!(armed(), before, "it is woken");
+    }
 }

@@ -8,6 +8,8 @@ use std::future::{pending, poll_fn};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+use std::sync::OnceLock;
 use std::sync::{Arc, Mutex, Weak, mpsc};
 use std::task::Poll;
 use std::time::Duration;
@@ -35,7 +37,7 @@ struct Kind {
     thread: Mutex<Option<Thread>>,
     /// Runtimes of callers that have ended, or that nobody drives.
     #[cfg(any(feature = "etcd", feature = "redis"))]
-    idle: Mutex<Vec<tokio::runtime::Id>>,
+    idle: OnceLock<Mutex<Vec<tokio::runtime::Id>>>,
 }
 
 struct Here {
@@ -88,7 +90,7 @@ impl Lane {
             here,
             thread: Mutex::new(None),
             #[cfg(any(feature = "etcd", feature = "redis"))]
-            idle: Mutex::default(),
+            idle: OnceLock::new(),
         };
         Lane(Arc::new(kind), Process::this())
     }
@@ -160,7 +162,7 @@ impl Lane {
     /// Whether a runtime is known to be of no use to its callers, for whom this lane's then works.
     #[cfg(any(feature = "etcd", feature = "redis"))]
     pub(crate) fn is_idle(&self, runtime: &Handle) -> bool {
-        lock(&self.0.idle).contains(&runtime.id())
+        self.0.idle.get().is_some_and(|idle| lock(idle).contains(&runtime.id()))
     }
 
     /// Notes that a runtime drives nothing.
@@ -173,7 +175,7 @@ impl Lane {
         if runtime.id() == self.handle()?.id() {
             return Err(Error::new(ErrorKind::Closed, "the runtime of this client has ended"));
         }
-        let idle = &mut lock(&self.0.idle);
+        let idle = &mut lock(self.0.idle.get_or_init(Mutex::default));
         if !idle.contains(&runtime.id()) {
             if idle.len() == MOST_IDLE {
                 idle.remove(0);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::backend::{self, Backend, Freed};
-use crate::claim::{Claim, ClaimId};
+use crate::claim::{ByClaim, Claim, ClaimId};
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
@@ -48,7 +48,7 @@ pub(crate) struct Releases {
 #[derive(Debug, Default)]
 struct State {
     /// Each with the end of its lease, where that is known.
-    under_way: HashMap<ClaimId, Option<Instant>>,
+    under_way: ByClaim<Option<Instant>>,
     /// What nobody has answered yet, by [server](Backend::shard): one that is away delays the releases of no other.
     left: HashMap<u64, Left>,
 }

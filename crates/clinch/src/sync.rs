@@ -14,11 +14,15 @@ use std::sync::TryLockError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 thread_local! {
-    /// How much this thread has locked, and whether something waits until that is nothing.
-    static HELD: Cell<(usize, bool)> = const { Cell::new((0, false)) };
+    /// How much this thread has locked, in steps of [`ONE`], and whether something [waits](WAITS) until that is nothing: each lock
+    /// goes through here twice.
+    static HELD: Cell<usize> = const { Cell::new(0) };
     /// What waits.
     static LATER: RefCell<Vec<Box<dyn FnOnce()>>> = const { RefCell::new(Vec::new()) };
 }
+
+const ONE: usize = 2;
+const WAITS: usize = 1;
 
 /// Locks, also after another thread panicked while it held the mutex.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Locked<'_, T> {
@@ -62,35 +66,37 @@ pub(crate) struct Holding(PhantomData<*const ()>);
 
 impl Holding {
     pub(crate) fn begin() -> Holding {
-        let (held, waits) = HELD.get();
-        HELD.set((held + 1, waits));
+        HELD.set(HELD.get() + ONE);
         Holding(PhantomData)
     }
 }
 
 impl Drop for Holding {
     fn drop(&mut self) {
-        match HELD.get() {
-            (1, true) => {
-                HELD.set((0, false));
-                let later = LATER.try_with(RefCell::take).unwrap_or_default();
-                later.into_iter().for_each(apart);
-            }
-            (held, waits) => HELD.set((held - 1, waits)),
+        let held = HELD.get() - ONE;
+        HELD.set(held);
+        if held == WAITS {
+            call_later();
         }
     }
 }
 
+#[cold]
+fn call_later() {
+    HELD.set(0);
+    let later = LATER.try_with(RefCell::take).unwrap_or_default();
+    later.into_iter().for_each(apart);
+}
+
 /// Calls what is not ours once this thread has nothing locked: at once, or when the last is unlocked.
 pub(crate) fn unlocked(call: impl FnOnce() + 'static) {
-    let (held, _) = HELD.get();
-    if held == 0 {
+    if HELD.get() < ONE {
         return apart(call);
     }
     let mut call: Option<Box<dyn FnOnce()>> = Some(Box::new(call));
     // Fails at the very end of a thread.
     if LATER.try_with(|later| later.borrow_mut().extend(call.take())).is_ok() {
-        HELD.set((held, true));
+        HELD.set(HELD.get() | WAITS);
     }
     call.into_iter().for_each(apart);
 }

@@ -91,11 +91,11 @@ pub(crate) struct Sleep {
 impl Future for Sleep {
     type Output = ();
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if self.timers.clock.now() >= self.until {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let Sleep { timers, until, id } = self.get_mut();
+        if timers.clock.now() >= *until {
             return Poll::Ready(());
         }
-        let timers = self.timers.clone();
         // In a forked child nothing can wake us later. Waking early is the safe side: every caller looks at the clock or at the
         // state again.
         if timers.lane.process().is_left() {
@@ -104,17 +104,13 @@ impl Future for Sleep {
         // Unlocked, and so is the drop of the one before: either may be a caller's.
         let waker = cx.waker().clone();
         let mut state = lock(&timers.shared.state);
-        let id = match self.id {
-            Some(id) => id,
-            None => {
-                state.next_id += 1;
-                self.id = Some(state.next_id);
-                state.next_id
-            }
-        };
-        let earlier = state.sleepers.insert((self.until, id), waker);
-        if state.armed.is_none_or(|armed| self.until < armed) {
-            state.armed = Some(self.until);
+        let id = *id.get_or_insert_with(|| {
+            state.next_id += 1;
+            state.next_id
+        });
+        let earlier = state.sleepers.insert((*until, id), waker);
+        if state.armed.is_none_or(|armed| *until < armed) {
+            state.armed = Some(*until);
             timers.shared.kick.notify_one();
         }
         let driven = std::mem::replace(&mut state.driven, true);

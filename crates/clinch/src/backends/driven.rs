@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
-use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::runtime::{self, Handle, RuntimeFlavor};
 use tokio::sync::{oneshot, watch};
 use tokio::task;
 
+use crate::calm::{Caller, caller};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane::Lane;
@@ -84,7 +85,7 @@ async fn sign_of_life(env: &Env) {
 fn driven() -> Option<Handle> {
     let runtime = Handle::try_current().ok()?;
     let alone = runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
-    (!alone || is_polled_by_tokio()).then_some(runtime)
+    (!alone || polls(&runtime)).then_some(runtime)
 }
 
 struct Woken(AtomicBool);
@@ -97,15 +98,23 @@ impl Wake for Woken {
 
 thread_local! {
     static WOKEN: Arc<Woken> = Arc::new(Woken(AtomicBool::new(false)));
-    /// The last task that was seen to be polled by tokio, so that one that asks often costs its runtime one turn.
-    static POLLED: Cell<Option<task::Id>> = const { Cell::new(None) };
+    /// Who was seen last to be polled by tokio, so that one who asks often costs its runtime one turn.
+    static POLLED: Cell<Option<(Polled, runtime::Id)>> = const { Cell::new(None) };
 }
 
-/// Whether a runtime polls this thread. There tokio keeps the waker of whoever yields; elsewhere it wakes at once. A task has an id
-/// also where it blocks a thread of its own.
-fn is_polled_by_tokio() -> bool {
-    let task = task::try_id();
-    if task.is_some() && POLLED.get() == task {
+/// Who is polled: a task, or what is no task, by whoever polls it.
+#[derive(Clone, Copy, PartialEq)]
+enum Polled {
+    Task(task::Id),
+    By(Caller),
+}
+
+/// Whether this runtime polls on this thread. There tokio keeps the waker of whoever yields; elsewhere it wakes at once. A task has an
+/// id also where it blocks a thread of its own.
+fn polls(runtime: &Handle) -> bool {
+    let asks = task::try_id().map(Polled::Task).or_else(|| caller().map(Polled::By));
+    let asks = asks.map(|asks| (asks, runtime.id()));
+    if asks.is_some() && POLLED.get() == asks {
         return true;
     }
     let Ok(woken) = WOKEN.try_with(Arc::clone) else { return false };
@@ -113,9 +122,7 @@ fn is_polled_by_tokio() -> bool {
     let waker = Waker::from(woken.clone());
     let _ = pin!(task::yield_now()).poll(&mut Context::from_waker(&waker));
     let polled = !woken.0.load(Ordering::Relaxed);
-    if polled {
-        POLLED.set(task);
-    }
+    POLLED.set(asks.filter(|_| polled));
     polled
 }
 
@@ -127,6 +134,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
+    use crate::calm::calm;
     use crate::clock::Clock;
     use crate::net::Tcp;
     use crate::random::Random;
@@ -145,6 +153,27 @@ mod tests {
         assert!(alone.block_on(blocks).unwrap().is_none());
         let _entered = many.enter();
         assert!(driven().is_some());
+    }
+
+    /// A turn of a runtime costs system calls.
+    #[test]
+    fn a_caller_that_asks_often_costs_its_runtime_one_turn() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        // Tokio wakes it in the turn that it costs, and who asks again begins anew.
+        let has_turned = || WOKEN.with(|woken| woken.0.load(Ordering::Relaxed));
+        let asks = || calm(async { driven() });
+        runtime.block_on(async {
+            assert!(asks().await.is_some());
+            assert!(!has_turned());
+            task::yield_now().await;
+            for _ in 0..3 {
+                assert!(asks().await.is_some() && has_turned(), "it costs one turn more");
+            }
+        });
+        // Nor is it believed of another who asks on the same thread.
+        let _entered = runtime.enter();
+        let asked = pin!(asks()).poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(asked, Poll::Ready(None)), "somebody else polls this");
     }
 
     #[tokio::test]

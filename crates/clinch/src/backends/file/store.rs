@@ -1,6 +1,5 @@
 //! The backend: what is asked of it, and what it says and does about claims of other processes.
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
@@ -15,7 +14,7 @@ use super::slot::{GIVES_ENDS, Slot, not_held};
 use super::times::{RECHECK_UNWATCHED, SOME_TIME, TRY_FOR, TRY_FOR_A_LOOK};
 use super::watch::Watcher;
 use crate::backend::{Backend, Capabilities, ClaimState, Freed, LockState, NOTICE, Progress, Renewal, Wake};
-use crate::claim::{Claim, ClaimId, Loss, LossKind};
+use crate::claim::{ByClaim, Claim, ClaimId, Loss, LossKind};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
@@ -27,7 +26,7 @@ pub(super) struct File {
     pub(super) dir: Dir,
     pub(super) env: Env,
     boot: u128,
-    pub(super) slots: Mutex<HashMap<ClaimId, Arc<Mutex<Slot>>>>,
+    pub(super) slots: Mutex<ByClaim<Arc<Mutex<Slot>>>>,
     pub(super) watcher: Watcher,
     /// Whether somebody looks after turns that nobody takes; changed only while `slots` is locked.
     pub(super) minded: Mutex<AtWork>,

@@ -5,20 +5,19 @@
 //! is silent and its turn has come, the turn goes on to the next after [`TAKE_WITHIN`]; a waiter that is
 //! polled later takes a new place, at the end.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
 use super::slot::Slot;
 use super::store::File;
 use super::times::{LOOK_AT_SILENT, SILENT};
 use crate::backend::TAKE_WITHIN;
-use crate::claim::ClaimId;
+use crate::claim::ByClaim;
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::sync::{lock, try_lock};
 
 /// Claims of one client.
-type Slots = HashMap<ClaimId, Arc<Mutex<Slot>>>;
+type Slots = ByClaim<Arc<Mutex<Slot>>>;
 
 impl File {
     /// Has somebody look after the turns of these claims from now on. The slots are locked.

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use super::inbox::Listener;
 use super::watch::Held;
-use crate::claim::{Claim, ClaimId};
+use crate::claim::{ByClaim, Claim, ClaimId};
 use crate::clock::{Clock, Instant};
 use crate::process::Process;
 use crate::sync::lock;
@@ -25,7 +25,7 @@ pub(super) struct Claims {
 #[derive(Default)]
 struct Known {
     /// Those that are not plainly held or gone.
-    pending: HashMap<ClaimId, Pending>,
+    pending: ByClaim<Pending>,
     /// Those that are to see when a foreign client leaves, by the lock's key.
     foreign: HashMap<String, Vec<ClaimId>>,
 }

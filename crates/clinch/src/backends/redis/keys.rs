@@ -43,14 +43,18 @@ impl Keys {
 
     /// All of them, in parts, in the order in which the scripts take them.
     pub(super) fn all(&self) -> [[&str; 3]; 5] {
-        let side = |kind| self.home.key(kind, &self.lock);
-        [[&self.lock, "", ""], side(CLAIMS), side(":queue:"), side(":holders:"), self.home.key(":fence", "")]
+        let (home, lock) = (self.home.text(), self.lock.as_str());
+        let side = |kind| [home, kind, lock];
+        [[lock, "", ""], side(CLAIMS), side(":queue:"), side(":holders:"), [home, ":fence", ""]]
     }
 }
 
 /// The key that is the lock.
 pub(super) fn lock_key(prefix: &str, name: &LockName) -> String {
-    [prefix, name.as_str()].concat()
+    let mut key = String::with_capacity(prefix.len() + name.as_str().len());
+    key.push_str(prefix);
+    key.push_str(name.as_str());
+    key
 }
 
 /// Refuses a lock's key that could be another lock's side key.
@@ -94,7 +98,11 @@ impl Home {
 
     /// A key or channel of this slot, in parts.
     pub(super) fn key<'k>(&'k self, kind: &'k str, of: &'k str) -> [&'k str; 3] {
-        [std::str::from_utf8(&self.0).unwrap_or_default(), kind, of]
+        [self.text(), kind, of]
+    }
+
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or_default()
     }
 }
 

@@ -46,6 +46,9 @@ pub(super) struct Command {
     body: Vec<u8>,
 }
 
+/// For how many bytes of arguments there is room at first: most commands are a script's with some keys and an owner.
+const ROOM: usize = 512;
+
 /// What can be an argument.
 pub(super) trait Arg {
     fn write_to(&self, body: &mut Vec<u8>);
@@ -116,8 +119,7 @@ impl Arg for Sixteen {
 
 impl Command {
     pub(super) fn new(name: &str) -> Command {
-        // Most commands are a script's with some keys and an owner.
-        let mut command = Command { words: 0, body: Vec::with_capacity(512) };
+        let mut command = Command { words: 0, body: Vec::with_capacity(ROOM) };
         command.arg(name);
         command
     }
@@ -130,7 +132,7 @@ impl Command {
 
     /// Another command that has one more argument.
     pub(super) fn and(&self, arg: impl Arg) -> Command {
-        let mut body = Vec::with_capacity(self.body.len() + 64);
+        let mut body = Vec::with_capacity(ROOM.max(self.body.len() + 64));
         body.extend_from_slice(&self.body);
         let mut command = Command { words: self.words, body };
         command.arg(arg);
@@ -154,6 +156,13 @@ fn bulk(out: &mut Vec<u8>, text: &str) {
 }
 
 fn number(out: &mut Vec<u8>, value: u64) {
+    if value < 100 {
+        // As most lengths are.
+        if value >= 10 {
+            out.push(b'0' + (value / 10) as u8);
+        }
+        return out.push(b'0' + (value % 10) as u8);
+    }
     let mut digits = [0; 20];
     let mut rest = value;
     let mut first = digits.len();

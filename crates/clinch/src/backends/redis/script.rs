@@ -24,10 +24,10 @@ const FOREIGN: Duration = Duration::from_secs(600);
 /// TTL, which is a day at most.
 const VOUCHED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// A Lua script and the name under which the server keeps it.
+/// A Lua script and the beginning of the command that runs it, by the name under which the server keeps it.
 pub(super) struct Script {
     text: String,
-    sha1: String,
+    run: Command,
 }
 
 macro_rules! scripts {
@@ -83,14 +83,15 @@ impl Script {
         let text = times
             .into_iter()
             .fold(text.to_owned(), |text, (name, time)| text.replace(name, &in_millis(time)));
-        Script { sha1: sha1_smol::Sha1::from(&text).digest().to_string(), text }
+        let mut run = Command::new("EVALSHA");
+        run.arg(sha1_smol::Sha1::from(&text).digest().to_string());
+        Script { text, run }
     }
 
     /// The command that runs it on these keys; arguments follow.
     pub(super) fn on(&self, keys: impl IntoIterator<Item: Arg, IntoIter: ExactSizeIterator>) -> Command {
         let keys = keys.into_iter();
-        let mut command = Command::new("EVALSHA");
-        command.arg(&self.sha1).arg(keys.len() as u64);
+        let mut command = self.run.and(keys.len() as u64);
         for key in keys {
             command.arg(key);
         }

@@ -20,7 +20,7 @@ use super::keys::{lock_key, slot_of};
 use super::reply;
 use super::route::Route;
 use super::store::Store;
-use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
+use crate::claim::{ByClaim, Claim, ClaimId, Loss, LossKind, Mode};
 use crate::clock::Instant;
 use crate::error::Result;
 use crate::lane::caught;
@@ -52,7 +52,7 @@ pub(super) struct Held {
 
 #[derive(Default)]
 struct State {
-    leases: HashMap<ClaimId, Lease>,
+    leases: ByClaim<Lease>,
     /// The claims whose keys the server tells of.
     told: HashMap<Arc<str>, ClaimId>,
     /// Those that are to be read, by when; and those that were not found. So no step looks through all.
@@ -68,6 +68,7 @@ struct Lease {
     sight: Sight,
 }
 
+#[derive(Clone)]
 enum Sight {
     /// To be read from then on.
     Due(Instant),
@@ -79,11 +80,11 @@ enum Sight {
     Watched { inbox: u64, key: Arc<str> },
 }
 
-impl Lease {
-    fn sight(&self) -> &Sight {
+impl Sight {
+    fn look(&self) -> &Sight {
         #[cfg(test)]
         tests::LOOKED.set(tests::LOOKED.get() + 1);
-        &self.sight
+        self
     }
 }
 
@@ -93,11 +94,14 @@ impl Held {
         if claim.mode != Mode::Exclusive {
             return;
         }
+        let at = now + YOUNG;
         let mut state = lock(&self.state);
-        state.remove(claim.id);
-        state.leases.insert(claim.id, Lease { name: claim.name.clone(), sight: Sight::Looked });
-        state.set(claim.id, Sight::Due(now + YOUNG));
-        if state.arm(now + YOUNG) {
+        let lease = Lease { name: claim.name.clone(), sight: Sight::Due(at) };
+        if let Some(before) = state.leases.insert(claim.id, lease) {
+            state.out_of_sight(claim.id, &before.sight);
+        }
+        state.due.insert((at, claim.id));
+        if state.arm(at) {
             self.news.notify_one();
         }
     }
@@ -207,26 +211,31 @@ impl Held {
 
 impl State {
     fn remove(&mut self, id: ClaimId) {
-        self.set(id, Sight::Looked);
-        self.leases.remove(&id);
+        if let Some(lease) = self.leases.remove(&id) {
+            self.out_of_sight(id, &lease.sight);
+        }
     }
 
     fn set(&mut self, id: ClaimId, sight: Sight) {
-        let State { leases, told, due, missed, .. } = self;
-        let Some(lease) = leases.get_mut(&id) else { return };
-        match lease.sight() {
-            Sight::Due(at) => drop(due.remove(&(*at, id))),
-            Sight::Missed => drop(missed.remove(&id)),
-            Sight::Watched { key, .. } if told.get(key) == Some(&id) => drop(told.remove(key)),
-            Sight::Watched { .. } | Sight::Looked => {}
-        }
-        match &sight {
-            Sight::Due(at) => drop(due.insert((*at, id))),
-            Sight::Missed => drop(missed.insert(id)),
-            Sight::Watched { key, .. } => drop(told.insert(key.clone(), id)),
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut lease.sight, sight.clone());
+        self.out_of_sight(id, &before);
+        match sight {
+            Sight::Due(at) => drop(self.due.insert((at, id))),
+            Sight::Missed => drop(self.missed.insert(id)),
+            Sight::Watched { key, .. } => drop(self.told.insert(key, id)),
             Sight::Looked => {}
         }
-        lease.sight = sight;
+    }
+
+    /// Takes a claim from where it stood by what was known of it.
+    fn out_of_sight(&mut self, id: ClaimId, was: &Sight) {
+        match was.look() {
+            Sight::Due(at) => drop(self.due.remove(&(*at, id))),
+            Sight::Missed => drop(self.missed.remove(&id)),
+            Sight::Watched { key, .. } if self.told.get(key) == Some(&id) => drop(self.told.remove(key)),
+            Sight::Watched { .. } | Sight::Looked => {}
+        }
     }
 
     /// Has somebody look at this moment; says whether that is sooner than was known.
@@ -242,7 +251,7 @@ impl State {
     fn look_again(&mut self, which: impl Fn(&Sight) -> bool) {
         let at = Instant::from_nanos(0);
         let ids: Vec<_> =
-            self.leases.iter().filter(|(_, lease)| which(lease.sight())).map(|(id, _)| *id).collect();
+            self.leases.iter().filter(|(_, lease)| which(lease.sight.look())).map(|(id, _)| *id).collect();
         for id in ids {
             self.set(id, Sight::Due(at));
             self.next = Some(at);

@@ -1,20 +1,20 @@
 //! The table of claims: by id, and by the leases that they may hang on.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Known;
 use crate::backends::etcd::step::Step;
 use crate::backends::etcd::view::View;
 use crate::backends::etcd::watch::Subscription;
-use crate::claim::ClaimId;
+use crate::claim::{ByClaim, ClaimId};
 use crate::clock::Instant;
 
 /// All claims. A lease has few of them, or one: so what concerns a lease looks at no others. Both ways to find them are changed
 /// here alone, and together.
 #[derive(Default)]
 pub(super) struct Entries {
-    by_id: HashMap<ClaimId, Entry>,
+    by_id: ByClaim<Entry>,
     by_lease: BTreeSet<(i64, ClaimId)>,
 }
 

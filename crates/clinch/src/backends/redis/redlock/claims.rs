@@ -1,12 +1,11 @@
 //! What this client knows of its claims: on which servers something of each may stand.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::node::Line;
 use crate::backends::pool::Connection;
-use crate::claim::ClaimId;
+use crate::claim::{ByClaim, ClaimId};
 use crate::clock::Instant;
 use crate::sync::lock;
 use crate::token::Token;
@@ -20,7 +19,7 @@ pub(super) struct Claims(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    entries: HashMap<ClaimId, Arc<Entry>>,
+    entries: ByClaim<Arc<Entry>>,
     /// From how many on it is looked again whether some are forgotten: nobody says that a claim was left to others.
     many: usize,
 }
