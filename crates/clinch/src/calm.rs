@@ -15,8 +15,8 @@ use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use crate::sync::{Holding, apart, unlocked};
 
 thread_local! {
-    /// Who polls on this thread.
-    static CALLER: Cell<Option<Caller>> = const { Cell::new(None) };
+    /// Who polls on this thread, and the address of what is lent to the poll in its waker's place.
+    static CALLER: Cell<Option<(Caller, *const ())>> = const { Cell::new(None) };
 }
 
 /// Tells one who polls from others, by the waker that it polls with; for as long as that lives.
@@ -27,24 +27,28 @@ impl Caller {
     fn of(waker: &Waker) -> Caller {
         Caller(waker.data(), waker.vtable())
     }
+
+    /// Who polls what this is called in, where that is a caller.
+    fn here() -> Option<Caller> {
+        CALLER.get().map(|(caller, _)| caller)
+    }
 }
 
-/// Who polls what this is called in, where that is a caller.
+/// Who polls what this is called in, where that is a caller that can be told from others: many wakers that wake nobody are one.
 #[cfg(any(feature = "etcd", feature = "redis"))]
 pub(crate) fn caller() -> Option<Caller> {
-    CALLER.get()
+    Caller::here().filter(|caller| !caller.0.is_null())
 }
 
 /// A caller polls for as long as this lives; it has who polled before.
-struct Polls(Option<Caller>);
+struct Polls(Option<(Caller, *const ())>);
 
 impl Polls {
-    fn begin(caller: &Waker) -> Polls {
+    /// What is lent within another such future is that one's caller's.
+    fn begin(waker: &Waker, lends: *const ()) -> Polls {
         let before = CALLER.get();
-        // What is lent within another such future is that one's caller's.
-        if !std::ptr::eq(caller.vtable(), &BORROWED) {
-            CALLER.set(Some(Caller::of(caller)));
-        }
+        let outer = before.filter(|(_, lent)| *lent == waker.data());
+        CALLER.set(Some((outer.map_or_else(|| Caller::of(waker), |(caller, _)| caller), lends)));
         Polls(before)
     }
 }
@@ -81,9 +85,12 @@ impl<F: Future> Future for Calm<F> {
         // What is polled may have something locked where it drops the waker that it had.
         let _holding = Holding::begin();
         let caller = context.waker();
-        let _polls = Polls::begin(caller);
-        let known = kept.upgrade().filter(|kept| kept.is_of(caller));
-        let lent = Lent { caller, kept: known.map_or_else(OnceLock::new, OnceLock::from) };
+        if let Some(kept) = kept.upgrade().filter(|kept| kept.is_of(caller)) {
+            let _polls = Polls::begin(caller, Arc::as_ptr(&kept).cast());
+            return future.poll(&mut Context::from_waker(&Waker::from(kept)));
+        }
+        let lent = Lent { caller, kept: OnceLock::new() };
+        let _polls = Polls::begin(caller, (&raw const lent).cast());
         // SAFETY: the functions of `BORROWED` take what points to a `Lent` that lives for as long as their waker does. This one ends
         // with this call, and is only lent out until then; what is cloned of it is no such waker.
         let waker = unsafe { Waker::new((&raw const lent).cast(), &BORROWED) };
@@ -143,7 +150,7 @@ impl Drop for Kept {
     fn drop(&mut self) {
         match self.0.take() {
             // Not the last of its kind: one is lent to the poll that this is in.
-            Some(caller) if CALLER.get() == Some(Caller::of(&caller)) => apart(|| drop(caller)),
+            Some(caller) if Caller::here() == Some(Caller::of(&caller)) => apart(|| drop(caller)),
             // It may be all that was left of a task.
             Some(caller) => unlocked(move || drop(caller)),
             None => {}

@@ -101,7 +101,8 @@ pub(crate) fn unlocked(call: impl FnOnce() + 'static) {
     call.into_iter().for_each(apart);
 }
 
-/// Calls what is not ours: its panic, which the panic hook has said, must not end what serves others. To be called with nothing locked.
+/// Calls what is not ours: its panic, which the panic hook has said, must not end what serves others. To be called with nothing locked, unless
+/// it can end nothing.
 pub(crate) fn apart(call: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(call));
 }

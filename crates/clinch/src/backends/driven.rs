@@ -162,18 +162,21 @@ mod tests {
         // Tokio wakes it in the turn that it costs, and who asks again begins anew.
         let has_turned = || WOKEN.with(|woken| woken.0.load(Ordering::Relaxed));
         let asks = || calm(async { driven() });
+        let asks_within = || calm(async { asks().await });
         runtime.block_on(async {
             assert!(asks().await.is_some());
             assert!(!has_turned());
             task::yield_now().await;
             for _ in 0..3 {
                 assert!(asks().await.is_some() && has_turned(), "it costs one turn more");
+                assert!(asks_within().await.is_some() && has_turned(), "it costs one turn more");
             }
         });
-        // Nor is it believed of another who asks on the same thread.
+        // Nor is it believed of another who asks on the same thread, also if nothing tells that one from others.
+        let by_hand = || pin!(asks()).poll(&mut Context::from_waker(Waker::noop()));
+        assert!(runtime.block_on(async { matches!(by_hand(), Poll::Ready(Some(_))) }));
         let _entered = runtime.enter();
-        let asked = pin!(asks()).poll(&mut Context::from_waker(Waker::noop()));
-        assert!(matches!(asked, Poll::Ready(None)), "somebody else polls this");
+        assert!(matches!(by_hand(), Poll::Ready(None)), "somebody else polls this");
     }
 
     #[tokio::test]
