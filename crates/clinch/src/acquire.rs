@@ -187,8 +187,12 @@ impl Wait<'_> {
         let (mut attempt, mut late) = (0, 0);
         loop {
             let sent = engine.env.now();
-            match target.ask(&claim).await {
-                Ok(Progress::Granted(grant)) if late < REPEATS && !target.is_fresh(grant, sent) => late += 1,
+            // The answer ends here: what lives across an await makes every wait's future larger.
+            let failed = match target.ask(&claim).await {
+                Ok(Progress::Granted(grant)) if late < REPEATS && !target.is_fresh(grant, sent) => {
+                    late += 1;
+                    continue;
+                }
                 Ok(Progress::Granted(grant)) => return target.guard(claimed, &claim, grant, sent),
                 Ok(Progress::Queued(busy) | Progress::Busy(busy)) => {
                     late = 0;
@@ -199,26 +203,31 @@ impl Wait<'_> {
                         place = Some(engine.keeper.keep_place(&claim, sent, ttl)?);
                     }
                     self.busy = Some(busy);
-                    let waits = engine.env.now();
-                    let woken = tokio::select! {
-                        biased;
-                        woken = engine.backend.wait(&claim) => woken.map_err(nothing_lost),
-                        () = lost(place.as_ref()) => Ok(Wake::Step),
-                    };
-                    // A wait that fails at once, again and again, is no better for the steps between.
-                    if woken.is_ok() || engine.env.now().since(waits) >= lease::MAX_BACKOFF {
-                        attempt = 0;
-                    }
-                    // However long nothing was asked of the store: it is silent only from the next step on.
-                    self.answered();
-                    match woken {
-                        Ok(Wake::Granted(grant)) if target.is_enough(grant, sent) => {
-                            return target.guard(claimed, &claim, grant, sent);
-                        }
-                        Ok(Wake::Granted(_) | Wake::Step) => {}
-                        Err(error) => self.retry(error, &mut attempt).await?,
-                    }
+                    None
                 }
+                Err(error) => Some(error),
+            };
+            if let Some(error) = failed {
+                self.retry(error, &mut attempt).await?;
+                continue;
+            }
+            let waits = engine.env.now();
+            let woken = tokio::select! {
+                biased;
+                woken = engine.backend.wait(&claim) => woken.map_err(nothing_lost),
+                () = lost(place.as_ref()) => Ok(Wake::Step),
+            };
+            // A wait that fails at once, again and again, is no better for the steps between.
+            if woken.is_ok() || engine.env.now().since(waits) >= lease::MAX_BACKOFF {
+                attempt = 0;
+            }
+            // However long nothing was asked of the store: it is silent only from the next step on.
+            self.answered();
+            match woken {
+                Ok(Wake::Granted(grant)) if target.is_enough(grant, sent) => {
+                    return target.guard(claimed, &claim, grant, sent);
+                }
+                Ok(Wake::Granted(_) | Wake::Step) => {}
                 Err(error) => self.retry(error, &mut attempt).await?,
             }
         }

@@ -225,12 +225,13 @@ impl Guard {
         let tenure = kept.tenure.clone();
         kept.end();
         // Before the look at the lease, so that the keeper does not free it at the same time.
-        claimed.under_way = engine.releases.begin(claimed.claim.id, tenure.runs_out());
+        let ends = tenure.runs_out();
+        claimed.under_way = engine.releases.begin(claimed.claim.id, ends);
         if let Standing::Lost(loss) = tenure.standing_here(engine.env.now()) {
             return Ok(Released::AlreadyLost(loss));
         }
         let claim = claimed.leaving();
-        let until = engine.releases.until(&claim, tenure.runs_out());
+        let until = engine.releases.until(&claim, ends);
         match engine.here(engine.releases.free(&claim, linger, until)).await? {
             Freed::Removed => {
                 claimed.settle();

@@ -56,47 +56,34 @@ pub(super) trait Arg {
 
 impl<T: AsRef<str> + ?Sized> Arg for &T {
     fn write_to(&self, body: &mut Vec<u8>) {
-        bulk(body, self.as_ref());
+        bulk(body, self.as_ref().as_bytes());
     }
 }
 
 /// One argument in several parts.
-impl<const N: usize> Arg for [&str; N] {
+impl<T: AsRef<[u8]>, const N: usize> Arg for [T; N] {
     fn write_to(&self, body: &mut Vec<u8>) {
-        body.push(b'$');
-        number(body, self.iter().map(|part| part.len() as u64).sum());
-        body.extend_from_slice(b"\r\n");
-        self.iter().for_each(|part| body.extend_from_slice(part.as_bytes()));
+        head(body, b'$', self.iter().map(|part| part.as_ref().len() as u64).sum());
+        self.iter().for_each(|part| body.extend_from_slice(part.as_ref()));
         body.extend_from_slice(b"\r\n");
     }
 }
 
 impl Arg for String {
     fn write_to(&self, body: &mut Vec<u8>) {
-        bulk(body, self);
+        bulk(body, self.as_bytes());
     }
 }
 
 impl Arg for ClaimId {
     fn write_to(&self, body: &mut Vec<u8>) {
-        let mut digits = [0; 32];
-        for (two, byte) in digits.as_chunks_mut().0.iter_mut().zip(self.bits().to_be_bytes()) {
-            *two = [hex(byte >> 4), hex(byte & 15)];
-        }
-        body.extend_from_slice(b"$32\r\n");
-        body.extend_from_slice(&digits);
-        body.extend_from_slice(b"\r\n");
+        bulk(body, &hex_digits(*self));
     }
 }
 
 impl Arg for u64 {
     fn write_to(&self, body: &mut Vec<u8>) {
-        let digits = self.checked_ilog10().unwrap_or(0) + 1;
-        body.push(b'$');
-        number(body, u64::from(digits));
-        body.extend_from_slice(b"\r\n");
-        number(body, *self);
-        body.extend_from_slice(b"\r\n");
+        bulk(body, digits(*self, &mut [0; 20]));
     }
 }
 
@@ -140,33 +127,33 @@ impl Command {
     }
 
     pub(super) fn write_to(&self, out: &mut Vec<u8>) {
-        out.push(b'*');
-        number(out, self.words);
-        out.extend_from_slice(b"\r\n");
+        head(out, b'*', self.words);
         out.extend_from_slice(&self.body);
     }
 }
 
-fn bulk(out: &mut Vec<u8>, text: &str) {
-    out.push(b'$');
-    number(out, text.len() as u64);
-    out.extend_from_slice(b"\r\n");
-    out.extend_from_slice(text.as_bytes());
+fn bulk(out: &mut Vec<u8>, bytes: &[u8]) {
+    head(out, b'$', bytes.len() as u64);
+    out.extend_from_slice(bytes);
     out.extend_from_slice(b"\r\n");
 }
 
-fn number(out: &mut Vec<u8>, value: u64) {
-    if value < 100 {
-        // As most lengths are.
-        if value >= 10 {
-            out.push(b'0' + (value / 10) as u8);
-        }
-        return out.push(b'0' + (value % 10) as u8);
+/// The line before what has a length.
+fn head(out: &mut Vec<u8>, kind: u8, length: u64) {
+    if (10..100).contains(&length) {
+        // As most are: one copy instead of four.
+        let [tens, ones] = [length / 10, length % 10].map(|digit| b'0' + digit as u8);
+        return out.extend_from_slice(&[kind, tens, ones, b'\r', b'\n']);
     }
-    let mut digits = [0; 20];
-    let mut rest = value;
-    let mut first = digits.len();
-    for digit in digits.iter_mut().rev() {
+    out.push(kind);
+    out.extend_from_slice(digits(length, &mut [0; 20]));
+    out.extend_from_slice(b"\r\n");
+}
+
+/// A number as text.
+pub(super) fn digits(value: u64, room: &mut [u8; 20]) -> &[u8] {
+    let (mut rest, mut first) = (value, room.len());
+    for digit in room.iter_mut().rev() {
         *digit = b'0' + (rest % 10) as u8;
         rest /= 10;
         first -= 1;
@@ -174,7 +161,16 @@ fn number(out: &mut Vec<u8>, value: u64) {
             break;
         }
     }
-    out.extend_from_slice(digits.get(first..).unwrap_or_default());
+    room.get(first..).unwrap_or_default()
+}
+
+/// A claim's id as text.
+pub(super) fn hex_digits(id: ClaimId) -> [u8; 32] {
+    let mut digits = [0; 32];
+    for (two, byte) in digits.as_chunks_mut().0.iter_mut().zip(id.bits().to_be_bytes()) {
+        *two = [hex(byte >> 4), hex(byte & 15)];
+    }
+    digits
 }
 
 fn hex(nibble: u8) -> u8 {
@@ -393,6 +389,16 @@ mod tests {
         ];
         let wanted = Value::List(words.map(text).to_vec());
         assert_eq!(read(&out), Ok(Some((wanted, out.len()))));
+    }
+
+    #[test]
+    fn an_argument_of_any_length_reads_back() {
+        for length in [0, 1, 9, 10, 99, 100, 101, 12_345] {
+            let (word, mut out) = ("x".repeat(length), Vec::new());
+            Command::new("SET").arg(&word).arg([&word, "y"]).write_to(&mut out);
+            let wanted = Value::List([text("SET"), text(&word), text(&format!("{word}y"))].into());
+            assert_eq!(read(&out), Ok(Some((wanted, out.len()))), "{length}");
+        }
     }
 
     #[test]

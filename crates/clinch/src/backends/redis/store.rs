@@ -46,7 +46,7 @@ pub(super) struct Store {
     pub(super) sharded: bool,
     /// Whether this user may tell waiters; who may not is, most likely, told by nobody either.
     pub(super) tells: bool,
-    owner: OwnerText,
+    pub(super) owner: OwnerText,
 }
 
 impl Store {
