@@ -256,7 +256,7 @@ impl Shared {
         if schedule.stopped {
             return None;
         }
-        let (mut renew, mut look, mut free) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut tell, mut renew, mut look, mut free) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         // Renewals may go out a little early to share a trip, so look as far ahead as any of them may.
         let horizon = now + lease::coalesce(lease::MAX_TTL);
         let (mut due, mut by) = (Vec::new(), now);
@@ -264,15 +264,17 @@ impl Shared {
             due.push(tenure);
             by = horizon;
         }
-        for tenure in due.iter().cloned() {
-            match tenure.review(now) {
-                Some(review) => {
-                    if review.renew {
-                        let due = if tenure.policy.manual { &mut look } else { &mut renew };
-                        due.push(tenure.clone());
-                    }
-                    schedule.put(review.next, tenure);
-                }
+        for tenure in due {
+            let review = tenure.review(now);
+            if review.news {
+                tell.push(tenure.clone());
+            }
+            if review.renew {
+                let due = if tenure.policy.manual { &mut look } else { &mut renew };
+                due.push(tenure.clone());
+            }
+            match review.next {
+                Some(next) => schedule.put(next, tenure),
                 // What its holder may not have any more is freed for it a moment after the loss is told. Not what an operator
                 // took: that is the next one's when its guard is dropped.
                 None => match tenure.outlived(self.expires) {
@@ -285,13 +287,13 @@ impl Shared {
         // With nothing to keep it looks again some time, so that not every lease that is held shortly wakes it.
         let next = schedule.due.first_key_value().map_or(now + CHECK_EVERY, |((at, _), _)| *at);
         schedule.armed = Some(next);
-        Some(Todo { tell: due, renew, look, free, next })
+        Some(Todo { tell, renew, look, free, next })
     }
 }
 
 /// What a review of the schedule found.
 struct Todo {
-    /// All that were looked at.
+    /// Those of which somebody is to be told.
     tell: Vec<Arc<Tenure>>,
     renew: Vec<Arc<Tenure>>,
     look: Vec<Arc<Tenure>>,

@@ -371,13 +371,12 @@ impl Tenure {
         }
     }
 
-    /// What the keeper has to do about this claim at `now`, and when to look again; `None`: it is over. [`Tenure::tell`] is to be
-    /// called after it, when the keeper's schedule is unlocked.
-    pub(crate) fn review(&self, now: Instant) -> Option<Review> {
+    /// What the keeper has to do about this claim at `now`, and when to look again.
+    pub(crate) fn review(&self, now: Instant) -> Review {
         let mut state = lock(&self.state);
         self.expire(&mut state, now);
         if matches!(state.standing, Standing::Lost(_)) {
-            return None;
+            return Review { renew: false, news: state.news, next: None };
         }
         let ttl = state.ttl.unwrap_or(CHECK_EVERY);
         let renew = state.renew_at.is_some_and(|at| at <= now + lease::coalesce(ttl));
@@ -389,7 +388,8 @@ impl Tenure {
         if self.worry_at(&state).is_some_and(|at| at <= now) && state.standing == Standing::Held {
             (state.standing, state.news) = (Standing::Jeopardy, true);
         }
-        Some(Review { renew, next: self.next_of(&state, now).unwrap_or(now + CHECK_EVERY) })
+        let next = self.next_of(&state, now).unwrap_or(now + CHECK_EVERY);
+        Review { renew, news: state.news, next: Some(next) }
     }
 
     /// When there will be something to do about this claim; `None`: now, since it is over.
@@ -445,6 +445,8 @@ fn left() -> Loss {
 pub(crate) struct Review {
     /// Whether a renewal is due, or a look where nobody renews.
     pub(crate) renew: bool,
-    /// When to look again.
-    pub(crate) next: Instant,
+    /// Whether [`Tenure::tell`] is to be called, once the keeper's schedule is unlocked.
+    pub(crate) news: bool,
+    /// When to look again; `None`: it is over.
+    pub(crate) next: Option<Instant>,
 }

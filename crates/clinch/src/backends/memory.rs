@@ -4,6 +4,7 @@
 //! when all live claims ahead are compatible, and loses its place when it does not take that. Everything else is
 //! bookkeeping. All other backends are compared with this.
 
+use std::collections::btree_map::Entry::{Occupied, Vacant};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex};
@@ -28,7 +29,7 @@ use crate::sync::{apart, lock};
 use crate::token::Token;
 use crate::url::StoreUrl;
 
-/// At how many other names whoever brings one looks.
+/// At how many names whoever brings one looks.
 const LOOKS: usize = 3;
 
 /// A store in this process's memory. Clones share it.
@@ -110,15 +111,20 @@ impl Memory {
     fn at<T>(&self, name: &LockName, step: impl FnOnce(&mut Queue, &mut u64, Instant) -> T) -> T {
         let mut store = lock(&self.store);
         let now = self.env.now();
-        store.sweep(name, now);
         let Store { last, queues, .. } = &mut *store;
-        let queue = queues.entry(name.clone()).or_default();
+        let (queue, comes) = match queues.entry(name.clone()) {
+            Occupied(queue) => (queue.into_mut(), false),
+            Vacant(room) => (room.insert(Queue::default()), true),
+        };
         queue.expire(now);
         let result = step(queue, last, now);
         queue.wake(now);
         let called = std::mem::take(&mut queue.called);
         if queue.is_over(now) {
             queues.remove(name);
+        }
+        if comes {
+            store.sweep(now);
         }
         drop(store);
         called.into_iter().for_each(|waiter| apart(|| waiter.notify_one()));
@@ -127,12 +133,9 @@ impl Memory {
 }
 
 impl Store {
-    /// Whoever brings a name looks at some others, in turn: what lingers there, or was left, may be over, and that name never be used
+    /// Whoever brings a name looks at some, in turn: what lingers there, or was left, may be over, and that name never be used
     /// again. At more than one, since the next in turn may be the newest for ever.
-    fn sweep(&mut self, coming: &LockName, now: Instant) {
-        if self.queues.contains_key(coming) {
-            return;
-        }
+    fn sweep(&mut self, now: Instant) {
         for _ in 0..LOOKS {
             let after = self.swept.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
             let next = self.queues.range::<LockName, _>((after, Bound::Unbounded)).next();

@@ -323,6 +323,7 @@ impl fmt::Debug for Lean {
 mod tests {
     use super::super::store::tests::{claim, server_that_answers, store};
     use super::*;
+    use crate::claim::Owner;
 
     const VALUE: &str =
         r#"000102030405060708090a0b0c0d0e0f 7 1700000000 {"host":"h","pid":7,"user":"me","label":"a b"}"#;
@@ -369,18 +370,19 @@ mod tests {
     #[test]
     fn what_is_written_says_whose_it_is() {
         let lean = Lean { store: store("redis://127.0.0.1:1"), compare: Compare::Script };
-        let claim = claim(1);
-        let words = words(&lean.take("k", &claim).unwrap());
-        let [_, key, value, rest @ ..] = &words[..] else { panic!("{words:?}") };
-        assert_eq!(
-            (key.as_str(), rest),
-            ("k", &["NX", "PX", &millis(claim.ttl).to_string()].map(String::from)[..])
-        );
-        assert!(is_of(value, claim.id), "{value}");
-        let now = lean.store.dialer.env.clock().wall();
-        let holder = holder(value, None).unwrap();
-        assert_eq!(holder.owner.label, claim.owner.label);
-        assert!(now.duration_since(holder.since).unwrap() < TTL, "{value}");
+        for label in ["one", "another"] {
+            let owner = Owner { host: "h".into(), pid: 1, user: "u".into(), label: label.into() };
+            let claim = Claim { owner: Arc::new(owner), ..claim(1) };
+            let words = words(&lean.take("k", &claim).unwrap());
+            let [_, key, value, rest @ ..] = &words[..] else { panic!("{words:?}") };
+            assert_eq!(key, "k");
+            assert_eq!(rest, ["NX", "PX", &millis(claim.ttl).to_string()]);
+            let parts: Vec<&str> = value.splitn(5, ' ').collect();
+            let [id, renewals, since, "", owner] = parts[..] else { panic!("{value}") };
+            assert_eq!((id, renewals), (claim.id.to_string().as_str(), "0"));
+            assert!(since.parse::<u64>().is_ok(), "{value}");
+            assert_eq!(serde_json::from_str::<Owner>(owner).unwrap(), *claim.owner);
+        }
     }
 
     #[test]
