@@ -58,13 +58,18 @@ pub(crate) enum RunVerb {
 impl Cli {
     /// Parses the arguments of this process.
     pub(crate) fn of_process() -> Result<Cli, clap::Error> {
-        Ok(Cli::parse_quickly()?.with_url())
+        Ok(Cli::parse_quickly()?.settled())
     }
 
-    /// An empty variable is none.
-    fn with_url(mut self) -> Cli {
+    /// As it is meant: an empty variable is none, and `--skip` is three options.
+    fn settled(mut self) -> Cli {
         if self.store.url.is_empty() {
             DEFAULT_URL.clone_into(&mut self.store.url);
+        }
+        if let Verb::Run(run) = &mut self.verb
+            && run.skip
+        {
+            (run.patience.no_wait, run.quiet, run.conflict_exit_code) = (true, true, 0);
         }
         self
     }
@@ -135,6 +140,9 @@ pub(crate) struct Run {
     /// Exit with N instead of 75 when the lock was not acquired
     #[arg(short = 'E', long, default_value_t = crate::exit::CONFLICT, hide_default_value = true, value_name = "N")]
     pub(crate) conflict_exit_code: u8,
+    /// Do nothing, in silence and with success, when the lock is taken, as cron likes it: -n -q -E 0
+    #[arg(long, conflicts_with_all = ["wait", "verbose", "conflict_exit_code"])]
+    pub(crate) skip: bool,
     /// Keep the lock closed until this long after it was acquired, also when the command ends sooner
     #[arg(long, value_parser = duration::parse, value_name = "DUR")]
     pub(crate) min_hold: Option<Duration>,
@@ -383,7 +391,7 @@ Examples:
   clinch run -n nightly -- ./backup.sh             exit with 75 when it already runs
   clinch run -w 30s nightly -c 'make && deploy'    wait at most 30 seconds; a shell line
   clinch run --permits 1 --of 4 gpu -- ./train     four at a time
-  clinch run --once-per 1h -E 0 report -- ./mail   cron on many hosts: once an hour in all"
+  clinch run --skip --once-per 1h report -- ./mail cron on many hosts: once an hour in all"
     };
 }
 
@@ -425,8 +433,22 @@ mod tests {
 
     #[test]
     fn an_empty_url_is_none() {
-        let cli = Cli::try_parse_from(["clinch", "-u", "", "ls"]).unwrap().with_url();
+        let cli = Cli::try_parse_from(["clinch", "-u", "", "ls"]).unwrap().settled();
         assert_eq!(cli.store.url, DEFAULT_URL);
+    }
+
+    #[test]
+    fn to_skip_is_three_options() {
+        let run = |line: &[&str]| {
+            let Verb::Run(run) = Cli::try_parse_from(line).unwrap().settled().verb else { panic!("no run") };
+            (run.patience.no_wait, run.quiet, run.conflict_exit_code)
+        };
+        let skip = run(&["clinch", "run", "--skip", "x", "true"]);
+        assert_eq!(skip, run(&["clinch", "run", "-n", "-q", "-E", "0", "x", "true"]));
+        let with = |option| Cli::try_parse_from(["clinch", "run", "--skip", option, "x", "true"]);
+        for other in ["-w5s", "-v", "-E3"] {
+            assert!(with(other).is_err(), "{other} would be lost");
+        }
     }
 
     #[test]

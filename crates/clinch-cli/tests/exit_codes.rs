@@ -61,6 +61,43 @@ fn a_misspelt_option_names_the_nearest() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("--no-wait"));
 }
 
+/// A URL that is nearly right sends its user to the manual.
+#[test]
+fn a_url_that_is_nearly_right_is_answered_with_the_right_one() {
+    let world = World::new();
+    for (url, meant) in [
+        ("redsi://localhost", "redis://"),
+        ("valkey://localhost", "redis://"),
+        ("/tmp/locks", "file:///tmp/locks"),
+        ("localhost:6379", "redis://localhost:6379"),
+    ] {
+        let output = world.output(["-u", url, "run", "x", "true"]);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(64), "{message}");
+        assert!(message.contains(&format!("did you mean {meant}?")), "{message}");
+    }
+}
+
+/// Cron mails each time that a job still runs, or hears nothing of one that failed.
+#[test]
+fn a_skipped_run_says_nothing_and_succeeds() {
+    let world = World::new();
+    let skip = |args: &[&str]| world.output(["run", "--skip"].into_iter().chain(args.iter().copied()));
+    let mut holder = world.start(["run", "x", "-c", "echo $$ > job.pid; exec sleep 60"]);
+    eventually("the lock is held", || world.held("x"));
+    assert_eq!(world.code(["run", "--once-per", "1h", "y", "true"]), 0);
+    for args in [&["x", "false"][..], &["--once-per", "1h", "y", "false"]] {
+        let output = skip(args);
+        assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0), "{output:?}");
+    }
+    assert_eq!(skip(&["z", "sh", "-c", "exit 3"]).status.code(), Some(3));
+    let unreachable = skip(&["-u", "redis://127.0.0.1:1", "x", "true"]);
+    assert_eq!(unreachable.status.code(), Some(69));
+    assert!(!unreachable.stderr.is_empty());
+    drop(world);
+    assert_eq!(holder.code(), 128 + 9);
+}
+
 /// Who is refused cannot tell why, or waits although told not to.
 #[test]
 fn a_taken_lock_is_refused_with_the_holders_name() {

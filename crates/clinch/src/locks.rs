@@ -20,7 +20,7 @@ use crate::mutex::Mutex;
 use crate::name::LockName;
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
-use crate::url::StoreUrl;
+use crate::url::{StoreUrl, no_store};
 
 /// The TTL when nobody says another: long enough to ride out a failover, short enough that a crashed holder is no drama.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -331,27 +331,13 @@ async fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
         #[cfg(feature = "etcd")]
         "etcd" | "etcds" => crate::backends::etcd::open_url(url, env).await,
         #[cfg(feature = "redis")]
-        scheme if scheme.starts_with("redis") => crate::backends::redis::open_url(url, env).await,
+        scheme if matches!(scheme.split('+').next(), Some("redis" | "rediss")) => {
+            crate::backends::redis::open_url(url, env).await
+        }
         #[cfg(feature = "redis")]
         "redlock" | "redlocks" => crate::backends::redis::redlock::open_url(url, env).await,
-        other => {
-            let message =
-                format!("this build has no store for \"{other}://\"; it has {}", stores().join(", "));
-            Err(Error::new(ErrorKind::Unsupported, message))
-        }
+        other => Err(no_store(other)),
     }
-}
-
-/// What the URLs of this build's stores begin with; some have variants.
-fn stores() -> Vec<&'static str> {
-    let all = [
-        ("file", cfg!(feature = "file")),
-        ("memory", cfg!(feature = "memory")),
-        ("redis", cfg!(feature = "redis")),
-        ("redlock", cfg!(feature = "redis")),
-        ("etcd", cfg!(feature = "etcd")),
-    ];
-    all.into_iter().filter_map(|(store, is_there)| is_there.then_some(store)).collect()
 }
 
 /// Who this process is, for the owner records.

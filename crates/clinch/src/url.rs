@@ -2,11 +2,14 @@
 //!
 //! Parsed once, strictly: an unknown key is an error that names the nearest known one, and the password never shows.
 
+mod scheme;
+
 use std::fmt;
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
+pub(crate) use self::scheme::no_store;
 use crate::error::{Error, Result};
 
 /// What the name of each key has whose value is a secret, and of none else here. Parts of names, since a URL may be for another build.
@@ -34,9 +37,7 @@ pub(crate) struct StoreUrl {
 impl StoreUrl {
     pub(crate) fn parse(text: &str) -> Result<StoreUrl> {
         let Some((scheme, rest)) = text.split_once("://") else {
-            return Err(Error::invalid(
-                "a store URL looks like \"file:///var/lib/clinch\" or \"memory://\"; this one has no \"://\"",
-            ));
+            return Err(scheme::missing(text));
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = match rest.find('/') {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::sentinel::Sentinel;
 use crate::backends::tls;
 use crate::error::{Error, Result};
-use crate::url::{StoreUrl, host_and_port};
+use crate::url::{StoreUrl, host_and_port, no_store};
 
 /// After how long of being handed over without a break a lock is left free for foreign clients, in a mixed fleet.
 pub(super) const RUN: Duration = Duration::from_secs(1);
@@ -135,11 +135,7 @@ impl Settings {
                 }
                 (Topology::Cluster(addresses(url, 6379)?), path)
             }
-            _ => {
-                return Err(Error::invalid(format!(
-                    "there is no store \"{scheme}://\"; there are redis, rediss and, after either, +sentinel and +cluster, and redis+unix"
-                )));
-            }
+            _ => return Err(no_store(&scheme)),
         };
         let db = match db.as_str() {
             "" => 0,
