@@ -11,6 +11,7 @@ use super::super::resp::Command;
 use super::node::Node;
 use super::round::Round;
 use super::store::Quorum;
+use super::vote::who;
 use crate::backend::{ClaimState, LockState};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
@@ -97,11 +98,7 @@ impl Quorum {
                 }
                 let holder = reply::holder(value, left);
                 let evicted = reply::is_evicted(value);
-                let who = match &holder {
-                    Some(holder) if evicted => format!("!{}", holder.id),
-                    Some(holder) if holder.owner.pid != 0 => holder.id.to_string(),
-                    _ => value.to_owned(),
-                };
+                let who = who(value, holder.as_ref());
                 let token = holder.as_ref().and_then(|holder| holder.token).filter(|_| self.rules.fencing);
                 match holdings.iter_mut().find(|holding| holding.who == who) {
                     Some(known) => known.note(left, token),

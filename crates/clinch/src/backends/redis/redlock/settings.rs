@@ -46,6 +46,7 @@ pub(super) struct Rules {
 
 impl Plan {
     pub(super) fn parse(url: &mut StoreUrl) -> Result<Plan> {
+        url.expect(&["redlock", "redlocks"])?;
         let all_encrypted = url.scheme == "redlocks";
         let entries = url.take_servers()?;
         if url.hides_credentials() {

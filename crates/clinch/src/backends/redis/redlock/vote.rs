@@ -14,6 +14,7 @@ use super::round::Round;
 use super::store::Quorum;
 use super::timing;
 use super::votes::{Tally, Vote};
+use crate::backend::ClaimState;
 use crate::claim::Claim;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
@@ -218,6 +219,16 @@ async fn ask_for_vote(
     Ok(vote)
 }
 
+/// What is the same in the values that one holder has on several servers, of which each has a time of its own; all of a value that is not
+/// ours.
+pub(super) fn who(value: &str, holder: Option<&ClaimState>) -> String {
+    match holder {
+        Some(holder) if reply::is_evicted(value) => format!("!{}", holder.id),
+        Some(holder) if holder.owner.pid != 0 => holder.id.to_string(),
+        _ => value.to_owned(),
+    }
+}
+
 /// Reads the answer of `redlock_claim.lua`: the server's time, and what that says of the vote; none: the claim came too late.
 fn read_vote(answer: &Value) -> Result<(u64, Result<Option<Vote>>)> {
     let nonsense = || {
@@ -229,8 +240,9 @@ fn read_vote(answer: &Value) -> Result<(u64, Result<Option<Vote>>)> {
         [Value::Int(0), us, left, value] => {
             let left = u64::try_from(reply::number(left)?).ok().map(Duration::from_millis);
             let value = reply::lossy(value);
-            let holder = reply::holder(&value, left).map(Box::new);
-            Ok((count(us)?, Ok(Some(Vote::Taken { value, holder, left }))))
+            let holder = reply::holder(&value, left);
+            let who = who(&value, holder.as_ref());
+            Ok((count(us)?, Ok(Some(Vote::Taken { who, holder: holder.map(Box::new), left }))))
         }
         [Value::Int(2), us] => Ok((count(us)?, Ok(None))),
         [Value::Int(3), us] => {
@@ -238,5 +250,30 @@ fn read_vote(answer: &Value) -> Result<(u64, Result<Option<Vote>>)> {
             Ok((count(us)?, Err(Error::new(ErrorKind::Unavailable, why))))
         }
         _ => Err(nonsense()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::votes::quorum;
+    use super::*;
+
+    /// One that holds all votes would be taken for many, and be asked for ten times a second.
+    #[test]
+    fn a_holder_is_one_on_servers_with_times_of_their_own() {
+        let id = "000102030405060708090a0b0c0d0e0f";
+        let owner = r#"{"host":"h","pid":7,"user":"me","label":""}"#;
+        let mut tally = Tally::new(3, None);
+        for (at, (mark, us)) in
+            [(' ', 1_700_000_000_000_001_u64), ('*', 1_700_000_000_000_009)].into_iter().enumerate()
+        {
+            let value = Value::Text(format!("{id}{mark}1700000000000000 {us} {owner}").into());
+            let answer = Value::List([Value::Int(0), Value::Int(1), Value::Int(500), value].into());
+            let (_, vote) = read_vote(&answer).unwrap();
+            tally.note(at, vote.unwrap().unwrap());
+        }
+        tally.note(2, Vote::Ours(1));
+        assert!(tally.is_busy() && !tally.is_split(), "two of {} are more than half", quorum(3));
+        assert_eq!(tally.holder().unwrap().id.to_string(), id);
     }
 }

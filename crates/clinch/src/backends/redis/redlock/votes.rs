@@ -24,8 +24,8 @@ pub(super) fn quorum(nodes: usize) -> usize {
 pub(super) enum Vote {
     /// It is ours, with this token.
     Ours(u64),
-    /// Another has it: whoever stands in the value, for this long; `None`: without an end.
-    Taken { value: String, holder: Option<Box<ClaimState>>, left: Option<Duration> },
+    /// Another has it, whose name is in `who`, for this long; `None`: without an end.
+    Taken { who: String, holder: Option<Box<ClaimState>>, left: Option<Duration> },
     /// It does not count for this long.
     Abstains { left: Duration, why: String },
     /// It did not answer, or not with a vote.
@@ -121,9 +121,9 @@ impl Tally {
     /// Who has the most votes of those that are not ours, and how many.
     fn leader(&self) -> Option<(&ClaimState, usize)> {
         let votes =
-            |wanted: &str| self.count(|vote| matches!(vote, Vote::Taken { value, .. } if value == wanted));
+            |wanted: &str| self.count(|vote| matches!(vote, Vote::Taken { who, .. } if who == wanted));
         let holders = self.cast().filter_map(|vote| match vote {
-            Vote::Taken { value, holder: Some(holder), .. } => Some((&**holder, votes(value))),
+            Vote::Taken { who, holder: Some(holder), .. } => Some((&**holder, votes(who))),
             _ => None,
         });
         holders.max_by_key(|(_, votes)| *votes)
@@ -229,7 +229,7 @@ mod tests {
             since: SystemTime::UNIX_EPOCH,
             expires_in: None,
         };
-        Vote::Taken { value: by.into(), holder: Some(Box::new(holder)), left: Some(SECOND * left as u32) }
+        Vote::Taken { who: by.into(), holder: Some(Box::new(holder)), left: Some(SECOND * left as u32) }
     }
 
     fn silent() -> Vote {
