@@ -61,7 +61,7 @@ impl Cli {
         Ok(Cli::parse_quickly()?.settled())
     }
 
-    /// As it is meant: an empty variable is none, and `--skip` is three options.
+    /// As it is meant: an empty variable is none, and `--skip` is also `-n -E 0`.
     fn settled(mut self) -> Cli {
         if self.store.url.is_empty() {
             DEFAULT_URL.clone_into(&mut self.store.url);
@@ -69,7 +69,7 @@ impl Cli {
         if let Verb::Run(run) = &mut self.verb
             && run.skip
         {
-            (run.patience.no_wait, run.quiet, run.conflict_exit_code) = (true, true, 0);
+            (run.patience.no_wait, run.conflict_exit_code) = (true, 0);
         }
         self
     }
@@ -140,7 +140,8 @@ pub(crate) struct Run {
     /// Exit with N instead of 75 when the lock was not acquired
     #[arg(short = 'E', long, default_value_t = crate::exit::CONFLICT, hide_default_value = true, value_name = "N")]
     pub(crate) conflict_exit_code: u8,
-    /// Do nothing, in silence and with success, when the lock is taken, as cron likes it: -n -q -E 0
+    /// Do nothing, in silence and with success, when the lock is taken or --once-per forbids it, as cron likes it: -n -E 0, and no word
+    /// of that. On redlock://, where jobs that try at the same moment may all find it taken, use -w 1s -q -E 0
     #[arg(long, conflicts_with_all = ["wait", "verbose", "conflict_exit_code"])]
     pub(crate) skip: bool,
     /// Keep the lock closed until this long after it was acquired, also when the command ends sooner
@@ -232,9 +233,18 @@ pub(crate) enum Orphans {
 /// List locks that are held, waited for or kept closed
 #[derive(Args, Debug)]
 pub(crate) struct Ls {
-    /// Only names that start with this
+    /// Only names that begin with this, or, with * ? or [..] in it, match it; * is any text, also with / in it
     #[arg(default_value = "", hide_default_value = true)]
-    pub(crate) prefix: String,
+    pub(crate) names: String,
+    /// Only claims that hold their lock
+    #[arg(long)]
+    pub(crate) held: bool,
+    /// Only claims that wait for their lock
+    #[arg(long)]
+    pub(crate) waiting: bool,
+    /// Cut nothing away, however narrow the terminal is
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) wide: bool,
     /// Print one JSON array
     #[arg(long)]
     pub(crate) json: bool,
@@ -387,11 +397,12 @@ macro_rules! run_examples {
     () => {
         "\
 Examples:
-  clinch run nightly -- ./backup.sh --all          one at a time, others wait their turn
-  clinch run -n nightly -- ./backup.sh             exit with 75 when it already runs
-  clinch run -w 30s nightly -c 'make && deploy'    wait at most 30 seconds; a shell line
-  clinch run --permits 1 --of 4 gpu -- ./train     four at a time
-  clinch run --skip --once-per 1h report -- ./mail cron on many hosts: once an hour in all"
+  clinch run nightly -- ./backup.sh --all            one at a time, others wait their turn
+  clinch run -n nightly -- ./backup.sh               exit with 75 when it already runs
+  clinch run --skip nightly -- ./backup.sh           cron: nothing, and success, when it already runs
+  clinch run -w 30s nightly -c 'make && deploy'      wait at most 30 seconds; a shell line
+  clinch run --permits 1 --of 4 gpu -- ./train       four at a time
+  clinch run --skip --once-per 50m report -- ./mail  hourly cron on many hosts: one in all"
     };
 }
 
@@ -413,8 +424,8 @@ then exits with 79. If clinch itself is killed by KILL, a small process, job-wat
 that has started keeps it too, unless it closed the descriptor that it inherited; on other stores job-watch then kills all of the job,
 and daemons that it left behind while it still runs. A process that is stopped for longer than its lease cannot be saved by any of this: check tokens at the store.
 
---once-per counts every run that began, whatever its exit code. It uses a second lock, NAME/once-per. Like --min-hold it needs
-a store that can keep a lock closed.
+--once-per counts every run that began, whatever its exit code, from the moment at which its command was started; so under cron it is
+to be shorter than cron's period. It uses a second lock, NAME/once-per. Like --min-hold it needs a store that can keep a lock closed.
 
 Events (--events) are JSON lines: waiting, acquired, reentered, jeopardy, held, lost, stopping, exited, released, refused."
 );
@@ -438,13 +449,13 @@ mod tests {
     }
 
     #[test]
-    fn to_skip_is_three_options() {
+    fn to_skip_is_not_to_wait_and_to_succeed() {
         let run = |line: &[&str]| {
             let Verb::Run(run) = Cli::try_parse_from(line).unwrap().settled().verb else { panic!("no run") };
             (run.patience.no_wait, run.quiet, run.conflict_exit_code)
         };
         let skip = run(&["clinch", "run", "--skip", "x", "true"]);
-        assert_eq!(skip, run(&["clinch", "run", "-n", "-q", "-E", "0", "x", "true"]));
+        assert_eq!(skip, run(&["clinch", "run", "-n", "-E", "0", "x", "true"]));
         let with = |option| Cli::try_parse_from(["clinch", "run", "--skip", option, "x", "true"]);
         for other in ["-w5s", "-v", "-E3"] {
             assert!(with(other).is_err(), "{other} would be lost");

@@ -85,9 +85,7 @@ pub(crate) fn code(kind: ErrorKind) -> u8 {
 
 /// An error and its causes on one line.
 fn chain(error: &clinch::Error) -> String {
-    // A lock that was asked for without waiting was not waited for.
-    let text = error.to_string();
-    let mut text = text.strip_suffix("; waited 0ns").unwrap_or(&text).to_owned();
+    let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         text.push_str(": ");
@@ -114,11 +112,5 @@ mod tests {
         }
         let error = clinch::Error::new(ErrorKind::Unavailable, "no answer").with_source("cable cut");
         assert_eq!(Failure::from(error).message, "no answer: cable cut");
-    }
-
-    #[test]
-    fn a_lock_that_was_not_waited_for_does_not_say_so() {
-        let error = clinch::Error::new(ErrorKind::TimedOut, "lock \"a\" is held by h (pid 1); waited 0ns");
-        assert_eq!(Failure::from(error).message, "lock \"a\" is held by h (pid 1)");
     }
 }

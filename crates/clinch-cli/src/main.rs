@@ -10,6 +10,7 @@ mod exit;
 mod job;
 mod output;
 mod request;
+mod table;
 mod verbs;
 mod writer;
 

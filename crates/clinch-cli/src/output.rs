@@ -75,7 +75,7 @@ pub(crate) struct LockJson {
 /// A claim in JSON.
 #[derive(Debug, Serialize)]
 pub(crate) struct ClaimJson {
-    claim: String,
+    claim: Option<String>,
     /// `exclusive`, `shared` or `permits`.
     mode: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,13 +84,15 @@ pub(crate) struct ClaimJson {
     capacity: Option<u32>,
     /// `held` or `waiting`.
     state: &'static str,
+    /// Whether it is no client of ours, so that what is null is not known.
+    foreign: bool,
     token: Option<u64>,
-    since: String,
+    since: Option<String>,
     expires_in_ms: Option<u64>,
-    host: String,
-    pid: u32,
-    user: String,
-    label: String,
+    host: Option<String>,
+    pid: Option<u32>,
+    user: Option<String>,
+    label: Option<String>,
 }
 
 impl From<&LockState> for LockJson {
@@ -110,19 +112,22 @@ impl From<&ClaimState> for ClaimJson {
             Mode::Shared => ("shared", None, None),
             Mode::Permits { count, capacity } => ("permits", Some(count.get()), Some(capacity.get())),
         };
+        let ours = !is_foreign(claim);
+        let owner = ours.then(|| claim.owner.clone());
         ClaimJson {
-            claim: claim.id.to_string(),
+            claim: named(claim.id),
             mode,
             permits,
             capacity,
             state: state(claim),
+            foreign: !ours,
             token: claim.token.filter(|_| claim.granted).map(Token::get),
-            since: rfc3339(claim.since),
+            since: ours.then(|| rfc3339(claim.since)),
             expires_in_ms: claim.expires_in.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
-            host: claim.owner.host.clone(),
-            pid: claim.owner.pid,
-            user: claim.owner.user.clone(),
-            label: claim.owner.label.clone(),
+            pid: owner.as_ref().map(|owner| owner.pid),
+            host: owner.as_ref().map(|owner| owner.host.clone()),
+            user: owner.as_ref().map(|owner| owner.user.clone()),
+            label: owner.map(|owner| owner.label),
         }
     }
 }
@@ -131,49 +136,15 @@ fn state(claim: &ClaimState) -> &'static str {
     if claim.granted { "held" } else { "waiting" }
 }
 
-/// A table of locks for people: one line per claim.
-pub(crate) fn table(locks: &[LockState]) -> String {
-    let mut rows =
-        vec![["NAME", "MODE", "STATE", "TOKEN", "SINCE", "EXPIRES", "OWNER", "LABEL"].map(str::to_owned)];
-    for lock in locks {
-        let name = printable(lock.name.as_str());
-        if let Some(until) = lock.closed_until {
-            let empty = String::new;
-            let until = format!("until {}", local(until));
-            rows.push([name.clone(), empty(), "closed".into(), empty(), empty(), until, empty(), empty()]);
-        }
-        rows.extend(lock.claims.iter().map(|claim| row(name.clone(), claim)));
-    }
-    align(&rows)
-}
-
-fn row(name: String, claim: &ClaimState) -> [String; 8] {
-    let owner = &claim.owner;
-    let token = claim.token.filter(|_| claim.granted);
-    [
-        name,
-        claim.mode.to_string(),
-        state(claim).to_owned(),
-        token.map(|token| token.to_string()).unwrap_or_default(),
-        if foreign(claim) { String::new() } else { local(claim.since) },
-        claim.expires_in.map(|time| format!("in {}", short(time))).unwrap_or_default(),
-        printable(&match foreign(claim) {
-            true => owner.host.clone(),
-            false => format!("{} pid {} {}", owner.host, owner.pid, owner.user),
-        }),
-        printable(&owner.label),
-    ]
-}
-
 /// Whether a holder is no client of ours, so that nothing is known of it but that it holds.
-fn foreign(claim: &ClaimState) -> bool {
+pub(crate) fn is_foreign(claim: &ClaimState) -> bool {
     claim.owner.pid == 0
 }
 
 /// One claim, at length.
 pub(crate) fn describe(claim: &ClaimState) -> String {
     let owner = &claim.owner;
-    if foreign(claim) {
+    if is_foreign(claim) {
         return format!("{} by {}", state(claim), printable(&owner.host));
     }
     let label =
@@ -188,27 +159,16 @@ pub(crate) fn describe(claim: &ClaimState) -> String {
     )
 }
 
-/// Columns as wide as their widest cell.
-fn align<const N: usize>(rows: &[[String; N]]) -> String {
-    let mut widths = [0; N];
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.chars().count().max(*width);
-        }
-    }
-    let mut text = String::new();
-    for row in rows {
-        let cells: Vec<String> =
-            row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        text.push_str(cells.join("  ").trim_end());
-        text.push('\n');
-    }
-    text
+/// A claim's id, where the store has one for it.
+pub(crate) fn named(id: ClaimId) -> Option<String> {
+    (id != ClaimId::from_bits(0)).then(|| id.to_string())
 }
 
-/// Text of others without what could steer a terminal.
-fn printable(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+/// Text of others without what could steer a terminal, or turn its text around.
+pub(crate) fn printable(text: &str) -> String {
+    let turns = |c| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let steers = |c: char| c.is_control() || turns(c);
+    text.chars().flat_map(|c| if steers(c) { c.escape_unicode().collect() } else { vec![c] }).collect()
 }
 
 /// A text that a POSIX shell reads back as one word.
@@ -234,13 +194,13 @@ pub(crate) struct LeaseJson {
 #[derive(Debug, Serialize)]
 pub(crate) struct ResultJson {
     pub(crate) name: String,
-    pub(crate) claim: String,
+    pub(crate) claim: Option<String>,
     pub(crate) result: &'static str,
 }
 
 impl ResultJson {
     pub(crate) fn new(name: &str, claim: ClaimId, result: &'static str) -> ResultJson {
-        ResultJson { name: name.to_owned(), claim: claim.to_string(), result }
+        ResultJson { name: name.to_owned(), claim: named(claim), result }
     }
 }
 
@@ -251,7 +211,9 @@ pub(crate) fn short(time: Duration) -> String {
     match (h, m, s) {
         (0, 0, 0) => format!("{}ms", time.subsec_millis()),
         (0, 0, s) => format!("{s}s"),
+        (0, m, 0) => format!("{m}m"),
         (0, m, s) => format!("{m}m {s}s"),
+        (h, 0, _) => format!("{h}h"),
         (h, m, _) => format!("{h}h {m}m"),
     }
 }
@@ -274,12 +236,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up_and_lines_end_without_blanks() {
-        let rows = [["a", "é", ""], ["long", "x", "y"]].map(|row| row.map(str::to_owned));
-        assert_eq!(align(&rows), "a     é\nlong  x  y\n");
-    }
-
-    #[test]
     fn shell_words_read_back() {
         assert_eq!(shell_word("reports/daily"), "reports/daily");
         assert_eq!(shell_word("it's $HOME"), r"'it'\''s $HOME'");
@@ -291,6 +247,7 @@ mod tests {
         assert_eq!(rfc3339(SystemTime::UNIX_EPOCH + Duration::from_millis(1500)), "1970-01-01T00:00:01.500Z");
         assert_eq!(short(Duration::from_millis(3_723_004)), "1h 2m");
         assert_eq!(short(Duration::from_millis(40)), "40ms");
-        assert_eq!(printable("a\x1b[2Jb"), r"a\u{1b}[2Jb");
+        assert_eq!([60, 61, 3600].map(|time| short(Duration::from_secs(time))), ["1m", "1m 1s", "1h"]);
+        assert_eq!(printable("a\x1b[2Jb\u{202e}c"), r"a\u{1b}[2Jb\u{202e}c");
     }
 }

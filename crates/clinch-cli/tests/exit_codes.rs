@@ -91,6 +91,9 @@ fn a_skipped_run_says_nothing_and_succeeds() {
         assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0), "{output:?}");
     }
     assert_eq!(skip(&["z", "sh", "-c", "exit 3"]).status.code(), Some(3));
+    let lost = skip(&["--max-hold", "200ms", "z", "sleep", "60"]);
+    assert_eq!(lost.status.code(), Some(79));
+    assert!(!lost.stderr.is_empty(), "cron mails what is said, not codes");
     let unreachable = skip(&["-u", "redis://127.0.0.1:1", "x", "true"]);
     assert_eq!(unreachable.status.code(), Some(69));
     assert!(!unreachable.stderr.is_empty());

@@ -28,7 +28,78 @@ fn ls_shows_holder_and_waiters_in_their_order() {
     assert!(lines[0].starts_with("NAME") && lines.len() == 4, "{table}");
     assert!(lines[1].contains("held") && lines[1].contains(&format!("pid {}", holder.pid())), "{table}");
     assert_eq!(world.output(["ls", "--json", "b"]).stdout, b"[]\n");
-    assert!(world.output(["ls", "b"]).stdout.is_empty());
+    let none = world.output(["ls", "b"]);
+    assert!(none.status.success() && none.stdout.is_empty());
+    assert!(String::from_utf8(none.stderr).unwrap().contains("begins with \"b\""));
+}
+
+/// Who looks for one state, or one kind of lock, has to read through all others.
+#[test]
+fn ls_shows_what_was_asked_for() {
+    let world = World::new();
+    let _holders = ["db/a", "db/b", "web/a"].map(|name| {
+        let holder = world.start(["run", name, "sleep", "60"]);
+        eventually("the lock is held", || world.held(name));
+        holder
+    });
+    let _waiter = world.start(["run", "db/a", "true"]);
+    eventually("it waits", || !world.claims("db/a", "waiting").is_empty());
+    assert_eq!(world.code(["run", "--min-hold", "1h", "db/closed", "true"]), 0);
+    let names = |args: &[&str]| {
+        let output = world.output(["ls", "--json"].into_iter().chain(args.iter().copied()));
+        let locks: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+        let claims = |lock: &serde_json::Value| lock["claims"].as_array().unwrap().len();
+        let named = |lock: &serde_json::Value| format!("{} {}", lock["name"].as_str().unwrap(), claims(lock));
+        locks.iter().map(named).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&["--held"]), ["db/a 1", "db/b 1", "web/a 1"]);
+    assert_eq!(names(&["--waiting"]), ["db/a 1"]);
+    assert_eq!(names(&["--held", "--waiting", "db/"]), ["db/a 2", "db/b 1"]);
+    assert_eq!(names(&["*/a"]), ["db/a 2", "web/a 1"]);
+    assert_eq!(names(&["d?/[bc]*"]), ["db/b 1", "db/closed 0"]);
+    assert_eq!(names(&["**/a"]), ["db/a 2", "web/a 1"]);
+    assert_eq!(world.code(["run", "--min-hold", "1h", "gpu[0]", "true"]), 0);
+    assert_eq!(
+        (names(&["gpu[0]"]), names(&["gpu["])),
+        (vec!["gpu[0] 0".to_owned()], vec!["gpu[0] 0".to_owned()])
+    );
+}
+
+/// Who waits in etcd's own queue and hangs cannot be taken out of it.
+#[test]
+fn what_is_not_ours_can_be_named_where_the_store_has_a_name_for_it() {
+    let etcd = clinch_testkit::Etcd::start();
+    let world = World::on(etcd.url());
+    etcd.ctl(&["put", "/clinch/x/1", "theirs"]);
+    let claim = world.claims("x", "held")[0].clone();
+    assert_eq!((&claim["foreign"], &claim["since"]), (&true.into(), &serde_json::Value::Null));
+    let id = claim["claim"].as_str().unwrap();
+    let shown = String::from_utf8(world.output(["show", "x"]).stdout).unwrap();
+    assert!(shown.contains(id), "{shown}");
+    assert_eq!(world.code(["break", "x", "--claim", id, "--yes"]), 0);
+    assert_eq!(world.code(["show", "x"]), 1);
+}
+
+/// A program takes zeros and 1970 for what is known of a client that is not ours.
+#[test]
+fn what_is_not_known_of_others_is_null() {
+    let redis = clinch_testkit::Redis::start();
+    let world = World::on(redis.url());
+    redis.call(&["SET", "clinch:x", "theirs", "PX", "600000"]);
+    let claim = &world.claims("x", "held")[0];
+    assert_eq!(claim["foreign"], true);
+    for unknown in ["claim", "since", "host", "pid", "user", "label", "token"] {
+        assert!(claim[unknown].is_null(), "{unknown}: {claim}");
+    }
+    let _ours = world.start(["run", "y", "sleep", "60"]);
+    eventually("ours is held", || world.held("y"));
+    assert_eq!(world.claims("y", "held")[0]["foreign"], false);
+    let table = String::from_utf8(world.output(["ls"]).stdout).unwrap();
+    assert!(!table.contains("1970") && !table.contains("pid 0"), "{table}");
+    let shown = String::from_utf8(world.output(["show", "x"]).stdout).unwrap();
+    assert!(shown.contains("another program") && !shown.contains("0000"), "{shown}");
+    let refused = String::from_utf8(world.output(["run", "-n", "x", "true"]).stderr).unwrap();
+    assert_eq!(refused, "clinch: lock \"x\" is held by another program\n", "nobody waited");
 }
 
 /// A script cannot ask whether a lock is held.

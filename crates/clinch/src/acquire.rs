@@ -134,21 +134,15 @@ impl Target {
     /// Waits for a grant until `until`; `None`: for as long as it takes.
     async fn wait(&self, mode: Mode, until: Option<Instant>) -> Result<Guard> {
         let start = self.engine.env.now();
-        let mut wait = Wait {
-            target: self,
-            start,
-            until,
-            heard: start,
-            silence: Duration::ZERO,
-            busy: None,
-            failure: None,
-        };
+        let mut wait =
+            Wait { target: self, until, heard: start, silence: Duration::ZERO, busy: None, failure: None };
         match until {
             Some(until) if until <= start => match self.step(mode).await? {
                 Ok(guard) => Ok(guard),
                 Err(busy) => {
                     wait.busy = Some(busy);
-                    Err(wait.timed_out())
+                    // To be asked once takes a moment, which is no wait.
+                    Err(wait.timed_out(Duration::ZERO))
                 }
             },
             Some(until) => {
@@ -158,7 +152,7 @@ impl Target {
                     result = wait.run(mode) => return result,
                     () = end => {}
                 }
-                Err(wait.timed_out())
+                Err(wait.timed_out(self.engine.env.now().since(start)))
             }
             None => wait.run(mode).await,
         }
@@ -168,7 +162,6 @@ impl Target {
 /// One wait in progress, with what to say if it fails.
 struct Wait<'a> {
     target: &'a Target,
-    start: Instant,
     until: Option<Instant>,
     /// When the store last answered, or failed to.
     heard: Instant,
@@ -255,8 +248,7 @@ impl Wait<'_> {
     }
 
     /// Why the wait ended without a grant: who holds the lock, or that the store did not answer.
-    fn timed_out(&mut self) -> Error {
-        let waited = self.target.engine.env.now().since(self.start);
+    fn timed_out(&mut self, waited: Duration) -> Error {
         let waited = in_steps(waited);
         let name = &self.target.name;
         if let Some(failure) = self.failure.take() {
@@ -316,11 +308,12 @@ fn nothing_lost(error: Error) -> Error {
     }
 }
 
-/// A time as people want to read it: whole seconds, or milliseconds of a short one.
+/// A time as people want to read it: the nearest whole second, or millisecond of a short one.
 fn in_steps(time: Duration) -> Duration {
-    match time.as_secs() {
-        0 => Duration::from_millis(u64::from(time.subsec_millis())),
-        seconds => Duration::from_secs(seconds),
+    let millis = (time + Duration::from_micros(500)).as_millis();
+    match u64::try_from(millis).unwrap_or(u64::MAX) {
+        millis @ ..1000 => Duration::from_millis(millis),
+        millis => Duration::from_secs(millis.saturating_add(500) / 1000),
     }
 }
 

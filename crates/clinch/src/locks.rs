@@ -1,6 +1,6 @@
 //! The entry point: a URL or a backend becomes [`Locks`], and names become primitives.
 //!
-//! The one file that names backends.
+//! The one file that names backends, as `url/scheme.rs` alone names what their URLs begin with.
 
 use std::fmt;
 use std::sync::Arc;
@@ -360,4 +360,20 @@ fn this_process() -> Arc<Owner> {
         user: text(&user, 32),
         label: String::new(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_listed_as_a_store_is_one() {
+        let env = Env::host(Lane::here().unwrap());
+        for scheme in crate::url::here() {
+            // No host is called so: nobody is asked.
+            let mut url = StoreUrl::parse(&format!("{scheme}://[")).unwrap();
+            let opened = open(&mut url, &env).await;
+            assert!(!opened.is_err_and(|error| error.kind() == ErrorKind::Unsupported), "{scheme}");
+        }
+    }
 }

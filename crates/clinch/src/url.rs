@@ -9,6 +9,10 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
+#[cfg(test)]
+pub(crate) use self::scheme::here;
+#[cfg(all(test, feature = "redis"))]
+pub(crate) use self::scheme::meant;
 pub(crate) use self::scheme::no_store;
 use crate::error::{Error, Result};
 
@@ -81,6 +85,12 @@ impl StoreUrl {
             false
         });
         if twice { Err(Error::invalid(format!("{key}= stands twice in the store URL"))) } else { Ok(found) }
+    }
+
+    /// Refuses the URL of another store.
+    #[cfg(any(feature = "etcd", feature = "redis"))]
+    pub(crate) fn expect(&self, schemes: &[&str]) -> Result<()> {
+        if schemes.contains(&self.scheme.as_str()) { Ok(()) } else { Err(no_store(&self.scheme)) }
     }
 
     /// Takes the value of a key that is a secret, which [`holds_secret`] must know by its name.

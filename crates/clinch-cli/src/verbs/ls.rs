@@ -1,16 +1,78 @@
 //! `clinch ls`: locks that are held, waited for or kept closed.
 
+use std::time::SystemTime;
+
+use clinch::backend::LockState;
+use glob::Pattern;
+
 use crate::args::{Ls, Store};
 use crate::connect::connect;
 use crate::exit::Outcome;
-use crate::output::{LockJson, json, show, table};
+use crate::output::{LockJson, json, say, show};
+use crate::table::{Look, table};
 
 pub(crate) async fn run(store: &Store, ls: &Ls) -> Outcome {
-    let locks = connect(store).await?.list(&ls.prefix).await?;
+    let wanted = Wanted::of(ls);
+    let mut locks = connect(store).await?.list(wanted.beginning).await?;
+    locks.retain_mut(|lock| wanted.keeps(lock));
     if ls.json {
         show(&json(&locks.iter().map(LockJson::from).collect::<Vec<_>>())?)?;
-    } else if !locks.is_empty() {
-        show(&table(&locks))?;
+    } else if locks.is_empty() {
+        say(format_args!("no lock{} is {}", wanted.named(), wanted.stands()));
+    } else {
+        show(&table(&locks, Look::of_stdout(ls.wide), SystemTime::now()))?;
     }
     Ok(0)
+}
+
+/// What is to be listed.
+struct Wanted<'a> {
+    ls: &'a Ls,
+    /// What names begin with in any case.
+    beginning: &'a str,
+    pattern: Option<Pattern>,
+}
+
+impl<'a> Wanted<'a> {
+    fn of(ls: &'a Ls) -> Wanted<'a> {
+        let names = &ls.names;
+        let beginning = names.split(['*', '?', '[']).next().unwrap_or_default();
+        // More than one star says no more than one. What is no pattern is a beginning.
+        let mut letters: Vec<char> = names.chars().collect();
+        letters.dedup_by(|one, other| *one == '*' && *other == '*');
+        let pattern = Pattern::new(&String::from_iter(letters)).ok().filter(|_| beginning != names);
+        Wanted { ls, beginning, pattern }
+    }
+
+    /// Whether a lock is listed; takes from it the claims that are not.
+    fn keeps(&self, lock: &mut LockState) -> bool {
+        let name = lock.name.as_str();
+        // Names may hold a star, too.
+        let is_named = name.starts_with(&self.ls.names)
+            || self.pattern.as_ref().is_some_and(|pattern| pattern.matches(name));
+        let Ls { held, waiting, .. } = *self.ls;
+        if !held && !waiting {
+            return is_named;
+        }
+        lock.claims.retain(|claim| if claim.granted { held } else { waiting });
+        is_named && !lock.claims.is_empty()
+    }
+
+    fn named(&self) -> String {
+        let names = &self.ls.names;
+        match &self.pattern {
+            _ if names.is_empty() => String::new(),
+            None => format!(" whose name begins with \"{names}\""),
+            Some(_) => format!(" whose name matches \"{names}\""),
+        }
+    }
+
+    fn stands(&self) -> &'static str {
+        match (self.ls.held, self.ls.waiting) {
+            (true, true) => "held or waited for",
+            (true, false) => "held",
+            (false, true) => "waited for",
+            (false, false) => "held, waited for or kept closed",
+        }
+    }
 }

@@ -41,7 +41,7 @@ pub(crate) fn run(store: &Store, run: &Run) -> Outcome {
     let outcome = block_on(async { Session::open(store, run).await?.run().await });
     match outcome {
         Err(failure) if failure.code == CONFLICT => {
-            let message = if run.quiet { "".into() } else { failure.message };
+            let message = if run.quiet || run.skip { "".into() } else { failure.message };
             Err(Failure { code: run.conflict_exit_code, message })
         }
         Err(failure) if failure.code == LOST && run.quiet => Ok(LOST),

@@ -3,7 +3,7 @@
 use crate::args::{Show, Store};
 use crate::connect::ask;
 use crate::exit::{NOBODY, Outcome};
-use crate::output::{self, LockJson, describe, json, local};
+use crate::output::{self, LockJson, describe, json, local, named, short};
 
 pub(crate) async fn run(store: &Store, show: &Show) -> Outcome {
     let state = ask(store, async |locks| locks.state(&show.name).await).await?;
@@ -12,12 +12,15 @@ pub(crate) async fn run(store: &Store, show: &Show) -> Outcome {
     } else {
         let mut text = String::new();
         for claim in state.iter().flat_map(|state| &state.claims) {
-            text += &format!("{}\n  claim {}, {}", describe(claim), claim.id, claim.mode);
+            let id = named(claim.id).map(|id| format!("claim {id}, ")).unwrap_or_default();
+            text += &format!("{}\n  {id}{}", describe(claim), claim.mode);
             if let Some(token) = claim.token.filter(|_| claim.granted) {
                 text += &format!(", token {token}");
             }
-            if let Some(time) = claim.expires_in {
-                text += &format!(", expires in {}", crate::output::short(time));
+            match claim.expires_in {
+                Some(time) if time.is_zero() => text.push_str(", expired"),
+                Some(time) => text += &format!(", expires in {}", short(time)),
+                None => {}
             }
             text.push('\n');
         }

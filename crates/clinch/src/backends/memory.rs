@@ -136,7 +136,7 @@ impl Store {
     /// Whoever brings a name looks at some, in turn: what lingers there, or was left, may be over, and that name never be used
     /// again. At more than one, since the next in turn may be the newest for ever.
     fn sweep(&mut self, now: Instant) {
-        for _ in 0..LOOKS {
+        for _ in 0..LOOKS.min(self.queues.len()) {
             let after = self.swept.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
             let next = self.queues.range::<LockName, _>((after, Bound::Unbounded)).next();
             let Some((name, queue)) = next.or_else(|| self.queues.first_key_value()) else { return };

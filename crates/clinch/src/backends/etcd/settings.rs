@@ -43,6 +43,7 @@ impl std::fmt::Display for Address {
 
 impl Settings {
     pub(super) fn parse(url: &mut StoreUrl) -> Result<Settings> {
+        url.expect(&["etcd", "etcds"])?;
         if url.hides_credentials() {
             return Err(Error::invalid(
                 "in a store URL, /, ?, #, @ and : of a user or password are written as %2F, %3F, %23, %40 and %3A",

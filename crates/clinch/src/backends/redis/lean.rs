@@ -380,7 +380,9 @@ mod tests {
             let parts: Vec<&str> = value.splitn(5, ' ').collect();
             let [id, renewals, since, "", owner] = parts[..] else { panic!("{value}") };
             assert_eq!((id, renewals), (claim.id.to_string().as_str(), "0"));
-            assert!(since.parse::<u64>().is_ok(), "{value}");
+            let since = SystemTime::UNIX_EPOCH + Duration::from_micros(since.parse().unwrap());
+            let apart = since.elapsed().unwrap_or_else(|ahead| ahead.duration());
+            assert!(apart < Duration::from_secs(300), "{value}");
             assert_eq!(serde_json::from_str::<Owner>(owner).unwrap(), *claim.owner);
         }
     }

@@ -97,6 +97,9 @@ impl Settings {
         }
         let scheme = url.scheme.clone();
         let (base, variant) = scheme.split_once('+').unwrap_or((&scheme, ""));
+        if !matches!(base, "redis" | "rediss") || scheme.ends_with('+') {
+            return Err(no_store(&scheme));
+        }
         let tls = tls::config(url, SCHEMES, base == "rediss")?;
         let credentials = Credentials::new(url.take_credentials());
         let path = url.path.trim_matches('/').to_owned();
@@ -259,6 +262,23 @@ mod tests {
         assert!(parse("rediss://h").unwrap().tls.is_some());
     }
 
+    /// Who follows the advice is refused again.
+    #[test]
+    fn a_url_that_is_proposed_is_one() {
+        for text in [
+            "h:6379",
+            "h:6379/2",
+            "redis:6379",
+            "s1:26379,s2:26379/main",
+            "redis",
+            "redis+unix",
+            "rediss+cluster",
+        ] {
+            let url = crate::url::meant(text).unwrap();
+            parse(&url).unwrap_or_else(|error| panic!("{url}: {error}"));
+        }
+    }
+
     #[test]
     fn what_makes_no_sense_is_refused() {
         for bad in [
@@ -271,6 +291,9 @@ mod tests {
             "redis+sentinel://a,b",
             "redis+cluster://a/1",
             "redis+ring://a",
+            "redis+://a",
+            "redisx://a",
+            "file://a",
             "redis://h?gap=1h",
             "redis://::1",
             "redis://h?protocol=4",
