@@ -61,7 +61,7 @@ impl Cli {
         Ok(Cli::parse_quickly()?.settled())
     }
 
-    /// As it is meant: an empty variable is none, and `--skip` is also `-n -E 0`.
+    /// As it is meant: an empty variable is none, and `--skip` is also `-E 0`, and `-n` where no time is given.
     fn settled(mut self) -> Cli {
         if self.store.url.is_empty() {
             DEFAULT_URL.clone_into(&mut self.store.url);
@@ -69,7 +69,7 @@ impl Cli {
         if let Verb::Run(run) = &mut self.verb
             && run.skip
         {
-            (run.patience.no_wait, run.conflict_exit_code) = (true, 0);
+            (run.patience.no_wait, run.conflict_exit_code) = (run.patience.wait.is_none(), 0);
         }
         self
     }
@@ -140,9 +140,9 @@ pub(crate) struct Run {
     /// Exit with N instead of 75 when the lock was not acquired
     #[arg(short = 'E', long, default_value_t = crate::exit::CONFLICT, hide_default_value = true, value_name = "N")]
     pub(crate) conflict_exit_code: u8,
-    /// Do nothing, in silence and with success, when the lock is taken or --once-per forbids it, as cron likes it: -n -E 0, and no word
-    /// of that. On redlock://, where jobs that try at the same moment may all find it taken, use -w 1s -q -E 0
-    #[arg(long, conflicts_with_all = ["wait", "verbose", "conflict_exit_code"])]
+    /// Do nothing, in silence and with success, when the lock is taken or --once-per forbids it, as cron likes it: -E 0, -n unless -w is
+    /// given, and no word of that. On redlock:// give it -w 1s: jobs that try at the same moment may all find the lock taken
+    #[arg(long, conflicts_with_all = ["verbose", "conflict_exit_code"])]
     pub(crate) skip: bool,
     /// Keep the lock closed until this long after it was acquired, also when the command ends sooner
     #[arg(long, value_parser = duration::parse, value_name = "DUR")]
@@ -457,7 +457,9 @@ mod tests {
         let skip = run(&["clinch", "run", "--skip", "x", "true"]);
         assert_eq!(skip, run(&["clinch", "run", "-n", "-E", "0", "x", "true"]));
         let with = |option| Cli::try_parse_from(["clinch", "run", "--skip", option, "x", "true"]);
-        for other in ["-w5s", "-v", "-E3"] {
+        let patient = run(&["clinch", "run", "--skip", "-w", "1s", "x", "true"]);
+        assert_eq!(patient, run(&["clinch", "run", "-w", "1s", "-E", "0", "x", "true"]));
+        for other in ["-v", "-E3"] {
             assert!(with(other).is_err(), "{other} would be lost");
         }
     }
