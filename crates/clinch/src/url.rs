@@ -182,7 +182,8 @@ pub fn holds_secret(url: &str) -> bool {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     // No store of these has users, and a path may hold any character.
     let has_users = !["file", "memory"].contains(&scheme.to_ascii_lowercase().as_str());
-    let password = rest.rsplit_once('@').is_some_and(|(before, _)| before.contains(':'));
+    let decoded = percent_decode_str(rest).decode_utf8_lossy();
+    let password = decoded.rsplit_once('@').is_some_and(|(before, _)| before.contains(':'));
     let query = rest.split_once('?').map_or("", |(_, query)| query);
     let mut keys = query.split('&').map(|pair| pair.split_once('=').map_or(pair, |(key, _)| key));
     has_users && password || keys.any(|key| is_secret(&percent_decode_str(key).decode_utf8_lossy()))
@@ -207,11 +208,15 @@ pub(crate) fn host_and_port(text: &str, default: u16) -> Result<(String, u16)> {
         None => text.rsplit_once(':').unwrap_or((text, "")),
     };
     let port = if rest.is_empty() { Ok(default) } else { rest.parse() };
-    let blank = |c: char| c.is_whitespace() || c.is_control();
-    let good = !host.is_empty() && !host.contains(blank) && (text.starts_with('[') || !host.contains(':'));
+    let no_part = |c: char| c.is_whitespace() || c.is_control() || c == '@';
+    let good = !host.is_empty() && !host.contains(no_part) && (text.starts_with('[') || !host.contains(':'));
     match port {
         Ok(port) if good => Ok((host.to_owned(), port)),
-        _ => Err(Error::invalid(format!("\"{text}\" is no host or host:port"))),
+        // What stands there may be a part of a password.
+        _ => Err(Error::invalid(
+            "a server in the store URL is no host or host:port; in a user or password, /, ?, #, @, : and comma are written as %2F, %3F, \
+             %23, %40, %3A and %2C, and the @ after it as it is",
+        )),
     }
 }
 
@@ -267,6 +272,7 @@ mod tests {
             "redlock://h1,u:p@h2,h3",
             "redis://u:p?s@h",
             "redis://u:p/s@h/0",
+            "redis://u:p%40h",
             "etcd://h?password=x",
             "redis+sentinel://h/m?ttl=1s&sentinel_password=x",
             "redis+sentinel://h/m?Sentinel%5FPassword=x",

@@ -320,7 +320,7 @@ impl<'a> Session<'a> {
                     ),
                 ));
             }
-            if !is_unanswered && !self.run.quiet && !std::mem::replace(&mut is_told, true) {
+            if !is_unanswered && !self.run.quiet && !self.run.skip && !std::mem::replace(&mut is_told, true) {
                 say(format_args!(
                     "lock \"{name}\": waiting for the job around this one, which lets nobody in now"
                 ));

@@ -103,10 +103,9 @@ pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>
         }
     };
     if !matches!(url.authority.as_str(), "" | "localhost") {
-        return Err(crate::Error::invalid(format!(
-            "file:// is for this host: write file:///{}{} for an absolute path",
-            url.authority, url.path
-        )));
+        return Err(crate::Error::invalid(
+            "file:// is for this host: write file:///DIRECTORY, with an absolute path",
+        ));
     }
     open_on(Path::new(&url.path), env.clone(), network_allowed)
 }
