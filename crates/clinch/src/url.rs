@@ -220,6 +220,11 @@ pub(crate) fn host_and_port(text: &str, default: u16) -> Result<(String, u16)> {
     }
 }
 
+/// P11: in what could not be read, a password may stand anywhere. What comes after `://` and holds the secret "hunter2".
+#[cfg(all(test, any(feature = "etcd", feature = "redis")))]
+pub(crate) const UNREADABLE: [&str; 5] =
+    ["me:hunter2%40host", "me:hunter2%40host:1", "hunter2%40host:1", ":hunter2", "me:hunter2?x=y@host"];
+
 fn decode(text: &str) -> Result<String> {
     match percent_decode_str(text).decode_utf8() {
         Ok(text) if !text.contains('\0') => Ok(text.into_owned()),
