@@ -94,7 +94,7 @@ impl StoreUrl {
     }
 
     /// Takes the value of a key that is a secret, which [`holds_secret`] must know by its name.
-    #[cfg(any(feature = "redis", test))]
+    #[cfg(feature = "redis")]
     pub(crate) fn take_secret(&mut self, key: &'static str) -> Result<Option<String>> {
         debug_assert!(is_secret(key), "{key}= is not known to be a secret");
         self.take(key)

@@ -150,7 +150,18 @@ impl Dir {
     /// The file that newcomers find under this name; `None` when they would make a new one. By the whole path, as they
     /// come: the directory may have been moved.
     pub(super) fn stamp(&self, file: &str) -> io::Result<Option<Stamp>> {
-        found(self.lock_path(file), AtFlags::SYMLINK_NOFOLLOW)
+        found(&self.lock_path(file), AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    /// When this directory last changed, if the path leads to it. Until it changes again, every name in it leads where it led.
+    pub(super) fn changed(&self) -> Option<Duration> {
+        let at = self.place().ok().flatten()?;
+        (at.identity == self.identity).then_some(at.changed)
+    }
+
+    /// What stands where this directory was opened.
+    fn place(&self) -> io::Result<Option<Stamp>> {
+        found(&self.path, AtFlags::empty())
     }
 
     /// Refuses new claims where the path leads elsewhere by now: they would not meet those of other processes. Looks from
@@ -161,9 +172,7 @@ impl Dir {
             return Ok(());
         }
         // Where the path may not be looked at any more, nothing is known.
-        if found(self.path.clone(), AtFlags::empty())
-            .is_ok_and(|at| at.is_none_or(|at| at.identity != self.identity))
-        {
+        if self.place().is_ok_and(|at| at.is_none_or(|at| at.identity != self.identity)) {
             // Not to be asked again: it stays so for this client.
             return Err(Error::new(
                 ErrorKind::Closed,
@@ -306,7 +315,7 @@ pub(super) fn kind(error: &io::Error) -> ErrorKind {
 }
 
 /// What stands at this path; `None` when nothing does.
-fn found(path: PathBuf, flags: AtFlags) -> io::Result<Option<Stamp>> {
+fn found(path: &Path, flags: AtFlags) -> io::Result<Option<Stamp>> {
     match rustix::fs::statat(rustix::fs::CWD, path, flags) {
         Ok(stat) => Ok(Some(Stamp::from(stat))),
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),

@@ -54,8 +54,8 @@ pub(super) struct Slot {
     pub(super) bell: Option<OwnedFd>,
     /// When to look again without an event.
     pub(super) recheck: Duration,
-    /// What the file's name led to when the claim was last found to be in order.
-    checked: Option<Stamp>,
+    /// What the file's name led to when the claim was last found to be in order, and when the directory had changed by then.
+    pub(super) checked: Option<(Stamp, Option<Duration>)>,
     /// The last watch of the wait. Ending one costs more than a hand-over, so it is left to the release.
     pub(super) watch: Option<Watch>,
 }
@@ -298,18 +298,28 @@ impl File {
         Ok(())
     }
 
-    /// Looks whether a claim of this process still counts; with one call where its file was not touched since.
-    pub(super) fn check(&self, slot: &mut Slot) -> Result<Renewal> {
-        // Before the stamp: later, it would make a change that came meanwhile look old.
+    /// What [`File::check`] needs to know of the directory, for any number of claims that are looked at without a pause.
+    pub(super) fn glance(&self) -> Glance {
+        // Before the stamps: later, it would make a change that came meanwhile look old.
         let now = Duration::from_millis(layout::millis(self.env.clock().wall()));
-        let stamp = self.dir.stamp(&slot.file_name);
-        if stamp.as_ref().is_ok_and(|stamp| stamp.is_some() && slot.checked == *stamp) {
-            return Ok(Renewal::Renewed(None));
-        }
-        if let Some(loss) = self.lost(slot)? {
+        Glance { now, dir_changed: self.dir.changed() }
+    }
+
+    /// Looks whether a claim of this process still counts; with one call where its file was not touched since.
+    pub(super) fn check(&self, slot: &mut Slot, glance: &Glance) -> Result<Renewal> {
+        // By the whole path, as newcomers do, unless no name in the directory was given to another file since.
+        let stamp = match slot.checked {
+            Some((_, Some(changed))) if glance.dir_changed == Some(changed) => slot.file.stamp().ok(),
+            _ => self.dir.stamp(&slot.file_name).ok().flatten(),
+        };
+        if (stamp.is_none() || slot.checked.map(|(file, _)| file) != stamp)
+            && let Some(loss) = self.lost(slot)?
+        {
             return Ok(Renewal::Lost(loss));
         }
-        slot.checked = stamp.ok().flatten().filter(|stamp| stamp.changed + STAMP_GRAIN < now);
+        let settled = |changed: Duration| changed + STAMP_GRAIN < glance.now;
+        let dir_changed = glance.dir_changed.filter(|at| settled(*at));
+        slot.checked = stamp.filter(|stamp| settled(stamp.changed)).map(|stamp| (stamp, dir_changed));
         Ok(Renewal::Renewed(None))
     }
 
@@ -384,6 +394,13 @@ impl File {
             detail: None,
         }
     }
+}
+
+/// A look at the directory, and the time before it.
+pub(super) struct Glance {
+    pub(super) now: Duration,
+    /// When the directory last changed, if the path leads to it.
+    pub(super) dir_changed: Option<Duration>,
 }
 
 /// The claims that a newcomer has to know of: all, but for an exclusive one, to which the first is one too many.

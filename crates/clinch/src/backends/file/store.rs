@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use super::dir::Dir;
 use super::layout::{self, Header, META, Record};
 use super::lock_file::{Live, LockFile, World, kept_busy};
-use super::slot::{GIVES_ENDS, Slot, not_held};
+use super::slot::{GIVES_ENDS, Glance, Slot, not_held};
 use super::times::{RECHECK_UNWATCHED, SOME_TIME, TRY_FOR, TRY_FOR_A_LOOK};
 use super::watch::Watcher;
 use crate::backend::{Backend, Capabilities, ClaimState, Freed, LockState, NOTICE, Progress, Renewal, Wake};
@@ -103,10 +103,15 @@ impl File {
         }
     }
 
-    async fn renew_one(&self, claim: &Claim) -> Result<Renewal> {
+    /// Renews a claim. `glance`: what the batch that it is of has seen of the directory.
+    async fn renew_one(&self, claim: &Claim, glance: &mut Option<Glance>) -> Result<Renewal> {
         match self.slot(claim.id) {
-            Some(slot) => self.check(&mut lock(&slot)),
-            None => self.insist(|| self.prolong(claim)).await,
+            Some(slot) => self.check(&mut lock(&slot), glance.get_or_insert_with(|| self.glance())),
+            None => {
+                // It may take a while, in which the directory is changed.
+                *glance = None;
+                self.insist(|| self.prolong(claim)).await
+            }
         }
     }
 
@@ -249,9 +254,9 @@ impl Backend for File {
     }
 
     async fn renew(&self, claims: &[Arc<Claim>]) -> Vec<Renewal> {
-        let mut answers = Vec::with_capacity(claims.len());
+        let (mut answers, mut glance) = (Vec::with_capacity(claims.len()), None);
         for claim in claims {
-            answers.push(self.renew_one(claim).await.unwrap_or_else(Renewal::Failed));
+            answers.push(self.renew_one(claim, &mut glance).await.unwrap_or_else(Renewal::Failed));
         }
         answers
     }
@@ -469,7 +474,10 @@ mod tests {
         let keep_busy = {
             let (ours, slot, busy) = (ours.clone(), slot.clone(), busy.clone());
             move || {
-                assert!(matches!(ours.check(&mut lock(&slot)).unwrap(), Renewal::Lost(_)), "it has begun");
+                assert!(
+                    matches!(ours.check(&mut lock(&slot), &ours.glance()).unwrap(), Renewal::Lost(_)),
+                    "it has begun"
+                );
                 let file = ours.open("job.lock", false).unwrap().unwrap();
                 std::mem::forget(file.hold_record(ticket).unwrap().expect("nobody has it"));
                 *lock(&busy) = Some(file);
@@ -502,7 +510,7 @@ mod tests {
             async move { outside.evict("job", id).await }
         });
         let slot = ours.slot(id).unwrap();
-        while !matches!(ours.check(&mut lock(&slot)).unwrap(), Renewal::Lost(_)) {
+        while !matches!(ours.check(&mut lock(&slot), &ours.glance()).unwrap(), Renewal::Lost(_)) {
             tokio::task::yield_now().await;
         }
         let record = {
@@ -516,5 +524,62 @@ mod tests {
         assert!(matches!(released, crate::Released::AlreadyLost(_)));
         assert!(outside.mutex("job").unwrap().try_lock().await.unwrap().is_some());
         assert_eq!(evictor.await.unwrap().unwrap(), Freed::Removed);
+    }
+
+    /// A claim that was found to be in order long after its file and directory were last touched is looked at no longer by its path:
+    /// whatever makes newcomers meet elsewhere must show all the same.
+    #[tokio::test]
+    async fn a_holder_whose_file_was_long_untouched_is_told() {
+        let top = tempfile::tempdir().unwrap();
+        let (path, job, other) = (top.path().join("locks"), "job.lock", "other.lock");
+        let rename = |from: &Path, to: &Path| std::fs::rename(from, to).unwrap();
+        let ways: [(&str, &dyn Fn()); 6] = [
+            ("its file was removed", &|| std::fs::remove_file(path.join(job)).unwrap()),
+            ("its file was moved within the directory", &|| rename(&path.join(job), &path.join("moved"))),
+            ("its file was moved out of the directory", &|| {
+                rename(&path.join(job), &top.path().join("moved"))
+            }),
+            ("another file came in its place", &|| rename(&path.join(other), &path.join(job))),
+            ("its directory was moved", &|| rename(&path, &top.path().join("moved"))),
+            ("a link to another directory came in its place", &|| {
+                rename(&path, &top.path().join("moved"));
+                std::os::unix::fs::symlink(top.path(), &path).unwrap();
+            }),
+        ];
+        for (what, change) in ways {
+            let ours = store(&path, Clock::host());
+            let (guard, _other) = (lock_at(&ours, "job").await, lock_at(&ours, "other").await);
+            let slot = ours.slot(guard.claim_id()).unwrap();
+            let check = || {
+                let glance = ours.glance();
+                let later = Glance { now: glance.now + Duration::from_secs(3600), ..glance };
+                ours.check(&mut lock(&slot), &later).unwrap()
+            };
+            assert!(matches!((check(), check()), (Renewal::Renewed(_), Renewal::Renewed(_))));
+            assert!(matches!(lock(&slot).checked, Some((_, Some(_)))), "it goes by what it saw");
+            next_tick(&ours.dir, top.path());
+            change();
+            assert!(matches!(check(), Renewal::Lost(_)), "not told that {what}");
+            for left in [path.clone(), top.path().join("moved")] {
+                let _ = std::fs::remove_dir_all(&left).or_else(|_| std::fs::remove_file(&left));
+            }
+        }
+    }
+
+    async fn lock_at(store: &Arc<File>, name: &str) -> crate::Guard {
+        locks(store).mutex(name).unwrap().lock().await.unwrap()
+    }
+
+    /// Until a change has another time than those in the directory: stamps are as coarse as the tick of the kernel.
+    fn next_tick(dir: &Dir, beside: &Path) {
+        let (last, scratch) = (
+            dir.changed().unwrap().max(dir.stamp("job.lock").unwrap().unwrap().changed),
+            beside.join("tick"),
+        );
+        let now = || {
+            std::fs::write(&scratch, "").unwrap();
+            Dir::open(beside, false).unwrap().stamp("tick").unwrap().unwrap().changed
+        };
+        while now() <= last {}
     }
 }
