@@ -25,7 +25,8 @@ const DEFAULT_URL: &str = "file://";
 pub(crate) struct Store {
     /// The store of the locks: file:// (this host, no server needed), file:///DIR, memory://, redis://HOST,
     /// rediss://HOST, redis+unix:///SOCKET, redis+sentinel://HOST,HOST,HOST/MASTER, redis+cluster://HOST,HOST,
-    /// redlock://HOST,HOST,HOST, etcd://HOST,HOST,HOST, etcds://HOST
+    /// redlock://HOST,HOST,HOST, etcd://HOST,HOST,HOST, etcds://HOST. Everybody on this host sees what stands here: put a URL with
+    /// a password into CLINCH_URL
     #[arg(
         short,
         long,
@@ -81,6 +82,44 @@ impl Cli {
         }
         Cli::try_parse()
     }
+}
+
+impl Cli {
+    /// Whether a store URL that holds a secret stands where the name of a lock, or a command, is expected.
+    pub(crate) fn misplaces_a_secret(&self) -> bool {
+        let command = match &self.verb {
+            Verb::Run(run) => run.command.first().and_then(|word| word.to_str()),
+            _ => None,
+        };
+        is_secret_url(self.name()) || command.is_some_and(is_secret_url)
+    }
+
+    fn name(&self) -> &str {
+        match &self.verb {
+            Verb::Run(run) => &run.name,
+            Verb::Ls(ls) => &ls.names,
+            Verb::Show(show) => &show.name,
+            Verb::Acquire(acquire) => &acquire.name,
+            Verb::Renew(renew) => &renew.name,
+            Verb::Release(release) => &release.name,
+            Verb::Break(break_) => &break_.name,
+            Verb::Hold(hold) => &hold.name,
+            Verb::Completions(_) | Verb::Man(_) | Verb::EndJob(_) => "",
+        }
+    }
+}
+
+/// Whether this is the URL of a store and holds a secret, which nobody may repeat. Others may be names.
+pub(crate) fn is_secret_url(word: &str) -> bool {
+    let scheme = word.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+    let is_store =
+        |scheme: String| ["redis", "redlock", "etcd", "valkey"].iter().any(|one| scheme.starts_with(one));
+    scheme.is_some_and(is_store) && clinch::holds_secret(word)
+}
+
+/// Whether an error would repeat a store URL that holds a secret.
+pub(crate) fn repeats_a_secret(error: &clap::Error) -> bool {
+    error.context().any(|(_, value)| is_secret_url(&value.to_string()))
 }
 
 /// Whether the words that could not be understood are for `acquire`, and for a shell.
@@ -140,8 +179,8 @@ pub(crate) struct Run {
     /// Exit with N instead of 75 when the lock was not acquired
     #[arg(short = 'E', long, default_value_t = crate::exit::CONFLICT, hide_default_value = true, value_name = "N")]
     pub(crate) conflict_exit_code: u8,
-    /// Do nothing, in silence and with success, when the lock is taken or --once-per forbids it, as cron likes it: -E 0, -n unless -w is
-    /// given, and no word of that. On redlock:// give it -w 1s: jobs that try at the same moment may all find the lock taken
+    /// Do nothing, in silence and with success, when another has the lock or it is kept closed (--once-per, --min-hold), as cron likes
+    /// it: -E 0, -n unless -w is given, and no word of that. On redlock:// give it -w 5s: jobs that try at the same moment may all be refused, with 69
     #[arg(long, conflicts_with_all = ["verbose", "conflict_exit_code"])]
     pub(crate) skip: bool,
     /// Keep the lock closed until this long after it was acquired, also when the command ends sooner
@@ -413,7 +452,8 @@ const RUN_LONG: &str = concat!(
     "\n\n\
 The command runs in a process group of its own, which has the terminal if clinch had it. INT, TERM, HUP, QUIT, USR1, USR2,
 WINCH, TSTP and CONT reach it once. Its environment has CLINCH_NAME, CLINCH_TOKEN (larger than that of every earlier
-holder: give it to the store that you write to), CLINCH_CLAIM and CLINCH_HELD. A CLINCH_URL with a password is removed.
+holder: give it to the store that you write to), CLINCH_CLAIM and CLINCH_HELD. A CLINCH_URL with a password is
+withheld: where a clinch inside needs it, the job has to set it again.
 
 A job that holds NAME may run `clinch run NAME` on the same store again: the inner one runs its command at once. If the job ends
 before an inner one does, the lock is kept until that has ended too; a signal to clinch then reaches it.

@@ -6,7 +6,7 @@
 //! | 128 + n | the child, or the wrapper while it waited, was ended by signal n |
 //! | 1 | of `show`: nobody holds the lock |
 //! | 64 | usage: wrong arguments, or something that this store cannot do |
-//! | 69 | the store could not be reached or has no room |
+//! | 69 | the store could not be reached, has no room, or cannot say whether the lock is taken |
 //! | 70 | something of this host failed that should have worked |
 //! | 74 | the answer could not be written; `acquire` then holds nothing |
 //! | 75 | not acquired; `--conflict-exit-code` sets another |
@@ -41,11 +41,18 @@ pub(crate) type Outcome = Result<u8, Failure>;
 pub(crate) struct Failure {
     pub(crate) code: u8,
     pub(crate) message: Cow<'static, str>,
+    /// Whether the lock was not acquired because another has it, or had its turn.
+    pub(crate) is_taken: bool,
 }
 
 impl Failure {
     pub(crate) fn new(code: u8, message: impl Into<Cow<'static, str>>) -> Failure {
-        Failure { code, message: message.into() }
+        Failure { code, message: message.into(), is_taken: false }
+    }
+
+    /// Another has the lock, or had its turn.
+    pub(crate) fn taken(message: impl Into<Cow<'static, str>>) -> Failure {
+        Failure { is_taken: true, ..Failure::new(CONFLICT, message) }
     }
 
     pub(crate) fn usage(message: impl Into<Cow<'static, str>>) -> Failure {
@@ -68,7 +75,8 @@ impl Failure {
 
 impl From<clinch::Error> for Failure {
     fn from(error: clinch::Error) -> Failure {
-        Failure::new(code(error.kind()), chain(&error))
+        let is_taken = error.kind() == ErrorKind::TimedOut;
+        Failure { is_taken, ..Failure::new(code(error.kind()), chain(&error)) }
     }
 }
 

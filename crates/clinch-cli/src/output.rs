@@ -26,9 +26,9 @@ pub(crate) fn say(what: impl Display) {
     WRITER.write(&To::Stderr, message(what));
 }
 
-/// A line for people.
+/// A line for people. It may tell of a holder, in the words of whoever that is.
 pub(crate) fn message(what: impl Display) -> String {
-    format!("clinch: {what}\n")
+    format!("clinch: {}\n", printable(&what.to_string()))
 }
 
 /// Whether a line can be written without waiting, within this time.
@@ -60,7 +60,21 @@ fn write(text: &str) -> io::Result<()> {
 /// JSON, indented: people look at it too.
 pub(crate) fn json(value: &impl Serialize) -> Result<String, Failure> {
     let text = serde_json::to_string_pretty(value).map_err(|error| Failure::system("JSON", error))?;
-    Ok(text + "\n")
+    Ok(plain_json(&text) + "\n")
+}
+
+/// JSON that cannot mislead who looks at it.
+pub(crate) fn plain_json(text: &str) -> String {
+    // Outside of its texts there are none of these but line ends.
+    let is_plain = |c: char| c == '\n' || !misleads(c);
+    text.chars().flat_map(|c| if is_plain(c) { vec![c] } else { json_escaped(c) }).collect()
+}
+
+fn json_escaped(c: char) -> Vec<char> {
+    c.encode_utf16(&mut [0; 2])
+        .iter()
+        .flat_map(|unit| format!("\\u{unit:04x}").chars().collect::<Vec<_>>())
+        .collect()
 }
 
 /// A lock in JSON.
@@ -122,7 +136,7 @@ impl From<&ClaimState> for ClaimJson {
             state: state(claim),
             foreign: !ours,
             token: claim.token.filter(|_| claim.granted).map(Token::get),
-            since: ours.then(|| rfc3339(claim.since)),
+            since: Some(rfc3339(claim.since)).filter(|since| ours && !since.is_empty()),
             expires_in_ms: claim.expires_in.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
             pid: owner.as_ref().map(|owner| owner.pid),
             host: owner.as_ref().map(|owner| owner.host.clone()),
@@ -164,11 +178,20 @@ pub(crate) fn named(id: ClaimId) -> Option<String> {
     (id != ClaimId::from_bits(0)).then(|| id.to_string())
 }
 
-/// Text of others without what could steer a terminal, or turn its text around.
+/// Whether a letter could steer a terminal, turn its text around, or is not seen.
+fn misleads(c: char) -> bool {
+    let turns =
+        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let is_unseen = matches!(
+        c,
+        '\u{ad}' | '\u{200b}' | '\u{2060}'..='\u{2064}' | '\u{3164}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}'
+    );
+    c.is_control() || turns || is_unseen
+}
+
+/// Text of others without what misleads.
 pub(crate) fn printable(text: &str) -> String {
-    let turns = |c| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let steers = |c: char| c.is_control() || turns(c);
-    text.chars().flat_map(|c| if steers(c) { c.escape_unicode().collect() } else { vec![c] }).collect()
+    text.chars().flat_map(|c| if misleads(c) { c.escape_unicode().collect() } else { vec![c] }).collect()
 }
 
 /// A text that a POSIX shell reads back as one word.
@@ -248,6 +271,11 @@ mod tests {
         assert_eq!(short(Duration::from_millis(3_723_004)), "1h 2m");
         assert_eq!(short(Duration::from_millis(40)), "40ms");
         assert_eq!([60, 61, 3600].map(|time| short(Duration::from_secs(time))), ["1m", "1m 1s", "1h"]);
-        assert_eq!(printable("a\x1b[2Jb\u{202e}c"), r"a\u{1b}[2Jb\u{202e}c");
+        assert_eq!(printable("a\x1b[2Jb\u{202e}c\u{200b}"), r"a\u{1b}[2Jb\u{202e}c\u{200b}");
+        assert_eq!(message("held by \x1b[2J"), "clinch: held by \\u{1b}[2J\n");
+        let odd = ["\u{9b}2J \"\u{202e}\u{e0041}\n日"];
+        let text = json(&odd).unwrap();
+        assert!(text.contains(r#"\u009b2J \"\u202e\udb40\udc41\n日"#), "{text}");
+        assert_eq!(serde_json::from_str::<[String; 1]>(&text).unwrap(), odd);
     }
 }

@@ -86,8 +86,8 @@ const COLUMNS: [(&str, Cut); 7] = [
 ];
 
 /// The order in which columns are narrowed, and how far. What has no width is not shown.
-const NARROWED: [(usize, usize); 10] =
-    [(4, 7), (6, 8), (5, 24), (4, 0), (6, 0), (0, 24), (5, 0), (0, 12), (2, 0), (3, 0)];
+const NARROWED: [(usize, usize); 11] =
+    [(4, 7), (6, 8), (5, 24), (0, 48), (4, 0), (6, 0), (0, 24), (5, 0), (0, 12), (2, 0), (3, 0)];
 
 type Row = [Cell; COLUMNS.len()];
 
@@ -120,9 +120,10 @@ fn closed(name: String, until: SystemTime) -> Row {
 fn row(name: String, claim: &ClaimState, now: SystemTime) -> Row {
     let owner = &claim.owner;
     let (state, tone) = if claim.granted { ("held", Tone::Held) } else { ("waiting", Tone::Waiting) };
-    let state = match is_foreign(claim) {
-        true => state.to_owned(),
-        false => format!("{state} for {}", short(now.duration_since(claim.since).unwrap_or_default())),
+    // Where the clock of who holds it is ahead of ours, nobody can tell for how long.
+    let state = match now.duration_since(claim.since) {
+        Ok(time) if !is_foreign(claim) => format!("{state} for {}", short(time)),
+        _ => state.to_owned(),
     };
     let left = match claim.expires_in {
         Some(left) if left.is_zero() => ("expired".to_owned(), Tone::Expired),
@@ -166,6 +167,9 @@ fn narrow(rows: &mut [Row], room: usize) {
     }
 }
 
+/// How many letters are looked at for each place on the terminal, however long a text of others is. One of these is seen at least.
+const LETTERS: usize = 8;
+
 /// A text that is no wider than this.
 fn cut(text: &str, width: usize, what: Cut) -> String {
     if text.width() <= width {
@@ -182,14 +186,15 @@ fn cut(text: &str, width: usize, what: Cut) -> String {
 
 /// What of its start has room. Letters that stand together may be wider than each of them.
 fn first(text: &str, room: usize) -> &str {
-    let ends = text.char_indices().map(|(at, _)| at).rev();
-    let starts = ends.filter_map(|end| text.get(..end));
-    starts.into_iter().find(|start| start.width() <= room).unwrap_or_default()
+    let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).take(LETTERS * (room + 1)).collect();
+    let mut starts = ends.into_iter().rev().filter_map(|end| text.get(..end));
+    starts.find(|start| start.width() <= room).unwrap_or_default()
 }
 
 /// What of its end has room.
 fn last(text: &str, room: usize) -> &str {
-    let mut ends = text.char_indices().filter_map(|(at, _)| text.get(at..));
+    let starts: Vec<usize> = text.char_indices().rev().map(|(at, _)| at).take(LETTERS * (room + 1)).collect();
+    let mut ends = starts.into_iter().rev().filter_map(|at| text.get(at..));
     ends.find(|end| end.width() <= room).unwrap_or_default()
 }
 

@@ -69,6 +69,30 @@ fn a_read_only_store_is_refused_with_its_reason() {
     assert!(words.contains("Read-only file system"), "{words}");
 }
 
+/// Newcomers go by the path, which leads elsewhere although neither the file nor its directory has changed.
+#[test]
+fn a_holder_whose_lock_file_is_mounted_over_is_told() {
+    // Also where that is seen only by the path: the holder has the directory open below the mount of its own that it gets.
+    for before in ["", r#"mount --bind "$S" "$S" || exit 99"#] {
+        let world = World::new();
+        // What was touched within seconds is looked at more closely.
+        let script = format!(
+            r#"
+            mkfifo held
+            "$CLINCH" run x -c 'echo > held; exec sleep 40' & holder=$!
+            read -r _ < held
+            sleep 9
+            {before}
+            : > other; mount --bind other "$S/x.lock" || exit 99
+            wait "$holder"; echo "holder $?"
+        "#
+        );
+        let output = with_small_store(&world, &script);
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "holder 79\n", "{words}");
+    }
+}
+
 /// Who waits in a directory that was moved waits for ever, beside a lock that is free.
 #[test]
 fn who_waits_in_a_directory_that_was_moved_ends() {

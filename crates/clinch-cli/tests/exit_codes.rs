@@ -101,6 +101,34 @@ fn a_skipped_run_says_nothing_and_succeeds() {
     assert_eq!(holder.code(), 128 + 9);
 }
 
+/// The job is done by nobody, and cron hears nothing of it.
+#[test]
+fn a_skipped_run_tells_when_the_job_around_it_lets_nobody_in() {
+    let world = World::new();
+    let script = "kill -STOP $PPID; \"$CLINCH\" run --skip -w 300ms x true; echo $? > code; kill -CONT $PPID";
+    let output = world.output(["run", "x", "-c", script]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(world.read("code").trim(), "75", "{message}");
+    assert!(message.contains("lets nobody in"), "{message}");
+}
+
+/// Nobody knows whether another does the work.
+#[test]
+fn a_skipped_run_tells_when_nobody_can_say_whether_the_lock_is_taken() {
+    let world = World::new();
+    assert_eq!(world.code(["run", "x", "true"]), 0);
+    // The byte of the header.
+    let busy = common::keep_busy(&world, "x", 1 << 54, 1);
+    for wait in ["0", "500ms"] {
+        let output = world.output(["run", "--skip", "-w", wait, "x", "true"]);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(69), "{message}");
+        assert!(message.contains("busy"), "{message}");
+    }
+    busy.kill();
+    assert_eq!(world.code(["run", "--skip", "x", "true"]), 0);
+}
+
 /// Who is refused cannot tell why, or waits although told not to.
 #[test]
 fn a_taken_lock_is_refused_with_the_holders_name() {

@@ -221,7 +221,7 @@ fn an_acquire_tells_of_no_lock_that_was_taken_away() {
 fn a_renewal_waits_for_who_keeps_its_record_busy() {
     let world = World::new();
     let (claim, _) = acquire(&world, "60s");
-    let keep = keep_records(&world);
+    let keep = common::keep_busy(&world, "x", (1 << 54) + 1, 1024);
     let mut renew = world.start(["renew", "x", &claim]);
     // For longer than the store itself repeats it.
     std::thread::sleep(Duration::from_millis(1500));
@@ -316,28 +316,12 @@ fn a_holder_that_was_stopped_lets_go_of_what_is_over() {
     eventually("it is free", || !world.held("x") && !runs(holder));
 }
 
-/// A process that keeps all records of a lock from being changed.
-fn keep_records(world: &World) -> Running {
-    let keep = "import fcntl,sys\nfile=open(sys.argv[1],'r+b')\nfcntl.lockf(file,fcntl.LOCK_EX,1024,(1<<54)+1)\nprint(flush=True)\nsys.stdin.read()";
-    let mut keep = Command::new("python3")
-        .arg("-c")
-        .arg(keep)
-        .arg(world.path("store/x.lock"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map(Running)
-        .unwrap();
-    assert_eq!(keep.0.stdout.as_mut().unwrap().read(&mut [0]).unwrap(), 1);
-    keep
-}
-
 /// A process that is stopped while it changes a record ends an `acquire` that has time to wait.
 #[test]
 fn an_acquire_waits_for_who_keeps_its_record_busy() {
     let world = World::new();
     assert_eq!(world.code(["run", "x", "true"]), 0, "now there is a lock file");
-    let keep = keep_records(&world);
+    let keep = common::keep_busy(&world, "x", (1 << 54) + 1, 1024);
     let mut acquire =
         world.start(["acquire", "-w", "60s", "--for-pid", &std::process::id().to_string(), "x"]);
     eventually("it is granted", || world.held("x"));

@@ -33,7 +33,7 @@ fn a_password_never_reaches_the_job() {
     let mut command = world.clinch(["run", "-u", &store, "x", "env"]);
     let output = command.env("CLINCH_URL", "redis://me:hunter2@h/0").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("CLINCH_HELD=") && !text.contains("hunter2") && !text.contains("CLINCH_URL"));
+    assert!(text.contains("CLINCH_HELD=") && !text.contains("hunter2"));
     for secret in
         ["redis+sentinel://h/m?sentinel_password=hunter2", "redis+sentinel://h/m?sentinel%5Fpassword=hunter2"]
     {
@@ -43,6 +43,24 @@ fn a_password_never_reaches_the_job() {
     }
     let seen = stdout(&world, &["run", "x", "-c", "echo $CLINCH_URL"]);
     assert_eq!(seen.trim(), world.url(), "what holds no secret is kept, so that nested runs find the store");
+}
+
+/// A run inside a job would lock in the store of this host, unseen by all others, if the URL were only gone.
+#[test]
+fn a_run_inside_a_job_is_told_that_the_url_is_withheld() {
+    let world = World::new();
+    let store = world.url();
+    let inner = |arguments: &str| {
+        let script = format!("\"$CLINCH\" run {arguments} y true");
+        let mut command = world.clinch(["run", "-u", &store, "x", "-c", &script]);
+        command.env("CLINCH_URL", "redis://me:hunter2@h/0").output().unwrap()
+    };
+    let output = inner("");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(64), "{message}");
+    assert!(message.contains("password") && message.contains("CLINCH_URL"), "{message}");
+    assert_eq!(inner("-u \"$CLINCH_URL?ttl=5s\"").status.code(), Some(64));
+    assert_eq!(inner(&format!("-u '{store}'")).status.code(), Some(0));
 }
 
 /// Help and errors show the password to whoever looks over a shoulder.
@@ -55,6 +73,35 @@ fn a_password_is_not_shown() {
             command.env("CLINCH_URL", "redis://me:hunter2@127.0.0.1:1/0?bad=hunter2").output().unwrap();
         let text = [output.stdout, output.stderr].concat();
         assert!(!String::from_utf8_lossy(&text).contains("hunter2"), "{args:?}");
+    }
+}
+
+/// A password that is taken for the name of a lock is stored, and shown to everybody.
+#[test]
+fn a_password_in_the_wrong_place_is_not_repeated() {
+    let world = World::new();
+    let url = "redis://me:hunter2@127.0.0.1:1";
+    for args in [
+        &[url, "run", "x", "true"][..],
+        &["run", url, "true"],
+        &["run", "x", url, "--", "true"],
+        &["show", "x", url],
+        &["acquire", "x", url],
+        &["ls", url],
+        &["show", url],
+        &["acquire", "-n", url],
+        &["break", url],
+    ] {
+        let output = world.output(args.iter().copied());
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        assert!(output.status.code() == Some(64) && text.contains("CLINCH_URL"), "{args:?}: {text}");
+        assert!(!text.contains("hunter2"), "{args:?}: {text}");
+    }
+    assert!(world.list().is_empty());
+    for name in ["http://host:8443/users/@me", "docker://reg:5000/app@sha256:aa", "https://ci/job?author=me"]
+    {
+        assert_eq!(world.code(["run", name, "true"]), 0, "a name may be a URL: {name}");
     }
 }
 

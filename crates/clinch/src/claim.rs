@@ -52,6 +52,10 @@ impl FromStr for ClaimId {
         let hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         match u128::from_str_radix(text, 16) {
             Ok(bits) if hex => Ok(ClaimId(bits)),
+            // What stands there instead may be a secret.
+            _ if text.contains("://") => {
+                Err(Error::invalid("a claim id is 32 hexadecimal digits, and no URL"))
+            }
             _ => Err(Error::invalid(format!("a claim id is 32 hexadecimal digits; \"{text}\" is not"))),
         }
     }

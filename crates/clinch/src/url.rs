@@ -32,6 +32,8 @@ pub(crate) struct StoreUrl {
     /// Percent-decoded.
     pub(crate) path: String,
     params: Vec<(String, String)>,
+    /// Whether its path, keys and values may be parts of a secret whose characters were not escaped.
+    spills: bool,
     /// The authority as it stands in the URL, for stores whose servers have users of their own.
     #[cfg(feature = "redis")]
     servers: String,
@@ -60,12 +62,16 @@ impl StoreUrl {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             params.push((decode(key)?, decode(value)?));
         }
+        let path = decode(path)?;
+        let spills = path.contains('@')
+            || params.iter().any(|(key, value)| is_secret(key) || key.contains('@') || value.contains('@'));
         Ok(StoreUrl {
             scheme: scheme.to_ascii_lowercase(),
             authority: decode(authority)?,
-            path: decode(path)?,
+            path,
             credentials,
             params,
+            spills,
             #[cfg(feature = "redis")]
             servers,
             known: Vec::new(),
@@ -103,9 +109,10 @@ impl StoreUrl {
     /// Takes the value of a key that is a duration like `500ms`, `30s` or `5m`.
     pub(crate) fn take_duration(&mut self, key: &'static str) -> Result<Option<Duration>> {
         let Some(text) = self.take(key)? else { return Ok(None) };
-        let duration = humantime::parse_duration(&text).map_err(|error| {
+        // The source would repeat a part of it.
+        let duration = humantime::parse_duration(&text).map_err(|_| {
+            let text = self.shown(&text);
             Error::invalid(format!("{key}= takes a duration such as 500ms, 30s or 5m; \"{text}\" is none"))
-                .with_source(error)
         })?;
         Ok(Some(duration))
     }
@@ -114,6 +121,7 @@ impl StoreUrl {
     pub(crate) fn take_number(&mut self, key: &'static str) -> Result<Option<u32>> {
         let Some(text) = self.take(key)? else { return Ok(None) };
         let number = text.parse().map_err(|error| {
+            let text = self.shown(&text);
             Error::invalid(format!("{key}= takes a whole number; \"{text}\" is none")).with_source(error)
         })?;
         Ok(Some(number))
@@ -123,7 +131,13 @@ impl StoreUrl {
     #[cfg(any(feature = "etcd", feature = "redis"))]
     pub(crate) fn hides_credentials(&self) -> bool {
         let stray = |text: &str| text.contains('@');
-        self.credentials.is_none() && (stray(&self.path) || self.params.iter().any(|(key, _)| stray(key)))
+        // Without hosts the path is one of files.
+        !self.authority.is_empty() && stray(&self.path) || self.params.iter().any(|(key, _)| stray(key))
+    }
+
+    /// A value that makes no sense, as an error may show it.
+    pub(crate) fn shown<'a>(&self, value: &'a str) -> &'a str {
+        if self.spills { "(not shown)" } else { value }
     }
 
     /// Takes user and password.
@@ -150,6 +164,14 @@ impl StoreUrl {
         }
         let Some((unknown, _)) = self.params.first() else { return Ok(()) };
         self.known.sort_unstable();
+        if self.spills {
+            return Err(Error::invalid(format!(
+                "{}:// does not know a key that stands in its URL; it knows {}=; in a user, a password or a value, &, @, /, ?, # and : are \
+                 written as %26, %40, %2F, %3F, %23 and %3A",
+                self.scheme,
+                self.known.join("=, ")
+            )));
+        }
         let nearest = self
             .known
             .iter()
@@ -182,11 +204,30 @@ pub fn holds_secret(url: &str) -> bool {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     // No store of these has users, and a path may hold any character.
     let has_users = !["file", "memory"].contains(&scheme.to_ascii_lowercase().as_str());
-    let decoded = percent_decode_str(rest).decode_utf8_lossy();
-    let password = decoded.rsplit_once('@').is_some_and(|(before, _)| before.contains(':'));
-    let query = rest.split_once('?').map_or("", |(_, query)| query);
+    let (hosts, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let hosts = percent_decode_str(hosts).decode_utf8_lossy();
+    let password = match hosts.rsplit_once('@') {
+        Some((before, _)) => before.contains(':'),
+        // One with a ? that was not escaped runs on to an @.
+        None => query.contains('@') && hosts.contains(':') && !reads_as_hosts(&hosts),
+    };
     let mut keys = query.split('&').map(|pair| pair.split_once('=').map_or(pair, |(key, _)| key));
-    has_users && password || keys.any(|key| is_secret(&percent_decode_str(key).decode_utf8_lossy()))
+    has_users && password
+        || keys.any(|key| {
+            has_users && key.contains('@') || is_secret(&percent_decode_str(key).decode_utf8_lossy())
+        })
+}
+
+/// Whether this is `host[:port],...[/path]`.
+fn reads_as_hosts(text: &str) -> bool {
+    let hosts = text.split_once('/').map_or(text, |(hosts, _)| hosts);
+    hosts.split(',').all(|host| match host.rsplit_once(':') {
+        Some((name, port)) => {
+            let port = port.strip_suffix("+tls").unwrap_or(port);
+            port.parse::<u16>().is_ok() && (name.starts_with('[') || !name.contains(':'))
+        }
+        None => true,
+    })
 }
 
 fn is_secret(key: &str) -> bool {
@@ -222,8 +263,25 @@ pub(crate) fn host_and_port(text: &str, default: u16) -> Result<(String, u16)> {
 
 /// P11: in what could not be read, a password may stand anywhere. What comes after `://` and holds the secret "hunter2".
 #[cfg(all(test, any(feature = "etcd", feature = "redis")))]
-pub(crate) const UNREADABLE: [&str; 5] =
-    ["me:hunter2%40host", "me:hunter2%40host:1", "hunter2%40host:1", ":hunter2", "me:hunter2?x=y@host"];
+pub(crate) const UNREADABLE: [&str; 17] = [
+    "me:hunter2%40host",
+    "me:hunter2%40host:1",
+    "hunter2%40host:1",
+    ":hunter2",
+    "me:hunter2?x=y@host",
+    "me:p@ss/hunter2@host",
+    "me:p@127.0.0.1:1/hunter2@host",
+    "me:1/hunter2%40host",
+    "me:p@ss?hunter2@host",
+    "me:1?hunter2=x@host",
+    "me:1?x=y&hunter2=z@host",
+    "me:1?gap=hunter2@host",
+    "me:p@ss?prefix=a&hunter2&x=y@host",
+    "me:p?gap=5hunter2@host",
+    "me:p@host?gap=hunter2&x=y@host",
+    "host?sentinel_password=p&hunter2",
+    "me:1?ca=hunter2@host",
+];
 
 fn decode(text: &str) -> Result<String> {
     match percent_decode_str(text).decode_utf8() {
@@ -276,6 +334,8 @@ mod tests {
             "redis://:p@h/0?ttl=1s",
             "redlock://h1,u:p@h2,h3",
             "redis://u:p?s@h",
+            "redis://u:1?s@h",
+            "redis://u:p?x=s@h",
             "redis://u:p/s@h/0",
             "redis://u:p%40h",
             "etcd://h?password=x",
@@ -288,6 +348,10 @@ mod tests {
             "file://",
             "redis://u@h",
             "redis://h:6379/0?prefix=a:",
+            "redis://h:6379/0?prefix=team%40ops%3A",
+            "redis://h:6379/0?prefix=team@ops:",
+            "redlock://h1:1+tls,[::1]:2?prefix=team@ops:",
+            "redis+unix:///run/redis@main.sock?prefix=a:@",
             "file:///a:b@c",
             "etcds://h:1?key=/k.pem",
         ] {

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::sys;
 use crate::exit::Failure;
-use crate::output::rfc3339;
+use crate::output::{plain_json, rfc3339};
 use crate::writer::{Log, To, WRITER};
 
 /// Where events go, if anybody asked for them.
@@ -53,7 +53,7 @@ impl Events {
         let line = Line { time: rfc3339(SystemTime::now()), event, name: &self.name, more: more() };
         // Texts, numbers and null only, which are always JSON.
         if let Ok(line) = serde_json::to_string(&line) {
-            WRITER.write(to, line + "\n");
+            WRITER.write(to, plain_json(&line) + "\n");
         }
     }
 }

@@ -8,7 +8,7 @@ use clinch::backend::{ClaimState, Freed};
 use crate::args::{Break, Store};
 use crate::connect::connect;
 use crate::exit::{Failure, NOBODY, Outcome};
-use crate::output::{ResultJson, answer, describe, json, say};
+use crate::output::{ResultJson, answer, describe, json, printable, say};
 
 pub(crate) async fn run(store: &Store, args: &Break) -> Outcome {
     let only = args.claim.as_deref().map(str::parse::<ClaimId>).transpose()?;
@@ -60,7 +60,7 @@ fn confirmed(name: &str, victims: &[ClaimState]) -> Result<bool, Failure> {
     if !rustix::termios::isatty(rustix::stdio::stdin()) {
         return Err(Failure::usage("nobody is there to be asked; say --yes to break the lock"));
     }
-    let mut text = format!("lock \"{name}\":\n");
+    let mut text = format!("lock \"{}\":\n", printable(name));
     for victim in victims {
         text += &format!("  {}\n", describe(victim));
     }

@@ -39,14 +39,19 @@ const ONCE_PER: &str = "/once-per";
 /// Runs the verb.
 pub(crate) fn run(store: &Store, run: &Run) -> Outcome {
     let outcome = block_on(async { Session::open(store, run).await?.run().await });
-    match outcome {
-        Err(failure) if failure.code == CONFLICT => {
-            let message = if run.quiet || run.skip { "".into() } else { failure.message };
-            Err(Failure { code: run.conflict_exit_code, message })
-        }
-        Err(failure) if failure.code == LOST && run.quiet => Ok(LOST),
-        outcome => outcome,
+    let mut failure = match outcome {
+        Err(failure) if failure.code == LOST && run.quiet => return Ok(LOST),
+        Err(failure) if failure.code == CONFLICT => failure,
+        outcome => return outcome,
+    };
+    if run.quiet || run.skip && failure.is_taken {
+        failure.message = "".into();
     }
+    // Where a job cannot get in and nobody does its work, that is no success.
+    if !run.skip || failure.is_taken {
+        failure.code = run.conflict_exit_code;
+    }
+    Err(failure)
 }
 
 /// One `clinch run`.
@@ -228,7 +233,7 @@ impl<'a> Session<'a> {
             }
             None => format!("lock \"{name}\" is held"),
         };
-        Err(Failure::new(CONFLICT, why))
+        Err(Failure::taken(why))
     }
 
     /// Releases the lock after the job, and finds the exit code.

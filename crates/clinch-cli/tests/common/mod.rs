@@ -4,6 +4,7 @@
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
 
+use std::io::Read as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -169,6 +170,26 @@ impl Drop for Running {
             kill(child, Signal::KILL);
         }
     }
+}
+
+/// A process that keeps bytes of the file of a lock busy, as one that is stopped while it changes them.
+pub fn keep_busy(world: &World, name: &str, from: u64, length: u64) -> Running {
+    let keep = "import fcntl,sys
+file=open(sys.argv[1],'r+b')
+fcntl.lockf(file,fcntl.LOCK_EX,int(sys.argv[3]),int(sys.argv[2]))
+print(flush=True)
+sys.stdin.read()";
+    let mut keep = Command::new("python3")
+        .args(["-c", keep])
+        .arg(world.path(&format!("store/{name}.lock")))
+        .args([from.to_string(), length.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map(Running)
+        .unwrap();
+    assert_eq!(keep.0.stdout.as_mut().unwrap().read(&mut [0]).unwrap(), 1);
+    keep
 }
 
 /// Sends a signal; says whether there was such a process.

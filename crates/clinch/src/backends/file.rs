@@ -98,7 +98,8 @@ pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>
         Some("allow") => true,
         Some(other) => {
             return Err(crate::Error::invalid(format!(
-                "network-fs= takes only \"allow\"; \"{other}\" is not it"
+                "network-fs= takes only \"allow\"; \"{}\" is not it",
+                url.shown(other)
             )));
         }
     };

@@ -42,8 +42,8 @@ pub(super) fn config(
     match &ca {
         None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
         Some(path) => {
-            for certificate in certificates("ca", path)? {
-                roots.add(certificate).map_err(|error| unusable("ca", path, error))?;
+            for certificate in certificates(url, "ca", path)? {
+                roots.add(certificate).map_err(|error| unusable(url, "ca", path, error))?;
             }
         }
     }
@@ -55,27 +55,35 @@ pub(super) fn config(
     let config = match (cert, key) {
         (None, None) => config.with_no_client_auth(),
         (Some(cert), Some(key)) => {
-            let chain = certificates("cert", &cert)?;
+            let chain = certificates(url, "cert", &cert)?;
             let secret = PrivateKeyDer::from_pem_file(Path::new(&key))
-                .map_err(|error| unusable("key", &key, error))?;
-            config.with_client_auth_cert(chain, secret).map_err(|error| unusable("cert", &cert, error))?
+                .map_err(|error| unusable(url, "key", &key, error))?;
+            config
+                .with_client_auth_cert(chain, secret)
+                .map_err(|error| unusable(url, "cert", &cert, error))?
         }
         _ => return Err(Error::invalid("cert= and key= belong together; one is missing")),
     };
     Ok(Some(Arc::new(config)))
 }
 
-fn certificates(key: &str, path: &str) -> Result<Vec<CertificateDer<'static>>> {
+fn certificates(url: &StoreUrl, key: &str, path: &str) -> Result<Vec<CertificateDer<'static>>> {
     let read =
         CertificateDer::pem_file_iter(Path::new(path)).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read {
         Ok(list) if !list.is_empty() => Ok(list),
-        Ok(_) => Err(Error::invalid(format!("{key}={path} holds no certificate"))),
-        Err(error) => Err(unusable(key, path, error)),
+        Ok(_) => Err(Error::invalid(format!("{key}={} holds no certificate", url.shown(path)))),
+        Err(error) => Err(unusable(url, key, path, error)),
     }
 }
 
-fn unusable(key: &str, path: &str, error: impl std::error::Error + Send + Sync + 'static) -> Error {
+fn unusable(
+    url: &StoreUrl,
+    key: &str,
+    path: &str,
+    error: impl std::error::Error + Send + Sync + 'static,
+) -> Error {
+    let path = url.shown(path);
     Error::invalid(format!("{key}={path} cannot be used: {error}")).with_source(error)
 }
 

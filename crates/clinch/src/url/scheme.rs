@@ -48,6 +48,9 @@ const OTHERS: [(&str, &str); 8] = [
     ("redis-cluster", "redis+cluster"),
 ];
 
+/// What `clinch run` puts in place of a URL that may hold a secret. Without one, a run inside would take the default store.
+const WITHHELD: &str = "withheld";
+
 /// How many letters may be wrong.
 const TYPOS: usize = 2;
 
@@ -62,6 +65,9 @@ pub(crate) fn no_store(scheme: &str) -> Error {
         Some(Scheme { feature, .. }) => {
             format!("this build has no store for {scheme}://; build it with the feature \"{feature}\"")
         }
+        None if scheme == WITHHELD => "the URL of the store may hold a password, which `clinch run` keeps from its job; set CLINCH_URL in the job \
+                                       itself, from a file that only it can read"
+            .to_owned(),
         None => format!("there is no store \"{scheme}://\"{}", hint(&nearest(scheme))),
     };
     Error::new(ErrorKind::Unsupported, message)

@@ -143,7 +143,7 @@ impl Settings {
         let db = match db.as_str() {
             "" => 0,
             db => db.parse().map_err(|error| {
-                Error::invalid(format!("a database of Redis is a number; \"{db}\" is none"))
+                Error::invalid(format!("a database of Redis is a number; \"{}\" is none", url.shown(db)))
                     .with_source(error)
             })?,
         };
@@ -203,10 +203,9 @@ fn fleet(url: &mut StoreUrl, prefix: &str) -> Result<Fleet> {
 /// Which of these values a key has; the first when it is not there.
 pub(super) fn choice(url: &mut StoreUrl, key: &'static str, values: &[&str]) -> Result<usize> {
     let Some(value) = url.take(key)? else { return Ok(0) };
-    values
-        .iter()
-        .position(|known| *known == value)
-        .ok_or_else(|| Error::invalid(format!("{key}= is one of {}; \"{value}\" is none", values.join(", "))))
+    values.iter().position(|known| *known == value).ok_or_else(|| {
+        Error::invalid(format!("{key}= is one of {}; \"{}\" is none", values.join(", "), url.shown(&value)))
+    })
 }
 
 fn one(mut addresses: Vec<Address>) -> Result<Address> {

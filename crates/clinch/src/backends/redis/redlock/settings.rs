@@ -68,7 +68,7 @@ impl Plan {
         let db = match url.path.trim_matches('/') {
             "" => 0,
             db => db.parse().map_err(|error| {
-                Error::invalid(format!("a database of Redis is a number; \"{db}\" is none"))
+                Error::invalid(format!("a database of Redis is a number; \"{}\" is none", url.shown(db)))
                     .with_source(error)
             })?,
         };
@@ -138,6 +138,16 @@ mod tests {
         let plan = Plan::parse(&mut url)?;
         url.finish()?;
         Ok(plan)
+    }
+
+    #[test]
+    fn no_secret_is_repeated() {
+        for rest in crate::url::UNREADABLE {
+            for url in [format!("redlock://{rest},b,c"), format!("redlocks://a,b,{rest}")] {
+                let error = parse(&url).err().unwrap().to_string();
+                assert!(!error.contains("hunter2"), "{url}: {error}");
+            }
+        }
     }
 
     #[test]
