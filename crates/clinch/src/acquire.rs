@@ -21,6 +21,9 @@ use crate::tenure::{Policy, Standing};
 /// How long a store that does not answer at all is tried by a wait that has no deadline of its own.
 const UNREACHABLE_FOR: Duration = Duration::from_secs(10);
 
+/// For how long nobody may be able to say whether a lock is taken before who had it does not count any more.
+const UNSAID: Duration = Duration::from_secs(1);
+
 /// How leases are asked for and kept.
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseOptions {
@@ -44,9 +47,29 @@ impl Target {
         Acquire { target: self, mode, until: None, guard: PhantomData }
     }
 
-    /// One step: granted now or not at all.
+    /// Granted now or not at all.
     pub(crate) async fn try_acquire(&self, mode: Mode) -> Result<Option<Guard>> {
-        Ok(self.engine.here(self.step(mode)).await?.ok())
+        match self.engine.here(self.tries(mode)).await? {
+            Ok(guard) => Ok(Some(guard)),
+            Err(busy) if busy.undecided => Err(undecided(&self.name, busy.detail.as_deref(), Duration::ZERO)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// A try; a few where nobody can say whether the lock is taken. Each has a claim of its own: the end of an earlier one, which may yet be
+    /// under way to a store, must not take a later one along.
+    async fn tries(&self, mode: Mode) -> Result<Result<Guard, Busy>> {
+        let env = &self.engine.env;
+        let mut unsaid = 0;
+        loop {
+            match self.step(mode).await? {
+                Err(busy) if busy.undecided && unsaid < REPEATS => {
+                    env.sleep_until(env.now() + lease::backoff(unsaid, env.random().jitter())).await;
+                    unsaid += 1;
+                }
+                ended => return Ok(ended),
+            }
+        }
     }
 
     /// One step that leaves no place in the queue.
@@ -134,13 +157,21 @@ impl Target {
     /// Waits for a grant until `until`; `None`: for as long as it takes.
     async fn wait(&self, mode: Mode, until: Option<Instant>) -> Result<Guard> {
         let start = self.engine.env.now();
-        let mut wait =
-            Wait { target: self, until, heard: start, silence: Duration::ZERO, busy: None, failure: None };
+        let mut wait = Wait {
+            target: self,
+            until,
+            heard: start,
+            silence: Duration::ZERO,
+            busy: None,
+            unsaid: None,
+            failure: None,
+        };
         match until {
-            Some(until) if until <= start => match self.step(mode).await? {
+            // In a box, since every wait would be larger by it.
+            Some(until) if until <= start => match Box::pin(self.tries(mode)).await? {
                 Ok(guard) => Ok(guard),
                 Err(busy) => {
-                    wait.busy = Some(busy);
+                    wait.told(busy, start);
                     // To be asked once takes a moment, which is no wait.
                     Err(wait.timed_out(Duration::ZERO))
                 }
@@ -168,6 +199,8 @@ struct Wait<'a> {
     /// For how long it has not answered.
     silence: Duration,
     busy: Option<Busy>,
+    /// Since when nobody could say whether the lock is taken, and why.
+    unsaid: Option<(Instant, Option<Arc<str>>)>,
     failure: Option<Error>,
 }
 
@@ -195,7 +228,7 @@ impl Wait<'_> {
                     if let (None, Some(ttl)) = (&place, busy.place_ttl) {
                         place = Some(engine.keeper.keep_place(&claim, sent, ttl)?);
                     }
-                    self.busy = Some(busy);
+                    self.told(busy, engine.env.now());
                     None
                 }
                 Err(error) => Some(error),
@@ -223,6 +256,16 @@ impl Wait<'_> {
                 Ok(Wake::Granted(_) | Wake::Step) => {}
                 Err(error) => self.retry(error, &mut attempt).await?,
             }
+        }
+    }
+
+    /// Keeps who has the lock, and beside that since when nobody could say whether anybody has.
+    fn told(&mut self, busy: Busy, now: Instant) {
+        if busy.undecided {
+            let since = self.unsaid.as_ref().map_or(now, |(since, _)| *since);
+            self.unsaid = Some((since, busy.detail));
+        } else {
+            (self.busy, self.unsaid) = (Some(busy), None);
         }
     }
 
@@ -261,25 +304,30 @@ impl Wait<'_> {
             )
             .with_source(failure);
         }
-        if self.busy.is_none() {
+        if self.busy.is_none() && self.unsaid.is_none() {
             let waited = humantime::format_duration(waited);
             let message = format!("the store had not answered for lock \"{name}\" after {waited}");
             return Error::new(ErrorKind::Unavailable, message);
         }
+        // For a moment, who had the lock before most likely has it still.
+        let now = self.target.engine.env.now();
+        if let Some((since, why)) = &self.unsaid
+            && (self.busy.is_none() || now.since(*since) >= UNSAID)
+        {
+            return undecided(name, why.as_deref(), waited);
+        }
         let by = self.busy.as_ref().and_then(|busy| busy.holder.as_ref()).map(|holder| {
-            let since =
-                self.target.engine.env.clock().wall().duration_since(holder.since).unwrap_or_default();
+            // None where the clock that dated it is ahead of ours.
+            let since = self.target.engine.env.clock().wall().duration_since(holder.since).ok();
             let Owner { host, pid, .. } = &holder.owner;
             if *pid == 0 {
                 // Not a claim of ours: nothing else is known.
                 return format!("held by {host}");
             }
-            format!("held by {host} (pid {pid}, for {})", humantime::format_duration(in_steps(since)))
+            let time = since.map(|time| format!(", for {}", humantime::format_duration(in_steps(time))));
+            format!("held by {host} (pid {pid}{})", time.unwrap_or_default())
         });
-        let waited = match waited {
-            Duration::ZERO => String::new(),
-            waited => format!("; waited {}", humantime::format_duration(waited)),
-        };
+        let waited = and_waited(waited);
         // Nobody holds a lock that lingers closed.
         let message = format!("lock \"{name}\" is {}{waited}", by.unwrap_or_else(|| "not free".to_owned()));
         let error = Error::new(ErrorKind::TimedOut, message);
@@ -287,6 +335,23 @@ impl Wait<'_> {
             Some(detail) => error.with_source(detail.as_ref()),
             None => error,
         }
+    }
+}
+
+/// Why a request failed that heard only that nobody could say if the lock is taken.
+fn undecided(name: &LockName, why: Option<&str>, waited: Duration) -> Error {
+    let message = format!("nobody could say whether lock \"{name}\" is free{}", and_waited(waited));
+    let error = Error::new(ErrorKind::Unavailable, message);
+    match why {
+        Some(why) => error.with_source(why),
+        None => error,
+    }
+}
+
+fn and_waited(waited: Duration) -> String {
+    match waited {
+        Duration::ZERO => String::new(),
+        waited => format!("; waited {}", humantime::format_duration(waited)),
     }
 }
 
@@ -330,7 +395,8 @@ fn in_steps(time: Duration) -> Duration {
 /// # Errors
 ///
 /// [`ErrorKind::TimedOut`] when the deadline passed first; the error names the holder. [`ErrorKind::Unavailable`] when
-/// the store could not be reached until then; without a deadline, when it did not answer for 10 s.
+/// the store could not be reached until then, or only said that nobody knows whether the lock is taken, as a quorum without
+/// enough votes does; without a deadline, when it did not answer for 10 s.
 ///
 /// # Examples
 ///
@@ -355,7 +421,7 @@ pub struct Acquire<'a, G = Guard> {
 }
 
 impl<'a, G: From<Guard> + 'a> Acquire<'a, G> {
-    /// Waits at most this long from now. Zero asks once and does not wait.
+    /// Waits at most this long from now. Zero does not wait, and is a try.
     pub fn timeout(self, time: Duration) -> Acquire<'a, G> {
         let now = self.target.engine.env.now();
         self.deadline(now + time)

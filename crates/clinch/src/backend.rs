@@ -168,7 +168,10 @@ pub struct Busy {
     /// How long the claim's place in the queue lives without a renewal; `None` when it cannot expire, and for a claim
     /// that has no place.
     pub place_ttl: Option<Duration>,
-    /// What else there is to tell people, where several servers decide: what each of them answered.
+    /// Whether nobody could say if the lock is taken: too few servers vote, their votes are split, or its file cannot be read. A request
+    /// that hears nothing else fails as one does whose store is out of reach.
+    pub undecided: bool,
+    /// What else there is to tell people, where several servers decide or none did: what each of them answered.
     pub detail: Option<Arc<str>>,
 }
 

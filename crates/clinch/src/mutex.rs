@@ -24,8 +24,8 @@ impl Mutex {
         self.target.acquire(Mode::Exclusive)
     }
 
-    /// Takes the lock if nobody holds it or waits for it; `None` otherwise. One step on the store, no place in the
-    /// queue.
+    /// Takes the lock if nobody holds it or waits for it; `None` otherwise. No place in the
+    /// queue. One step on the store; a few where nobody can say whether it is taken, as where claims on a quorum meet.
     ///
     /// # Cancel safety
     ///
@@ -34,7 +34,7 @@ impl Mutex {
     /// # Errors
     ///
     /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) or [`ErrorKind::Unknown`](crate::ErrorKind::Unknown)
-    /// when the store did not answer.
+    /// when the store did not answer, or nobody could say whether the lock is taken.
     pub async fn try_lock(&self) -> Result<Option<Guard>> {
         self.target.try_acquire(Mode::Exclusive).await
     }

@@ -39,7 +39,7 @@ impl RwLock {
     /// # Errors
     ///
     /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) or [`ErrorKind::Unknown`](crate::ErrorKind::Unknown)
-    /// when the store did not answer.
+    /// when the store did not answer, or nobody could say whether the lock is taken.
     pub async fn try_read(&self) -> Result<Option<Guard>> {
         self.target.try_acquire(Mode::Shared).await
     }

@@ -49,7 +49,7 @@ impl Semaphore {
     ///
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a count that could never be granted, and when live claims
     /// disagree about the capacity; [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) or
-    /// [`ErrorKind::Unknown`](crate::ErrorKind::Unknown) when the store did not answer.
+    /// [`ErrorKind::Unknown`](crate::ErrorKind::Unknown) when the store did not answer, or nobody could say whether they are free.
     pub async fn try_acquire(&self, count: u32) -> Result<Option<Guard>> {
         self.target.try_acquire(self.mode(count)?).await
     }

@@ -214,7 +214,7 @@ impl Queue {
     fn busy(&self, position: usize, place_ttl: Option<Duration>, now: Instant) -> Busy {
         let ahead = u32::try_from(position).unwrap_or(u32::MAX);
         let holder = self.claims.first().map(|entry| entry.state(true, now));
-        Busy { ahead, holder, place_ttl, detail: None }
+        Busy { ahead, holder, place_ttl, ..Busy::default() }
     }
 }
 

@@ -213,23 +213,67 @@ async fn a_record_that_is_being_changed_is_changed_by_nobody_else() {
     drop(tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap());
 }
 
+/// Holds the byte that guards the header, as a claimant does for some microseconds, for as long as it lives.
+const KEEP_HEADER: &str = "import fcntl,os,struct,sys
+fd=os.open(sys.argv[1],os.O_RDWR)
+fcntl.fcntl(fd,37,struct.pack('hhqqi4x',fcntl.F_WRLCK,0,1<<54,1,0))
+print('ready',flush=True)
+sys.stdin.read()";
+
+/// Who holds the lock can be seen without the header.
+#[tokio::test]
+async fn a_lock_that_is_held_is_told_as_that_while_its_header_is_kept_busy() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, other) = (connect(dir.path()).await, connect(dir.path()).await);
+    let guard = lock(&locks, "job").await;
+    let stopped = Python::start(KEEP_HEADER, &the_lock_file(dir.path()));
+    let mutex = other.mutex("job").unwrap();
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    for timeout in [0, 50] {
+        let taken = mutex.lock().timeout(Duration::from_millis(timeout)).await.unwrap_err();
+        assert_eq!(taken.kind(), ErrorKind::TimedOut);
+        assert!(taken.to_string().contains(&format!("pid {}", std::process::id())), "{taken}");
+    }
+    assert!(other.rwlock("job").unwrap().try_read().await.unwrap().is_none());
+    drop(guard);
+    let unknown = mutex.try_lock().await.unwrap_err();
+    assert_eq!(unknown.kind(), ErrorKind::Unavailable, "{unknown:?}");
+    drop(stopped);
+    lock(&locks, "job").await.release_closed(Duration::from_secs(600)).await.unwrap();
+    let _stopped = Python::start(KEEP_HEADER, &the_lock_file(dir.path()));
+    assert!(mutex.try_lock().await.unwrap().is_none(), "it is kept closed");
+}
+
+/// A job would be skipped for one that ended long ago.
+#[tokio::test]
+async fn who_had_the_lock_once_does_not_count_while_nobody_can_say_who_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, other) = (connect(dir.path()).await, connect(dir.path()).await);
+    let holder = lock(&locks, "job").await;
+    let waiter = tokio::spawn({
+        let mutex = other.mutex("job").unwrap();
+        async move { mutex.lock().timeout(Duration::from_secs(4)).await }
+    });
+    claims(&locks, "job", 2).await;
+    let place = locks.state("job").await.unwrap().unwrap().claims[1].clone();
+    let changing = keep_record(&the_lock_file(dir.path()), place.token.unwrap().get());
+    drop(holder);
+    let unknown = waiter.await.unwrap().unwrap_err();
+    assert_eq!(unknown.kind(), ErrorKind::Unavailable, "{unknown:?}");
+    drop(changing);
+}
+
 #[tokio::test]
 async fn a_process_stopped_while_it_takes_its_ticket_delays_but_breaks_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let locks = connect(dir.path()).await;
     drop(lock(&locks, "job").await);
-    // Holds the byte that guards the header, as a claimant does for some microseconds, for as long as it lives.
-    let meta = "import fcntl,os,struct,sys
-fd=os.open(sys.argv[1],os.O_RDWR)
-fcntl.fcntl(fd,37,struct.pack('hhqqi4x',fcntl.F_WRLCK,0,1<<54,1,0))
-print('ready',flush=True)
-sys.stdin.read()";
-    let stopped = Python::start(meta, &the_lock_file(dir.path()));
+    let stopped = Python::start(KEEP_HEADER, &the_lock_file(dir.path()));
     let mutex = locks.mutex("job").unwrap();
     let unknown = mutex.try_lock().await.unwrap_err();
     assert_eq!(unknown.kind(), ErrorKind::Unavailable, "nobody knows whether the lock is taken: {unknown:?}");
-    let timeout = mutex.lock().timeout(Duration::from_millis(50)).await.unwrap_err();
-    assert_eq!(timeout.kind(), ErrorKind::TimedOut);
+    let unknown = mutex.lock().timeout(Duration::from_millis(50)).await.unwrap_err();
+    assert_eq!(unknown.kind(), ErrorKind::Unavailable, "nor does who waits: {unknown:?}");
     let waiter = tokio::spawn(async move { mutex.lock().timeout(PATIENCE).await });
     drop(stopped);
     drop(waiter.await.unwrap().unwrap());

@@ -125,7 +125,8 @@ pub(crate) async fn a_client_of_one_server_keeps_nobody_out(client: Foreign) {
 
     let mut others = Worker::start(client, &servers[1], NAME, LONG).await;
     assert_eq!(others.ask("try").await, "yes");
-    assert!(!we_could_lock(&locks).await, "one vote of three");
+    let refused = locks.mutex(NAME).unwrap().try_lock().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable, "one vote of three, and nobody has more: {refused:?}");
     assert!(locks.state(NAME).await.unwrap().is_none(), "nobody has a quorum");
     let wait = lock_in_background(&locks);
     assert_eq!(others.ask("release").await, "released");

@@ -162,7 +162,9 @@ async fn an_even_number_of_servers_resolves_a_tie() {
     for server in &servers.0[..2] {
         server.call(&["SET", &key, "somebody", "PX", "100000000"]);
     }
-    assert!(one.mutex(&name).unwrap().try_lock().await.unwrap().is_none());
+    let nobody_has_it = one.mutex(&name).unwrap().try_lock().await.unwrap_err();
+    assert_eq!(nobody_has_it.kind(), ErrorKind::Unavailable);
+    assert!(chain(&nobody_has_it).contains("another program"), "{nobody_has_it:?}");
     assert_eq!(servers.with_key(&name), [0, 1]);
     servers.0[1].call(&["DEL", &key]);
     let guard = lock(&one, &name).await;
@@ -173,7 +175,7 @@ async fn an_even_number_of_servers_resolves_a_tie() {
     let mutex = one.mutex(&name).unwrap();
     eventually("the error says who has the other half", async || {
         let error = mutex.lock().timeout(Duration::from_secs(1)).await.unwrap_err();
-        let told = error.kind() == ErrorKind::TimedOut && chain(&error).contains("another program");
+        let told = error.kind() == ErrorKind::Unavailable && chain(&error).contains("another program");
         told.then_some(())
     })
     .await;
@@ -380,4 +382,149 @@ async fn a_release_outlasts_what_speaks_for_servers_that_are_away() {
     }
     assert_eq!(releasing.await.unwrap().unwrap(), Released::Released);
     servers.expect_no_key(&name).await;
+}
+
+/// Clients that each have another server at hand, and all others 15 ms away.
+async fn far_apart(servers: &Servers, clients: usize) -> (Vec<Locks>, Vec<Proxy>) {
+    let voting = servers.voting_url();
+    let (_, query) = voting.split_once('?').unwrap();
+    let (mut connected, mut proxies) = (Vec::new(), Vec::new());
+    for near in 0..clients {
+        let hosts = servers.0.iter().enumerate().map(|(at, server)| {
+            if at == near {
+                return server.addr().to_string();
+            }
+            let proxy = Proxy::start(server.addr());
+            proxy.delay(Duration::from_millis(15));
+            proxies.push(proxy);
+            proxies.last().unwrap().addr().to_string()
+        });
+        let hosts: Vec<String> = hosts.collect();
+        let locks = connect(&servers.url_at(hosts.into_iter(), query)).await;
+        drop(lock(&locks, &unique("met")).await);
+        connected.push(locks);
+    }
+    (connected, proxies)
+}
+
+/// All try at the same moment: a job that is skipped when another has it must not be skipped by all.
+async fn not_all_are_told_that_another_has_it(clients: &[Locks]) {
+    for _ in 0..10 {
+        let name = unique("at once");
+        let tries = clients.iter().map(|locks| {
+            let mutex = locks.mutex(&name).unwrap();
+            tokio::spawn(async move { mutex.try_lock().await })
+        });
+        let mut outcomes = Vec::new();
+        for task in tries.collect::<Vec<_>>() {
+            outcomes.push(task.await.unwrap());
+        }
+        let skipped = outcomes.iter().filter(|outcome| matches!(outcome, Ok(None))).count();
+        assert!(skipped < clients.len(), "all were told that another has it");
+        outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).for_each(|error| {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        });
+    }
+}
+
+#[tokio::test]
+async fn who_tries_at_the_same_moment_is_not_told_that_another_has_it() {
+    let servers = Servers::durable(3);
+    let (clients, _proxies) = far_apart(&servers, 3).await;
+    not_all_are_told_that_another_has_it(&clients).await;
+}
+
+/// Each of two has one vote, and the third server could have given the second to either.
+#[tokio::test]
+async fn who_tries_at_the_same_moment_beside_a_hung_server_is_not_told_that_another_has_it() {
+    let servers = Servers::durable(3);
+    let (clients, _proxies) = far_apart(&servers, 2).await;
+    servers.0[2].pause();
+    not_all_are_told_that_another_has_it(&clients).await;
+    servers.0[2].resume();
+}
+
+/// If both ask whenever both have withdrawn, neither gets two votes, for ever.
+#[tokio::test]
+async fn who_waits_beside_a_hung_server_for_what_nobody_holds_gets_it() {
+    let servers = Servers::durable(3);
+    let (clients, _proxies) = far_apart(&servers, 2).await;
+    servers.0[2].pause();
+    for _ in 0..5 {
+        let name = unique("nobody's");
+        let waits = clients.iter().map(|locks| {
+            let mutex = locks.mutex(&name).unwrap();
+            tokio::spawn(async move { mutex.lock().timeout(Duration::from_secs(10)).await.map(drop) })
+        });
+        for wait in waits.collect::<Vec<_>>() {
+            wait.await.unwrap().unwrap();
+        }
+    }
+    servers.0[2].resume();
+}
+
+/// Two that meet beside a hung server hear nothing certain at first; the one that loses must hear later who has won.
+#[tokio::test]
+async fn who_loses_beside_a_hung_server_is_told_who_has_won() {
+    let servers = Servers::durable(3);
+    let (clients, _proxies) = far_apart(&servers, 2).await;
+    servers.0[2].pause();
+    for _ in 0..4 {
+        let name = unique("won");
+        let waits = clients.iter().map(|locks| {
+            let mutex = locks.mutex(&name).unwrap();
+            tokio::spawn(async move { mutex.lock().timeout(Duration::from_secs(4)).await })
+        });
+        let mut outcomes = Vec::new();
+        for wait in waits.collect::<Vec<_>>() {
+            outcomes.push(wait.await.unwrap());
+        }
+        let losers: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
+        assert_eq!(losers.len(), 1, "{outcomes:?}");
+        assert_eq!(losers[0].kind(), ErrorKind::TimedOut, "{:?}", losers[0]);
+        assert!(losers[0].to_string().contains("held by"), "{:?}", losers[0]);
+    }
+    servers.0[2].resume();
+}
+
+/// A try that asks again could be overtaken by the withdrawal of what it asked for first, and lose the lock that it was just given.
+#[tokio::test]
+async fn a_late_withdrawal_of_a_try_takes_nothing_from_its_next_attempt() {
+    let servers = Servers::durable(3);
+    let proxy = Proxy::start(servers.0[0].addr());
+    let hosts = [proxy.addr(), servers.0[1].addr(), servers.0[2].addr()].map(|addr| addr.to_string());
+    let voting = servers.voting_url();
+    let locks = connect(&servers.url_at(hosts.into_iter(), voting.split_once('?').unwrap().1)).await;
+    drop(lock(&locks, &unique("warm")).await);
+    let way = clinch_testkit::Direction::Requests;
+    let taken_elsewhere = || {
+        let name = unique("late");
+        let key = format!("clinch:{name}");
+        for (at, by) in [(1, "y"), (2, "z")] {
+            servers.0[at].call(&["SET", &key, by, "PX", "60000"]);
+        }
+        (locks.mutex(&name).unwrap(), key)
+    };
+    // The servers know all scripts after the first.
+    taken_elsewhere().0.try_lock().await.unwrap_err();
+    let before = proxy.forwarded(way);
+    taken_elsewhere().0.try_lock().await.unwrap_err();
+    // A claim and a withdrawal, five times.
+    let attempt = (proxy.forwarded(way) - before) / 5;
+    for _ in 0..5 {
+        let (mutex, key) = taken_elsewhere();
+        let cuts = proxy.cuts();
+        // In the middle of the first withdrawal.
+        proxy.cut_after(way, attempt - 10);
+        let trying = tokio::spawn(async move { mutex.try_lock().await });
+        eventually("the withdrawal is cut", async || (proxy.cuts() > cuts).then_some(())).await;
+        servers.0[1].call(&["DEL", &key]);
+        if let Ok(Some(guard)) = trying.await.unwrap() {
+            // For longer than a withdrawal takes to be repeated.
+            for _ in 0..50 {
+                guard.verify().await.expect("its own withdrawal took the lock away");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
 }

@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use super::times::LOOK_AT_DIRECTORY;
@@ -150,18 +150,24 @@ impl Dir {
     /// The file that newcomers find under this name; `None` when they would make a new one. By the whole path, as they
     /// come: the directory may have been moved.
     pub(super) fn stamp(&self, file: &str) -> io::Result<Option<Stamp>> {
-        found(&self.lock_path(file), AtFlags::SYMLINK_NOFOLLOW)
+        found(rustix::fs::CWD, &self.lock_path(file), AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// When this directory last changed, if the path leads to it. Until it changes again, every name in it leads where it led.
-    pub(super) fn changed(&self) -> Option<Duration> {
-        let at = self.place().ok().flatten()?;
-        (at.identity == self.identity).then_some(at.changed)
+    /// The file that this name leads to in this directory, which newcomers find if the path still leads here.
+    pub(super) fn stamp_here(&self, file: &str) -> io::Result<Option<Stamp>> {
+        found(&self.descriptor, Path::new(file), AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    /// Whether the path leads here, and by the same mount: another may have other files mounted in it. No where the kernel does not say.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.place().is_ok_and(|at| at.is_some_and(|at| at.identity == self.identity))
+            && mount(rustix::fs::CWD, &self.path, AtFlags::empty())
+                .is_some_and(|by| mount(&self.descriptor, Path::new(""), AtFlags::EMPTY_PATH) == Some(by))
     }
 
     /// What stands where this directory was opened.
     fn place(&self) -> io::Result<Option<Stamp>> {
-        found(&self.path, AtFlags::empty())
+        found(rustix::fs::CWD, &self.path, AtFlags::empty())
     }
 
     /// Refuses new claims where the path leads elsewhere by now: they would not meet those of other processes. Looks from
@@ -314,13 +320,19 @@ pub(super) fn kind(error: &io::Error) -> ErrorKind {
     }
 }
 
-/// What stands at this path; `None` when nothing does.
-fn found(path: &Path, flags: AtFlags) -> io::Result<Option<Stamp>> {
-    match rustix::fs::statat(rustix::fs::CWD, path, flags) {
+/// What stands at this path from a directory; `None` when nothing does.
+fn found(from: impl AsFd, path: &Path, flags: AtFlags) -> io::Result<Option<Stamp>> {
+    match rustix::fs::statat(from, path, flags) {
         Ok(stat) => Ok(Some(Stamp::from(stat))),
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// The mount by which a directory is found.
+fn mount(from: impl AsFd, path: &Path, flags: AtFlags) -> Option<u64> {
+    let found = rustix::fs::statx(from, path, flags, StatxFlags::MNT_ID).ok()?;
+    (found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(found.stx_mnt_id)
 }
 
 /// Which bell the waiter with this ticket rings. Neighbours in a queue never share one.

@@ -54,8 +54,8 @@ pub(super) struct Slot {
     pub(super) bell: Option<OwnedFd>,
     /// When to look again without an event.
     pub(super) recheck: Duration,
-    /// What the file's name led to when the claim was last found to be in order, and when the directory had changed by then.
-    pub(super) checked: Option<(Stamp, Option<Duration>)>,
+    /// What the file's name led to when the claim was last found to be in order.
+    pub(super) checked: Option<Stamp>,
     /// The last watch of the wait. Ending one costs more than a hand-over, so it is left to the release.
     pub(super) watch: Option<Watch>,
 }
@@ -156,7 +156,9 @@ impl File {
     ) -> Result<Option<(Progress, Option<Place>)>> {
         let Some(held) = file.hold(world)? else {
             // Whoever has the header is about to be ahead of this claim. Without a place in the queue, ask again.
-            return Ok(Some((Progress::Queued(Busy::default()), None)));
+            let busy = self.seen(claim, file)?;
+            let waits = claim.enqueue || busy.undecided;
+            return Ok(Some((if waits { Progress::Queued(busy) } else { Progress::Busy(busy) }, None)));
         };
         if !self.leads_to(&world.file, file)? {
             return Ok(None);
@@ -177,6 +179,26 @@ impl File {
         let record = |ticket| Record::new(claim, ticket, grants, world.wall);
         let (ticket, bell) = held.claim_behind(&locked, record, bell)?;
         Ok(Some((if grants { granted(ticket) } else { Progress::Queued(busy) }, Some((ticket, bell)))))
+    }
+
+    /// What can be said of a lock whose header is kept busy: who holds it stands in bytes and records, which can be read all the same.
+    fn seen(&self, claim: &Claim, file: &LockFile) -> Result<Busy> {
+        let now = self.env.now();
+        let live = match claim.mode {
+            Mode::Exclusive => file.first_live()?.filter(|first| first.counts(now)).map(|first| vec![first]),
+            _ => None,
+        };
+        let live = live.map_or_else(|| file.live(META - 1), Ok)?;
+        let holds = |live: &Live| live.record.as_ref().is_some_and(|record| !record.is_waiting());
+        let holders = || live.iter().filter(|live| live.counts(now) && holds(live));
+        let is_closed = || {
+            let header = file.header().ok().flatten();
+            header.is_some_and(|header| header.closed_at(self.env.clock().wall()))
+        };
+        match admits(holders().map(Live::mode), claim.mode) && !is_closed() {
+            true => Ok(cannot_say(&claim.name)),
+            false => Ok(self.busy(holders())),
+        }
     }
 
     /// What a waiter rings when it ends. Where somebody planted something in its place, the next looks from time to time.
@@ -219,7 +241,7 @@ impl File {
         }
         let Some(held) = slot.file.hold_record(slot.ticket)? else {
             slot.hindered = true;
-            return Ok(Progress::Queued(Busy::default()));
+            return Ok(Progress::Queued(cannot_say(&claim.name)));
         };
         let wall = self.env.clock().wall();
         // Whoever damaged the record has not taken the place: its byte is still locked.
@@ -302,24 +324,23 @@ impl File {
     pub(super) fn glance(&self) -> Glance {
         // Before the stamps: later, it would make a change that came meanwhile look old.
         let now = Duration::from_millis(layout::millis(self.env.clock().wall()));
-        Glance { now, dir_changed: self.dir.changed() }
+        Glance { now, in_place: self.dir.is_in_place() }
     }
 
     /// Looks whether a claim of this process still counts; with one call where its file was not touched since.
     pub(super) fn check(&self, slot: &mut Slot, glance: &Glance) -> Result<Renewal> {
-        // By the whole path, as newcomers do, unless no name in the directory was given to another file since.
-        let stamp = match slot.checked {
-            Some((_, Some(changed))) if glance.dir_changed == Some(changed) => slot.file.stamp().ok(),
-            _ => self.dir.stamp(&slot.file_name).ok().flatten(),
+        // By its name, as newcomers come, but not by the whole path where that leads to the directory.
+        let stamp = match glance.in_place {
+            true => self.dir.stamp_here(&slot.file_name),
+            false => self.dir.stamp(&slot.file_name),
         };
-        if (stamp.is_none() || slot.checked.map(|(file, _)| file) != stamp)
+        let stamp = stamp.ok().flatten();
+        if (stamp.is_none() || slot.checked != stamp)
             && let Some(loss) = self.lost(slot)?
         {
             return Ok(Renewal::Lost(loss));
         }
-        let settled = |changed: Duration| changed + STAMP_GRAIN < glance.now;
-        let dir_changed = glance.dir_changed.filter(|at| settled(*at));
-        slot.checked = stamp.filter(|stamp| settled(stamp.changed)).map(|stamp| (stamp, dir_changed));
+        slot.checked = stamp.filter(|stamp| stamp.changed + STAMP_GRAIN < glance.now);
         Ok(Renewal::Renewed(None))
     }
 
@@ -386,21 +407,17 @@ impl File {
 
     fn busy<'a>(&self, live: impl Iterator<Item = &'a Live> + Clone) -> Busy {
         let ahead = u32::try_from(live.clone().count()).unwrap_or(u32::MAX);
-        let holder = live.filter_map(|live| live.record.as_ref()).next();
-        Busy {
-            ahead,
-            holder: holder.map(|record| record.state(self.env.now())),
-            place_ttl: None,
-            detail: None,
-        }
+        // Who waits, too, is in the way, but holds nothing.
+        let holder = live.filter_map(|live| live.record.as_ref()).find(|record| !record.is_waiting());
+        Busy { ahead, holder: holder.map(|record| record.state(self.env.now())), ..Busy::default() }
     }
 }
 
 /// A look at the directory, and the time before it.
 pub(super) struct Glance {
     pub(super) now: Duration,
-    /// When the directory last changed, if the path leads to it.
-    pub(super) dir_changed: Option<Duration>,
+    /// Whether the path leads to it.
+    pub(super) in_place: bool,
 }
 
 /// The claims that a newcomer has to know of: all, but for an exclusive one, to which the first is one too many.
@@ -424,6 +441,11 @@ fn enter_alone(claim: &Claim, world: &World<'_>, file: &LockFile) -> Result<Opti
         }
         _ => Ok(None),
     }
+}
+
+/// What is said of a lock whose file cannot be read now.
+fn cannot_say(name: &LockName) -> Busy {
+    Busy { undecided: true, detail: Some(kept_busy(name).to_string().into()), ..Busy::default() }
 }
 
 fn granted(ticket: u64) -> Progress {

@@ -526,7 +526,7 @@ mod tests {
         assert_eq!(evictor.await.unwrap().unwrap(), Freed::Removed);
     }
 
-    /// A claim that was found to be in order long after its file and directory were last touched is looked at no longer by its path:
+    /// A claim that was found to be in order long after its file was last touched is not looked at more closely, nor by its whole path:
     /// whatever makes newcomers meet elsewhere must show all the same.
     #[tokio::test]
     async fn a_holder_whose_file_was_long_untouched_is_told() {
@@ -556,8 +556,7 @@ mod tests {
                 ours.check(&mut lock(&slot), &later).unwrap()
             };
             assert!(matches!((check(), check()), (Renewal::Renewed(_), Renewal::Renewed(_))));
-            assert!(matches!(lock(&slot).checked, Some((_, Some(_)))), "it goes by what it saw");
-            next_tick(&ours.dir, top.path());
+            assert!(lock(&slot).checked.is_some(), "it goes by what it saw");
             change();
             assert!(matches!(check(), Renewal::Lost(_)), "not told that {what}");
             for left in [path.clone(), top.path().join("moved")] {
@@ -568,18 +567,5 @@ mod tests {
 
     async fn lock_at(store: &Arc<File>, name: &str) -> crate::Guard {
         locks(store).mutex(name).unwrap().lock().await.unwrap()
-    }
-
-    /// Until a change has another time than those in the directory: stamps are as coarse as the tick of the kernel.
-    fn next_tick(dir: &Dir, beside: &Path) {
-        let (last, scratch) = (
-            dir.changed().unwrap().max(dir.stamp("job.lock").unwrap().unwrap().changed),
-            beside.join("tick"),
-        );
-        let now = || {
-            std::fs::write(&scratch, "").unwrap();
-            Dir::open(beside, false).unwrap().stamp("tick").unwrap().unwrap().changed
-        };
-        while now() <= last {}
     }
 }

@@ -70,9 +70,9 @@
 //! the waiters of one client only the first asks, so that they do not split the votes among themselves; the others follow in
 //! their order. For as long as a claim of the same client has the lock, its release is what they wait for (for a second; then
 //! they have the servers tell, too). A hand-over costs each client that waits one round of requests, and a second one if it loses,
-//! to be told again. After a split vote each claim withdraws, and tries again after a random pause; one that does not wait is told that
-//! the lock is taken. So of several that try once at the same moment, it may be that none gets it: where one of them must, have them wait
-//! for a second.
+//! to be told again. Where no claim is seen to have a quorum, each withdraws, and asks again after a random pause; one that does not
+//! wait, a few times. Of several that try at the same moment it may be that none gets the lock, and is told so (`Unavailable`): where one
+//! of them must, have them wait for some seconds.
 //!
 //! # Rights
 //!

@@ -114,7 +114,7 @@ pub(super) fn claimed(answer: &Value, place_ttl: Duration) -> Result<Claimed> {
             let foreign = holder.as_ref().is_some_and(|holder| holder.owner.pid == 0) || tells_nobody(record);
             let queued = *kind == 2;
             let place_ttl = queued.then_some(place_ttl);
-            let busy = Busy { ahead: count(ahead)?, holder, place_ttl, detail: None };
+            let busy = Busy { ahead: count(ahead)?, holder, place_ttl, ..Busy::default() };
             if !queued {
                 return Ok(Claimed::Busy(busy));
             }

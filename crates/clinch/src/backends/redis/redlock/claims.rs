@@ -38,9 +38,9 @@ struct State {
     token: Option<Token>,
     /// Nothing may be sent for it any more but its release.
     released: bool,
-    /// When its waiter should ask again, where no change of a key would tell.
-    again: Option<Instant>,
-    /// How often in a row its votes were split.
+    /// For how long its waiter should pause, where no change of a key would tell, and whether it should then watch for one.
+    again: Option<(Instant, bool)>,
+    /// How often in a row nobody was seen to have won.
     splits: u32,
     /// The servers that had no vote to give then, as one bit each.
     mute: u64,
@@ -279,15 +279,15 @@ impl Entry {
         state.places.iter().map(|place| place.mark.clone()).collect()
     }
 
-    /// Notes that the last vote was in vain: when to ask again, where no change of a key would tell.
-    pub(super) fn refused(&self, again: Option<Instant>, split: bool, mute: u64) {
+    /// Notes that the last vote was in vain: until when to pause, where no change of a key would tell, and whether to watch for one then.
+    pub(super) fn refused(&self, again: Option<(Instant, bool)>, decided: bool, mute: u64) {
         let mut state = lock(&self.0);
         (state.again, state.mute) = (again, mute);
-        state.splits = if split { state.splits + 1 } else { 0 };
+        state.splits = if decided { 0 } else { state.splits + 1 };
     }
 
-    /// When to ask again, once.
-    pub(super) fn take_again(&self) -> Option<Instant> {
+    /// Until when to pause, and whether to watch then; once.
+    pub(super) fn take_again(&self) -> Option<(Instant, bool)> {
         lock(&self.0).again.take()
     }
 

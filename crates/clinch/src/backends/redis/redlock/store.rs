@@ -29,6 +29,9 @@ use crate::token::Token;
 /// How often a waiter asks that waits for servers that do not vote.
 pub(super) const ASK_AGAIN: Duration = Duration::from_secs(1);
 
+/// How often in a row claims that meet ask again after a short pause.
+const MEETINGS: u32 = 6;
+
 /// A lock on several servers that know nothing of each other.
 pub(super) struct Quorum {
     pub(super) env: Env,
@@ -99,23 +102,30 @@ impl Quorum {
             return Err(tally.error(&detail, unsettled));
         }
         let now = self.env.now();
-        let split = tally.is_split();
+        let decided = tally.has_winner();
         let again = match abstention {
-            _ if split => {
+            // Others that said nothing, or that the lock was taken, may say something else much sooner.
+            Some(left) => Some((now + (left + Duration::from_millis(1)).min(ASK_AGAIN), false)),
+            // Claims met, and would meet again if all of them asked when all have withdrawn. Where that goes on, it is no meeting: one has
+            // a server that says nothing, or others have one server each and keep it.
+            None if !decided => {
                 let trip =
                     self.nodes.iter().map(|node| node.patience(claim.ttl)).min().unwrap_or_default() / 5;
-                Some(now + timing::split_pause(trip, entry.splits(), self.env.random().jitter()))
+                let pause = timing::split_pause(trip, entry.splits(), self.env.random().jitter());
+                Some((now + pause, entry.splits() >= MEETINGS))
             }
-            // Others that said nothing, or that the lock was taken, may say something else much sooner.
-            Some(left) => Some(now + (left + Duration::from_millis(1)).min(ASK_AGAIN)),
             None => None,
         };
-        entry.refused(again, split, tally.mute());
-        let busy = Busy { ahead: 1, holder: tally.holder(), place_ttl: None, detail: Some(detail.into()) };
+        entry.refused(again, decided, tally.mute());
+        let holder = tally.holder().cloned();
+        let busy =
+            Busy { ahead: 1, holder, undecided: !decided, detail: Some(detail.into()), ..Busy::default() };
         if claim.enqueue {
             self.turns.sit(key, claim.id, Some(&busy));
+        }
+        if claim.enqueue && decided {
             let holder = busy.holder.as_ref().map(|holder| holder.id);
-            let here = holder.filter(|id| !split && self.claims.is_live(*id));
+            let here = holder.filter(|id| self.claims.is_live(*id));
             self.turns.held(key, here);
             if let Some(id) = here.filter(|id| !self.claims.is_live(*id)) {
                 // It has gone before that was noted.
@@ -134,7 +144,7 @@ impl Quorum {
                 match granted.and_then(|token| self.grant(claim, token, sent)) {
                     Ok(grant) => {
                         entry.granted(grant.token);
-                        self.turns.held(key, Some(claim.id));
+                        self.turns.granted(key, claim, grant);
                         self.turns.rise(key, claim.id);
                         return Ok(Progress::Granted(grant));
                     }
@@ -143,7 +153,7 @@ impl Quorum {
             }
             _ => None,
         };
-        let another_has_it = why.is_none() && tally.is_busy() && !tally.is_split();
+        let another_has_it = why.is_none() && tally.has_winner();
         let late = (claim.enqueue && another_has_it).then_some((ticket, late));
         self.withdraw(claim, key, entry, late).await;
         match why {

@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::super::inbox::Listener;
-use crate::backend::Busy;
-use crate::claim::ClaimId;
+use crate::backend::{Busy, ClaimState, Grant};
+use crate::claim::{Claim, ClaimId};
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::sync::lock;
@@ -95,7 +95,8 @@ impl Turns {
         let queue = queues.entry(key.to_owned()).or_insert_with(|| Queue {
             seats: VecDeque::new(),
             changed: 0,
-            busy: Busy::default(),
+            // Until the servers were asked.
+            busy: Busy { undecided: true, ..Busy::default() },
             hold: Hold::Elsewhere,
             due: self.env.now(),
         });
@@ -119,6 +120,23 @@ impl Turns {
             // Whoever is first now has a turn of its own.
             queue.due = self.env.now();
             queue.call(queue.due);
+        }
+    }
+
+    /// Notes that a claim of this client has the lock now, which the others are told until the servers are asked again.
+    pub(super) fn granted(&self, key: &str, claim: &Claim, grant: Grant) {
+        if let Some(queue) = lock(&self.queues).get_mut(key) {
+            queue.hold = Hold::Here(claim.id);
+            let holder = ClaimState {
+                id: claim.id,
+                mode: claim.mode,
+                granted: true,
+                token: Some(grant.token),
+                owner: (*claim.owner).clone(),
+                since: self.env.clock().wall(),
+                expires_in: grant.ttl,
+            };
+            queue.busy = Busy { ahead: 1, holder: Some(holder), ..Busy::default() };
         }
     }
 

@@ -223,7 +223,6 @@ async fn ask_for_vote(
 /// ours.
 pub(super) fn who(value: &str, holder: Option<&ClaimState>) -> String {
     match holder {
-        Some(holder) if reply::is_evicted(value) => format!("!{}", holder.id),
         Some(holder) if holder.owner.pid != 0 => holder.id.to_string(),
         _ => value.to_owned(),
     }

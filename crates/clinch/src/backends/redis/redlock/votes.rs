@@ -85,13 +85,17 @@ impl Tally {
         }
     }
 
-    /// Whether more answers would change nothing: it is won, or lost for a reason that is known.
+    /// Whether more answers would change nothing: it is won, another has won, or nobody can have.
     pub(super) fn is_decided(&self) -> bool {
         match self.verdict() {
             Some(Verdict::Won) => {
                 self.granted.is_none() || self.has_granted() || self.votes.iter().all(Option::is_some)
             }
-            Some(Verdict::Lost) => self.is_busy() || self.votes.iter().all(Option::is_some),
+            Some(Verdict::Lost) => {
+                self.has_winner()
+                    || self.is_busy() && self.is_split()
+                    || self.votes.iter().all(Option::is_some)
+            }
             None => false,
         }
     }
@@ -118,27 +122,35 @@ impl Tally {
         (largest, self.with(largest))
     }
 
-    /// Who has the most votes of those that are not ours, and how many.
-    fn leader(&self) -> Option<(&ClaimState, usize)> {
-        let votes =
-            |wanted: &str| self.count(|vote| matches!(vote, Vote::Taken { who, .. } if who == wanted));
-        let holders = self.cast().filter_map(|vote| match vote {
-            Vote::Taken { who, holder: Some(holder), .. } => Some((&**holder, votes(who))),
-            _ => None,
-        });
-        holders.max_by_key(|(_, votes)| *votes)
+    /// How many servers another has.
+    fn votes_of(&self, wanted: &str) -> usize {
+        self.count(|vote| matches!(vote, Vote::Taken { who, .. } if who == wanted))
     }
 
-    /// Who holds the lock, or is closest to it.
-    pub(super) fn holder(&self) -> Option<ClaimState> {
-        self.leader().map(|(holder, _)| holder.clone())
+    /// The most votes that one other has.
+    fn most(&self) -> usize {
+        let votes = |vote: &Vote| if let Vote::Taken { who, .. } = vote { self.votes_of(who) } else { 0 };
+        self.cast().map(votes).max().unwrap_or(0)
+    }
+
+    /// Who holds the lock: another that has won.
+    pub(super) fn holder(&self) -> Option<&ClaimState> {
+        self.cast().find_map(|vote| match vote {
+            Vote::Taken { who, holder, .. } if self.votes_of(who) >= self.quorum() => holder.as_deref(),
+            _ => None,
+        })
+    }
+
+    /// Whether another has won.
+    pub(super) fn has_winner(&self) -> bool {
+        self.most() >= self.quorum()
     }
 
     /// Whether nobody can have won: claims met, and each took a part of the votes.
     pub(super) fn is_split(&self) -> bool {
         let taken = self.count(|vote| matches!(vote, Vote::Taken { .. }));
         let unknown = self.votes.len() - self.ours() - taken;
-        taken > 0 && self.leader().map_or(taken, |(_, votes)| votes) + unknown < self.quorum()
+        taken > 0 && self.most() + unknown < self.quorum()
     }
 
     /// Whether enough servers told about the lock for it to be busy, and not out of reach.
@@ -262,7 +274,11 @@ mod tests {
         assert!(split.is_split() && split.is_busy());
         let held = tally([Some(Vote::Ours(1)), Some(taken("a", 9)), Some(taken("a", 8))]);
         assert!(!held.is_split() && held.is_busy());
+        assert!(held.has_winner() && !split.has_winner());
         assert_eq!(held.holder().unwrap().owner.host, "a");
+        let away = tally([Some(Vote::Ours(1)), Some(taken("a", 9)), Some(silent())]);
+        assert!(away.is_busy() && !away.is_split() && !away.has_winner(), "the silent one may be of a");
+        assert!(away.holder().is_none() && away.is_decided());
         let dark = tally([Some(taken("a", 9)), Some(silent()), Some(silent())]);
         assert!(!dark.is_split() && !dark.is_busy(), "the silent ones may have the other votes");
     }

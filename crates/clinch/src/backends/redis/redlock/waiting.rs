@@ -58,9 +58,15 @@ impl Quorum {
     pub(super) async fn wait_for_change(&self, claim: &Claim) {
         let key = self.key(&claim.name);
         let entry = self.entry(claim.id);
-        if let Some(again) = entry.take_again() {
+        let mut latest = None;
+        if let Some((again, watches)) = entry.take_again() {
             self.turns.rests(&key, claim.id, again);
-            return self.env.sleep_until(again).await;
+            self.env.sleep_until(again).await;
+            if !watches {
+                return;
+            }
+            // No change would tell who has won meanwhile.
+            latest = Some(self.env.now() + ASK_AGAIN);
         }
         if !self.wait_for_turn(&key, claim, &entry).await {
             return;
@@ -74,6 +80,7 @@ impl Quorum {
         let mut gone: FuturesUnordered<_> = watch.inboxes.drain(..).map(gone).collect();
         loop {
             let look = watch.look(self.turns.changes(&key), self.quorum());
+            let look = latest.map_or(look, |latest| look.min(latest));
             if look <= self.env.now() {
                 return;
             }
@@ -92,7 +99,7 @@ impl Quorum {
 
     /// Waits for as long as there is nothing to do for this waiter. Whether it is to watch the lock; otherwise, to ask.
     async fn wait_for_turn(&self, key: &str, claim: &Claim, entry: &Entry) -> bool {
-        let mut patient_until = self.env.now() + self.varied(TURN);
+        let patient_until = self.env.now() + self.varied(TURN);
         loop {
             let Some(turn) = self.turns.of(key, claim.id) else { return false };
             match turn.duty {
@@ -109,9 +116,9 @@ impl Quorum {
                     }
                     if self.turns.is_neglected(key) {
                         entry.lose_patience();
-                        return false;
                     }
-                    patient_until = self.env.now() + self.varied(TURN);
+                    // Else its step asks no server, and tells what the first has heard meanwhile.
+                    return false;
                 }
             }
         }
