@@ -5,7 +5,6 @@
 //! | `spawn.rs` | the command, its environment, and starting it |
 //! | `fork.rs` | the child that becomes the command, for which nobody waits |
 //! | `signals.rs` | which signals are caught, and when |
-//! | `terminal.rs` | handing the terminal over and taking it back |
 //! | `children.rs` | reaping: the child, and orphans |
 //! | `kin.rs` | what a job has started in other process groups |
 //! | `watch.rs` | keeps the lock of the job, or ends it, if we are killed |
@@ -33,5 +32,4 @@ pub(crate) mod signals;
 pub(crate) mod spawn;
 pub(crate) mod supervise;
 pub(crate) mod sys;
-pub(crate) mod terminal;
 pub(crate) mod watch;

@@ -182,13 +182,13 @@ fn asking(run: &Running) -> i32 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", run.pid())).unwrap();
         let children = tasks.flatten().flat_map(|task| std::fs::read_to_string(task.path().join("children")));
         let children: String = children.collect();
-        // It leads a group, and no session as the watch does.
-        let leads = |pid: &&str| {
+        // The watch leads a session.
+        let is_watch = |pid: &&str| {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            let words: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-            words.len() > 3 && words[2] == *pid && words[3] != *pid
+            stat.rsplit(')').next().unwrap().split_whitespace().nth(3) == Some(*pid)
         };
-        asking = children.split_whitespace().find(leads).map(|pid| pid.parse().unwrap());
+        let (watch, others): (Vec<&str>, Vec<&str>) = children.split_whitespace().partition(is_watch);
+        asking = others.first().filter(|_| !watch.is_empty()).map(|pid| pid.parse().unwrap());
         asking.is_some()
     });
     asking.unwrap()

@@ -18,7 +18,7 @@ exit 3"#;
 fn each_signal_reaches_the_job_once() {
     let world = World::new();
     let mut run = world.start(["run", "x", "-c", LOGGING_JOB]);
-    world.pid("job.pid");
+    let job = world.pid("job.pid");
     let signals = [
         (Signal::INT, "INT"),
         (Signal::TERM, "TERM"),
@@ -32,6 +32,11 @@ fn each_signal_reaches_the_job_once() {
         (Signal::TERM, "TERM"),
     ];
     for (sent, (signal, name)) in signals.into_iter().enumerate() {
+        if signal == Signal::CONT {
+            // Who sends this to one that is not stopped has sent it to all of a group, as shells do.
+            common::kill(job, Signal::STOP);
+            eventually("the job is stopped", || common::state(job) == Some('T'));
+        }
         run.signal(signal);
         eventually(&format!("{name} reaches the job"), || world.lines("log") > sent);
     }
@@ -50,6 +55,55 @@ fn the_jobs_whole_group_is_told() {
     run.signal(Signal::TERM);
     assert_eq!(run.code(), 128 + 15);
     eventually("both are gone", || !runs(job) && !runs(sleep));
+}
+
+/// A run inside the job passes on what it gets, and its job gets it from the run around that, too.
+#[test]
+fn a_signal_reaches_the_job_of_a_run_inside_once() {
+    let world = World::new();
+    world.write("job", LOGGING_JOB);
+    let inner = format!("'{}' run y sh ./job; exit $?", env!("CARGO_BIN_EXE_clinch"));
+    let mut run = world.start(["run", "x", "-c", &format!("trap : USR1 USR2; {inner}")]);
+    world.pid("job.pid");
+    for (sent, signal) in [Signal::USR1, Signal::USR2, Signal::USR1].into_iter().enumerate() {
+        run.signal(signal);
+        eventually("it reaches the job", || world.lines("log") > sent);
+    }
+    world.write("stop", "");
+    assert_eq!(run.code(), 3);
+    assert_eq!(world.read("log"), "USR1\nUSR2\nUSR1\n");
+}
+
+/// A job that leads a session of its own hears nothing; its children there, neither.
+#[test]
+fn a_job_that_has_left_our_group_is_told() {
+    let world = World::new();
+    let script = "sleep 60 & echo $! > sleep.pid; echo $$ > job.pid; wait";
+    let mut run = world.start(["run", "x", "setsid", "sh", "-c", script]);
+    let (job, sleep) = (world.pid("job.pid"), world.pid("sleep.pid"));
+    run.signal(Signal::TERM);
+    assert_eq!(run.code(), 128 + 15);
+    eventually("both are gone", || !runs(job) && !runs(sleep));
+}
+
+/// Who sends to the job also reaches its caller: a script ends that only its job was to end for.
+#[test]
+fn what_stands_beside_the_wrapper_in_its_group_is_left_alone() {
+    let world = World::new();
+    let script =
+        "sleep 60 & echo $! > beside.pid; exec \"$CLINCH\" run x -c 'echo $$ > job.pid; exec sleep 60'";
+    let mut command = std::process::Command::new("setsid");
+    command.args(["sh", "-c", script]).current_dir(world.path("."));
+    command
+        .env("CLINCH", env!("CARGO_BIN_EXE_clinch"))
+        .env("CLINCH_URL", world.url())
+        .env_remove("CLINCH_HELD");
+    let mut run = Running(command.spawn().unwrap());
+    let (beside, job) = (world.pid("beside.pid"), world.pid("job.pid"));
+    run.signal(Signal::TERM);
+    assert_eq!(run.code(), 128 + 15);
+    assert!(!runs(job) && runs(beside));
+    common::kill(beside, Signal::KILL);
 }
 
 /// A waiter that is told to end stays in the queue, or ends as if nothing had happened.

@@ -147,6 +147,103 @@ fn ctrl_z_and_fg_work_as_without_a_lock() {
     terminal.shows("end 42");
 }
 
+/// The shell takes the job for one that went on, and begins the next round.
+#[test]
+fn one_ctrl_c_ends_a_loop_and_a_script() {
+    let rounds = "for i in 1 2 3; do echo $i >> rounds; \"$CLINCH\" run x sleep 60; done";
+    for typed in [rounds, "bash ./script"] {
+        let world = World::new();
+        world.write("script", rounds);
+        let mut terminal = Terminal::new(&world);
+        terminal.type_in(&format!("{typed}\n"));
+        eventually("the job is there", || world.held("x") && world.lines("rounds") == 1);
+        terminal.type_in("\x03");
+        eventually("the lock is released", || !world.held("x"));
+        terminal.type_in("echo back $((40 + 2))\n");
+        terminal.shows("back 42");
+        assert_eq!(world.lines("rounds"), 1, "{typed}");
+    }
+}
+
+/// Who sent the signal is not the terminal: a script shall see an exit code.
+#[test]
+fn a_job_that_was_interrupted_by_a_process_is_no_end_of_the_script() {
+    let world = World::new();
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("bash -c '\"$CLINCH\" run x sleep 60; echo rc=$?.'\n");
+    eventually("the lock is held", || world.held("x"));
+    common::kill(holder(&world), Signal::INT);
+    terminal.shows("rc=130.");
+}
+
+/// The job finds itself in the background, and is stopped for ever when it asks for a password; or Ctrl-C reaches nobody.
+#[test]
+fn a_job_whose_stdin_is_no_terminal_may_ask_on_the_terminal() {
+    let world = World::new();
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("echo | \"$CLINCH\" run x sh -c 'touch asks; read a < /dev/tty; echo \"got=$a.\"'\n");
+    eventually("it asks", || world.path("asks").exists());
+    terminal.type_in("secret\n");
+    terminal.shows("got=secret.");
+}
+
+/// The wrapper is stopped with the pager, and its lock runs out under a running job.
+#[test]
+fn a_pager_beside_it_has_the_terminal_and_the_wrapper_goes_on() {
+    let world = World::new();
+    // What a pager does first: it sets the terminal, for which who is in the background is stopped.
+    let pager = "import os,termios\ntty = os.open('/dev/tty', os.O_RDWR)\n\
+        termios.tcsetattr(tty, termios.TCSANOW, termios.tcgetattr(tty))\nopen('paged', 'w').close()\nos.read(tty, 1)\n";
+    world.write("pager.py", pager);
+    job_script(&world);
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x sh job.sh | python3 pager.py\n");
+    eventually("the pager has set the terminal", || world.path("paged").exists());
+    let ticks = world.lines("ticks");
+    eventually("the job goes on", || world.lines("ticks") > ticks + 5);
+    assert_ne!(state(holder(&world)), Some('T'));
+    world.write("stop", "");
+    terminal.type_in("\n");
+    eventually("it is over", || !world.held("x"));
+}
+
+/// The shell waits for ever, since the wrapper looks for its terminal on stdin.
+#[test]
+fn ctrl_z_works_where_stdin_is_no_terminal() {
+    let world = World::new();
+    job_script(&world);
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x -- bash job.sh < /dev/null\n");
+    let job = world.pid("job.pid");
+    let wrapper = holder(&world);
+    terminal.type_in("\x1a");
+    eventually("both are stopped", || state(job) == Some('T') && state(wrapper) == Some('T'));
+    terminal.type_in("echo back $((40 + 2)); fg\n");
+    terminal.shows("back 42");
+    eventually("the job goes on", || state(job) != Some('T') && in_foreground(&world));
+    world.write("stop", "");
+    eventually("it is over", || !world.held("x"));
+}
+
+/// A job that goes on although its user pressed Ctrl-Z needs its lock: were the wrapper stopped, nobody would renew it.
+#[test]
+fn a_job_that_ignores_ctrl_z_keeps_its_wrapper() {
+    let world = World::new();
+    world.write("job.sh", &format!("trap '' TSTP\n{JOB}"));
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x -- bash job.sh\n");
+    world.pid("job.pid");
+    let wrapper = holder(&world);
+    terminal.type_in("\x1a\x03");
+    // What was typed first has come first.
+    eventually("the job is interrupted", || world.lines("log") == 1);
+    let ticks = world.lines("ticks");
+    eventually("the job goes on", || world.lines("ticks") > ticks + 5);
+    assert_ne!(state(wrapper), Some('T'));
+    world.write("stop", "");
+    eventually("it is over", || !world.held("x"));
+}
+
 /// In the background, the wrapper takes the terminal away from the shell.
 #[test]
 fn a_background_job_leaves_the_terminal_alone_until_fg() {

@@ -2,24 +2,23 @@
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, WaitOptions, getpid, kill_process, kill_process_group,
-    wait, waitid, waitpid,
+    Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, WaitOptions, getpid, kill_process, wait, waitid,
+    waitpid,
 };
 
 use super::door::{Door, Inner};
-use super::kin::{Kin, children};
+use super::kin::{Kin, Stat, children};
 use super::signals::asks_to_end;
 use super::watch::Watch;
-use crate::args::Orphans;
 use crate::exit::SIGNAL_BASE;
 
-/// The child, in a process group of its own.
+/// The child, in our process group unless it leaves that.
 #[derive(Debug)]
 pub(crate) struct Child {
     pid: Pid,
     exit: Option<Exit>,
     reaped: bool,
-    /// What it has started in other groups, once it was to stop.
+    /// What it has started.
     kin: Kin,
     /// Where runs inside it enter its lock.
     door: Door,
@@ -47,21 +46,15 @@ impl Exit {
 /// What happened to the child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// It ended and was not reaped yet: its process group cannot be anybody else's.
+    /// It ended and was not reaped yet.
     Ended(Exit),
     /// It was stopped by this signal.
     Stopped(Signal),
 }
 
 impl Child {
-    pub(crate) fn new(pid: Pid, orphans: Orphans, door: Door, watch: Watch) -> Child {
-        let kin = Kin::new(orphans, watch.pid());
+    pub(crate) fn new(pid: Pid, kin: Kin, door: Door, watch: Watch) -> Child {
         Child { pid, exit: None, reaped: false, kin, door, watch }
-    }
-
-    /// The child's process group.
-    pub(crate) fn group(&self) -> Pid {
-        self.pid
     }
 
     /// Looks whether the child has ended or stopped since the last look.
@@ -85,27 +78,27 @@ impl Child {
         self.reaped = true;
     }
 
-    /// Sends a signal to the process group. Once the child is reaped, the group's id may be somebody else's.
-    pub(crate) fn signal(&self, signal: Signal) {
-        if !self.reaped {
-            // Fails when all have ended meanwhile.
-            let _ = kill_process_group(self.pid, signal);
+    /// Passes a signal on to the job.
+    pub(crate) fn pass_on(&self, signal: Signal) {
+        self.kin.pass_on(signal, self.pid);
+    }
+
+    /// Lets it go on if it is stopped.
+    pub(crate) fn go_on(&self) {
+        if !self.reaped && Stat::of(self.pid).is_some_and(|stat| stat.is_stopped) {
+            self.pass_on(Signal::CONT);
         }
     }
 
-    /// Sends a signal that is to end it to all of the job: also to parts that made process groups of their own, as `timeout` and
-    /// nested runs do. Says whether there was any such part.
+    /// Sends a signal that is to end it to all of the job: also to parts that made process groups of their own, as `timeout`
+    /// does. Says whether there was any.
     pub(crate) fn end(&mut self, signal: Signal) -> bool {
         if signal == Signal::KILL {
             // Not sooner, since what ends by itself may need inner runs for that.
             self.door.close();
         }
         self.kin.gather(self.pid);
-        // The group first: it costs one call, however many are in it.
-        self.signal(signal);
-        // Who is stopped does not hear it.
-        self.signal(Signal::CONT);
-        self.kin.signal(signal, Some(self.pid).filter(|_| !self.reaped), self.door.inner())
+        self.kin.signal(signal, self.door.inner())
     }
 
     /// Lets the next run in that wants to enter the lock. Never completes once there is nothing to enter.
@@ -124,7 +117,7 @@ impl Child {
     /// Reaps every child that has ended, but for the main one; says whether any other is left.
     pub(crate) fn reap_all(&self) -> bool {
         if !self.reaped {
-            // By name, since whoever reaps the main one by chance leaves its group's id to others.
+            // By name, since whoever reaps the main one by chance leaves its id to others.
             let ours = [self.pid, self.watch.pid()];
             let others = children(getpid(), true).filter(|pid| !ours.contains(pid));
             return others
@@ -154,10 +147,15 @@ fn code(code: i32) -> Exit {
     Exit::Code(u8::try_from(code & 0xff).unwrap_or(u8::MAX))
 }
 
-/// Sends a signal to every child that is left. They are ours alone to reap, so no id can be anybody else's. The watch hears none.
-pub(crate) fn signal_orphans(signal: Signal) {
+/// Sends a signal to every child that is left, but for the members of our process group where they have it. They are ours alone to reap,
+/// so no id can be anybody else's. The watch hears none.
+pub(crate) fn signal_orphans(signal: Signal, group_has_it: bool) {
+    let but = Stat::of(getpid()).filter(|_| group_has_it).map(|us| us.group);
     for pid in children(getpid(), true) {
-        let _ = kill_process(pid, signal);
+        let has_it = but.is_some() && Stat::of(pid).map(|stat| stat.group) == but;
+        if !has_it {
+            let _ = kill_process(pid, signal);
+        }
         if asks_to_end(signal) {
             // Who is stopped does not hear it.
             let _ = kill_process(pid, Signal::CONT);

@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clinch::ClaimId;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal};
 
 use super::kin::Found;
 use super::reentry::{has_entered, was_told};
@@ -49,10 +49,6 @@ pub(crate) fn run(args: &EndJob) -> Outcome {
         }
         // From the last on, so that nobody loses a parent before it is found.
         for found in found.iter().rev() {
-            if Some(found.pid) == job {
-                // Members of its group that have lost their parents, while the id is still its own.
-                let _ = kill_process_group(found.pid, Signal::KILL);
-            }
             found.send(Signal::KILL);
         }
         job = None;

@@ -15,7 +15,7 @@ use std::process::Command;
 use std::ptr::{null, null_mut};
 use std::time::Duration;
 
-use rustix::process::{Pid, getpid, setpgid};
+use rustix::process::Pid;
 use tokio::net::UnixStream;
 
 use super::kin::can_look;
@@ -26,8 +26,6 @@ use super::watch::Watch;
 /// What is done in the child before it becomes the command.
 #[derive(Debug)]
 pub(crate) struct Before<'a> {
-    /// Whether it takes the foreground of the terminal on stdin, so that nothing that it does first finds itself in the background.
-    pub(crate) foreground: bool,
     /// Who is told of it.
     pub(crate) watch: &'a Watch,
     /// Until when this has to be done, in time since boot: we may be stopped until it is too late.
@@ -81,7 +79,7 @@ impl Start {
 /// What the child tells in place of an error, of which none has this number.
 const TOO_LATE: i32 = 0;
 
-/// Starts the child, in a process group of its own. Must be called inside a tokio runtime.
+/// Starts the child. Must be called inside a tokio runtime.
 pub(crate) fn fork(command: &Command, before: &Before<'_>) -> io::Result<(Pid, Start)> {
     let words = [command.get_program()].into_iter().chain(command.get_args());
     let words = words.map(|word| CString::new(word.as_bytes())).collect::<Result<Vec<_>, _>>()?;
@@ -118,10 +116,6 @@ pub(crate) fn fork(command: &Command, before: &Before<'_>) -> io::Result<(Pid, S
         pid
     };
     let pid = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw).ok_or_else(io::Error::last_os_error);
-    if let Ok(pid) = pid {
-        // As the child does: whoever is first. What we send to its group is lost before.
-        let _ = setpgid(Some(pid), Some(pid));
-    }
     // SAFETY: was initialised above.
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, mask.as_ptr(), null_mut()) };
     Ok((pid?, start))
@@ -129,11 +123,6 @@ pub(crate) fn fork(command: &Command, before: &Before<'_>) -> io::Result<(Pid, S
 
 /// In the child; says whether it is in time.
 fn prepare(before: &Before<'_>) -> rustix::io::Result<bool> {
-    setpgid(None, None)?;
-    if before.foreground {
-        // All signals are blocked, so that the kernel does not stop it for that.
-        rustix::termios::tcsetpgrp(rustix::stdio::stdin(), getpid())?;
-    }
     before.watch.is_over_us()?;
     Ok(before.until.is_none_or(|until| sys::since_boot() < until))
 }

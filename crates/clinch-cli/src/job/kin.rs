@@ -1,13 +1,15 @@
-//! All that descends from us once the job has to stop, in whatever process groups: found anew for each signal, and remembered by
-//! nobody, since whoever loses its parent from then on falls to us.
+//! All that descends from us, in whatever process groups: found anew for each signal, and remembered by
+//! nobody, since whoever loses its parent falls to us.
 //!
-//! What has left its parents before that, a daemon, is no part of the job any more, unless it is a run of the same lock.
+//! What has left its parents and our process group before the job has to stop, a daemon, is no part of it any more, unless it is a run of
+//! the same lock.
 
 use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
@@ -26,45 +28,66 @@ const FEW: usize = 64;
 /// The descendants of this process, but for those that are not of the job.
 #[derive(Debug)]
 pub(crate) struct Kin {
-    /// Whether what was left behind before the first signal is no part of the job.
+    /// Whether what was left behind before the job has to stop is no part of it.
     leaves: bool,
     gathered: bool,
-    /// Children that this process had before it became `clinch`, what the job has left behind, and the watch.
+    /// Children that this process had before the job, daemons that this has left behind, and the watch.
     spared: HashSet<Pid>,
 }
 
 impl Kin {
+    /// Before the job is started.
     pub(crate) fn new(orphans: Orphans, watch: Pid) -> Kin {
         let leaves = orphans == Orphans::Leave && !getpid().is_init();
-        Kin { leaves, gathered: false, spared: HashSet::from([watch]) }
+        let before = leaves.then(|| children(getpid(), true)).into_iter().flatten();
+        Kin { leaves, gathered: false, spared: before.chain([watch]).collect() }
     }
 
     /// From now on, what loses its parent is of the job. Before the first signal, since those orphan.
     pub(crate) fn gather(&mut self, leader: Pid) {
         if self.leaves && !std::mem::replace(&mut self.gathered, true) {
-            self.spared.extend(children(getpid(), true).filter(|pid| *pid != leader));
+            let ours = Stat::of(getpid()).map(|stat| stat.group);
+            // A daemon has a group of its own.
+            let is_daemon = |pid: &Pid| Stat::of(*pid).is_some_and(|stat| Some(stat.group) != ours);
+            self.spared.extend(children(getpid(), true).filter(|pid| *pid != leader).filter(is_daemon));
         }
     }
 
-    /// Sends a signal to all of them but the members of a process group that has it already, and to the runs that were let in with all below
-    /// them; says whether there was any.
-    pub(crate) fn signal(&self, signal: Signal, but: Option<Pid>, inner: &[Inner]) -> bool {
+    /// Passes a signal on: to the first process of the job, and to whatever descends from us in our process group or that one's. Once to each: a
+    /// `clinch run` among them passes it on to what is below it.
+    pub(crate) fn pass_on(&self, signal: Signal, leader: Pid) {
+        let us = getpid();
+        let groups = [us, leader].map(|pid| Stat::of(pid).map(|stat| stat.group));
+        let mut seen = self.spared.clone();
+        // Twice, for whoever falls to us since its parent has just ended by that.
+        for _ in 0..2 {
+            let roots = children(us, true).map(|child| (child, us)).collect();
+            descend(roots, &mut seen, Some(Instant::now() + LOOK_FOR), |stat, held| {
+                if groups.contains(&Some(stat.group)) {
+                    let _ = pidfd_send_signal(held, signal);
+                }
+                stat.pid == raw(leader) || !is_clinch(stat.pid)
+            });
+        }
+    }
+
+    /// Sends a signal to all of them, and to the runs that were let in with all below them; says whether there was any.
+    pub(crate) fn signal(&self, signal: Signal, inner: &[Inner]) -> bool {
         // Who is only asked is killed later.
-        settled(|| self.signal_once(signal, but, inner), |found| *found || signal != Signal::KILL)
+        settled(|| self.signal_once(signal, inner), |found| *found || signal != Signal::KILL)
     }
 
     /// As above, to those that one look meets, which it tells too.
-    fn signal_once(&self, signal: Signal, but: Option<Pid>, inner: &[Inner]) -> (bool, HashSet<Pid>) {
+    fn signal_once(&self, signal: Signal, inner: &[Inner]) -> (bool, HashSet<Pid>) {
         let us = getpid();
         let until = || (signal != Signal::KILL).then(|| Instant::now() + LOOK_FOR);
         // Who cannot look, perhaps for want of a descriptor, finds nobody, and knows nothing.
         let (mut seen, mut found) = (self.spared.clone(), can_look().is_err());
-        let mut send = |stat: &Stat, held: &OwnedFd| {
-            if but.map(raw) != Some(stat.group) {
-                found |= pidfd_send_signal(held, signal).is_ok();
-                // Who is stopped does not hear it.
-                let _ = pidfd_send_signal(held, Signal::CONT);
-            }
+        let mut send = |_: &Stat, held: &OwnedFd| {
+            found |= pidfd_send_signal(held, signal).is_ok();
+            // Who is stopped does not hear it.
+            let _ = pidfd_send_signal(held, Signal::CONT);
+            true
         };
         descend(children(us, true).map(|child| (child, us)).collect(), &mut seen, until(), &mut send);
         let inner: Vec<_> = inner.iter().filter_map(Inner::root).collect();
@@ -89,23 +112,35 @@ pub(crate) fn can_look() -> io::Result<()> {
     Ok(())
 }
 
-/// Sends a signal to a run that was let in, and to all below it. A stopped one goes on if that asks it to end.
-pub(crate) fn signal_all(inner: &Inner, signal: Signal) {
+/// Sends a signal to a run that was let in, and to all below it, but for the members of our process group where they have it. A stopped
+/// one goes on if that asks it to end.
+pub(crate) fn signal_all(inner: &Inner, signal: Signal, group_has_it: bool) {
     let until = Instant::now() + LOOK_FOR;
-    descend(inner.root().into_iter().collect(), &mut HashSet::new(), Some(until), |_, held| {
-        let _ = pidfd_send_signal(held, signal);
+    let but = Stat::of(getpid()).filter(|_| group_has_it).map(|us| us.group);
+    descend(inner.root().into_iter().collect(), &mut HashSet::new(), Some(until), |stat, held| {
+        if but != Some(stat.group) {
+            let _ = pidfd_send_signal(held, signal);
+        }
         if asks_to_end(signal) {
             let _ = pidfd_send_signal(held, Signal::CONT);
         }
+        true
     });
 }
 
-/// Meets processes, each with its parent, and all below them, but those that were seen.
+/// Whether a process runs this very program.
+fn is_clinch(pid: i32) -> bool {
+    let program =
+        |of: &str| fs::metadata(format!("/proc/{of}/exe")).map(|file| (file.dev(), file.ino())).ok();
+    program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))
+}
+
+/// Meets processes, each with its parent, and all below those of which `meet` says that it goes on there, but those that were seen.
 fn descend(
     mut next: Vec<(Pid, Pid)>,
     seen: &mut HashSet<Pid>,
     until: Option<Instant>,
-    mut meet: impl FnMut(&Stat, &OwnedFd),
+    mut meet: impl FnMut(&Stat, &OwnedFd) -> bool,
 ) {
     let us = getpid();
     while let Some((pid, parent)) = next.pop() {
@@ -121,8 +156,12 @@ fn descend(
         let Some(stat) = Stat::of(pid).filter(|stat| [parent, us].map(raw).contains(&stat.parent)) else {
             continue;
         };
-        next.extend(children(pid, stat.threads > 1).map(|child| (child, pid)));
-        meet(&stat, &held);
+        let threads = stat.threads > 1;
+        let before: Vec<Pid> = children(pid, threads).collect();
+        if meet(&stat, &held) {
+            // Again: the kernel lets nobody start another who has yet to hear a signal.
+            next.extend(before.into_iter().chain(children(pid, threads)).map(|child| (child, pid)));
+        }
     }
 }
 
@@ -169,11 +208,16 @@ fn raw(pid: Pid) -> i32 {
 
 /// What `/proc/PID/stat` says of a process.
 pub(crate) struct Stat {
+    pub(crate) pid: i32,
     pub(crate) parent: i32,
+    /// Zero where its first process is in another PID namespace; so is the session.
     pub(crate) group: i32,
+    pub(crate) session: i32,
     pub(crate) threads: u32,
     /// Whether it has ended, and nobody has asked how.
     pub(crate) is_over: bool,
+    /// Whether a signal has stopped it.
+    pub(crate) is_stopped: bool,
     /// Where its stack starts.
     pub(crate) stack: u64,
     /// Whether it has an environment, in which nothing is.
@@ -190,12 +234,15 @@ impl Stat {
         let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
         let (code, from, to) = (number(23)?, number(47)?, number(48)?);
         Some(Stat {
+            pid: raw(pid),
             // The kernel tells last where the program is.
             has_empty_environment: from == to && to > 0 && code > 0,
             // Its first thread may have ended before others.
             is_over: matches!(*fields.first()?, "Z" | "X") && number(17)? <= 1,
+            is_stopped: *fields.first()? == "T",
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
+            session: fields.get(3)?.parse().ok()?,
             threads: fields.get(17)?.parse().ok()?,
             words: fields.get(45)?.parse().ok()?..fields.get(46)?.parse().ok()?,
             stack: fields.get(25)?.parse().ok()?,

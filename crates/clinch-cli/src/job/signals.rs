@@ -1,22 +1,26 @@
-//! Which signals are caught, and when.
+//! Which signals are caught, when, and who sent them.
 //!
 //! While the lock is awaited, the four that ask a process to end withdraw the claim. Once there is a child, those that a
 //! job may want are passed on to it. What was ignored when this process began stays ignored, for the child too.
+//!
+//! The job is in our process group, so what the terminal sends has reached it as well, and is not passed on.
 
 use std::future::poll_fn;
 use std::io;
 use std::task::Poll;
 
-use rustix::process::Signal;
+use rustix::process::{Signal, getpid};
 use tokio::signal::unix::{self, SignalKind};
 
-use super::sys;
+use super::kin::Stat;
+use super::sys::{self, Senders};
 
 /// Ask a process to end.
 const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
-/// Further ones that concern a job.
-const PASSED_ON: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::TSTP, Signal::CONT];
+/// Further ones that concern a job. Those that stop us would leave nobody to renew the lock of a job that goes on.
+const PASSED_ON: [Signal; 7] =
+    [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::TSTP, Signal::TTIN, Signal::TTOU, Signal::CONT];
 
 /// Those that are caught once there is a child.
 pub(crate) fn caught() -> impl Iterator<Item = Signal> {
@@ -26,6 +30,23 @@ pub(crate) fn caught() -> impl Iterator<Item = Signal> {
 /// Whether a signal asks a process to end.
 pub(crate) fn asks_to_end(signal: Signal) -> bool {
     ENDING.contains(&signal)
+}
+
+/// A signal that came.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caught {
+    pub(crate) signal: Signal,
+    senders: Senders,
+}
+
+impl Caught {
+    /// Whether our process group has it, too, and nobody but the terminal sent it.
+    pub(crate) fn reached_the_group(self) -> bool {
+        // A hang-up is for who leads the session; the others hear of it when that ends.
+        let leads = || Stat::of(getpid()).is_some_and(|us| us.session == us.pid);
+        let is_ours_alone = self.signal == Signal::HUP && leads();
+        self.senders.kernel && !self.senders.others && !is_ours_alone
+    }
 }
 
 /// The caught signals.
@@ -48,6 +69,8 @@ impl Signals {
     fn catch(&mut self, signals: &[Signal]) -> io::Result<()> {
         for signal in signals {
             if !sys::is_ignored(*signal) {
+                // First, so that the sender is known once the signal is.
+                sys::note_senders(*signal)?;
                 self.0.push((*signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
             }
         }
@@ -56,7 +79,7 @@ impl Signals {
 
     /// Waits for one that asks to end.
     pub(crate) async fn asked_to_end(&mut self) {
-        while !asks_to_end(self.next().await) {}
+        while !asks_to_end(self.next().await.signal) {}
     }
 
     /// The next signal that came.
@@ -64,11 +87,11 @@ impl Signals {
     /// # Cancel safety
     ///
     /// Safe: a signal is taken only by the poll that returns it.
-    pub(crate) async fn next(&mut self) -> Signal {
+    pub(crate) async fn next(&mut self) -> Caught {
         poll_fn(|context| {
             for (signal, stream) in &mut self.0 {
                 if stream.poll_recv(context).is_ready() {
-                    return Poll::Ready(*signal);
+                    return Poll::Ready(Caught { signal: *signal, senders: sys::senders(*signal) });
                 }
             }
             Poll::Pending

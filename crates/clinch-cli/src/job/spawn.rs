@@ -12,9 +12,9 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use super::children::Child;
 use super::door::Door;
 use super::fork::{Before, NotBegun, Start, fork};
+use super::kin::Kin;
 use super::nesting;
 use super::sys;
-use super::terminal::Terminal;
 use super::watch::Watch;
 use crate::args::{Orphans, Run};
 use crate::exit::{Failure, LOST, NOT_EXECUTABLE, NOT_FOUND};
@@ -50,14 +50,13 @@ pub(crate) fn tell(command: &mut Command, guard: &Guard, door: &Door) {
     command.env(nesting::HELD, nesting::with(&held, name, claim, door.address()));
 }
 
-/// Starts the job in a process group of its own, in the foreground if we are. It has yet to become the command, which takes a while or fails.
+/// Starts the job. It has yet to become the command, which takes a while or fails.
 ///
 /// Where the kernel frees a lock with its last descriptor, the job inherits one, and so does a watch, so that killing us does not free
 /// the lock under a running job. Elsewhere that watch ends all of the job if we are killed.
 pub(crate) fn start(
     command: &Command,
     guard: &Guard,
-    terminal: Option<&Terminal>,
     orphans: Orphans,
     door: Door,
 ) -> Result<(Child, Start), Failure> {
@@ -75,13 +74,14 @@ pub(crate) fn start(
     if !guard.is_held() {
         return Err(not_begun(command, guard, &NotBegun::TooLate));
     }
-    let before = Before { foreground: terminal.is_some_and(Terminal::is_ours), watch: &watch, until };
+    let kin = Kin::new(orphans, watch.pid());
+    let before = Before { watch: &watch, until };
     let (pid, start) = fork(command, &before).map_err(|error| match error.kind() {
         // A word with a zero in it.
         io::ErrorKind::InvalidInput => not_started(command.get_program(), &error),
         _ => Failure::system("cannot start the command", error),
     })?;
-    Ok((Child::new(pid, orphans, door, watch), start))
+    Ok((Child::new(pid, kin, door, watch), start))
 }
 
 /// Why the job did not begin. Where it was too late, another may have the lock.
@@ -130,7 +130,7 @@ mod tests {
             let guard =
                 locks.max_hold(Duration::from_millis(1)).unwrap().mutex("x").unwrap().lock().await.unwrap();
             guard.lost().await;
-            let started = start(&Command::new("true"), &guard, None, Orphans::Leave, Door::open());
+            let started = start(&Command::new("true"), &guard, Orphans::Leave, Door::open());
             assert_eq!(started.unwrap_err().code, LOST);
         });
     }
@@ -140,7 +140,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let watch = Watch::start(ClaimId::from_bits(1), Orphans::Leave, None).unwrap();
-            let before = Before { foreground: false, watch: &watch, until: Some(Duration::ZERO) };
+            let before = Before { watch: &watch, until: Some(Duration::ZERO) };
             let (pid, start) = fork(&Command::new("true"), &before).unwrap();
             assert!(!start.has_begun().await && matches!(start.failure(), Some(NotBegun::TooLate)));
             waitpid(Some(pid), WaitOptions::empty()).unwrap();

@@ -4,17 +4,19 @@
 use std::time::Duration;
 
 use clinch::{Env, Guard, Instant, Loss, Standing};
-use rustix::process::Signal;
+use rustix::fs::{Mode, OFlags, open};
+use rustix::process::{Signal, getpid};
+use rustix::termios::tcgetpgrp;
 use serde_json::json;
 use tokio::signal::unix;
 
 use super::children::{Change, Child, Exit, signal_orphans};
 use super::events::Events;
 use super::fork::{NotBegun, Start};
-use super::kin::signal_all;
+use super::kin::{Stat, signal_all};
 use super::loss::{Plan, Stage, Step};
-use super::signals::Signals;
-use super::terminal::Terminal;
+use super::signals::{Caught, Signals};
+use super::sys;
 use crate::args::{OnLost, Orphans, Run};
 use crate::output::say;
 
@@ -30,7 +32,6 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) guard: &'a Guard,
     pub(crate) child: Child,
     pub(crate) start: &'a Start,
-    pub(crate) terminal: Option<Terminal>,
     pub(crate) plan: Plan,
     pub(crate) run: &'a Run,
     pub(crate) events: &'a mut Events,
@@ -61,6 +62,8 @@ pub(crate) struct Ended {
     pub(crate) exit: Exit,
     /// Whether we stopped it for the lock's sake.
     pub(crate) stopped: bool,
+    /// The key of the terminal by which it died. Who waits for us, a script or a loop, is to end by that, too.
+    pub(crate) key: Option<Signal>,
 }
 
 impl Supervisor<'_> {
@@ -75,7 +78,7 @@ impl Supervisor<'_> {
             if let Some(exit) = self.look(std::mem::take(&mut died)) {
                 let stopped = self.progress.stage != Stage::Running;
                 let failure = self.start.failure().filter(|_| !stopped);
-                return failure.map_or(Ok(Ended { exit, stopped }), Err);
+                return failure.map_or(Ok(Ended { exit, stopped, key: key(exit) }), Err);
             }
             let again = self.hold_or_stop();
             let again = [again, self.progress.waits.then_some(LEFT_BEHIND)].into_iter().flatten().min();
@@ -83,7 +86,7 @@ impl Supervisor<'_> {
             tokio::select! {
                 biased;
                 _ = deaths.recv() => died = true,
-                signal = signals.next() => self.pass_on(signal),
+                caught = signals.next() => self.pass_on(caught),
                 standing = self.guard.changed(&self.progress.standing) => self.stands(standing),
                 () = self.child.let_in() => {}
                 () = sleep_until(self.env, again) => {}
@@ -142,9 +145,6 @@ impl Supervisor<'_> {
 
     fn ended(&mut self, exit: Exit) {
         self.progress.exit = Some(exit);
-        if let Some(terminal) = &self.terminal {
-            terminal.take_back(self.child.group());
-        }
         if self.start.failure().is_none() {
             self.events.emit("exited", || match exit {
                 Exit::Code(code) => json!({ "code": code }),
@@ -153,36 +153,39 @@ impl Supervisor<'_> {
         }
     }
 
-    /// The job was stopped: so are we, if there is a shell that sees it.
+    /// The job was stopped: so are we, if there is a shell that sees it. Not sooner, since a job that goes on needs its lock.
     fn stopped(&mut self, signal: Signal) {
-        let Some(terminal) = &self.terminal else { return };
-        let signal = if signal == Signal::STOP { Signal::TSTP } else { signal };
-        terminal.stop_too(self.child.group(), signal);
-        // While we were stopped, nobody renewed the lock: the job may go on only if it still has it.
+        let signal = match signal {
+            // A shell that has stopped itself, say. Elsewhere whoever did that knows what it wants.
+            Signal::STOP if has_foreground() => Signal::TSTP,
+            Signal::STOP => return,
+            signal => signal,
+        };
+        sys::stop(signal);
+        self.go_on();
+    }
+
+    /// Has a job that is stopped go on. While we were stopped, nobody renewed the lock: only if it still has it.
+    fn go_on(&mut self) {
         if self.guard.is_held() || self.run.on_lost == OnLost::Ignore {
-            self.child.signal(Signal::CONT);
+            self.child.go_on();
         } else {
             self.kill();
         }
     }
 
-    fn pass_on(&mut self, signal: Signal) {
-        if signal == Signal::CONT
-            && let Some(terminal) = &self.terminal
-        {
-            terminal.give(self.child.group());
-        }
-        self.send(signal);
-    }
-
-    /// Sends to the job, or to what it left behind.
-    fn send(&mut self, signal: Signal) {
+    fn pass_on(&mut self, caught: Caught) {
+        let Caught { signal, .. } = caught;
+        let group_has_it = caught.reached_the_group();
         match self.progress.exit {
-            None => self.child.signal(signal),
+            // Whoever sent it to us may have sent it to all of the group.
+            None if signal == Signal::CONT => self.go_on(),
+            None if group_has_it => {}
+            None => self.child.pass_on(signal),
             // We could not stop with them: somebody has to renew the lock. So they go on.
-            Some(_) if signal == Signal::TSTP => {}
-            Some(_) if self.run.orphans == Orphans::Wait => signal_orphans(signal),
-            Some(_) => self.child.inner().iter().for_each(|inner| signal_all(inner, signal)),
+            Some(_) if [Signal::TSTP, Signal::TTIN, Signal::TTOU].contains(&signal) => {}
+            Some(_) if self.run.orphans == Orphans::Wait => signal_orphans(signal, group_has_it),
+            Some(_) => self.child.inner().iter().for_each(|inner| signal_all(inner, signal, group_has_it)),
         }
     }
 
@@ -254,6 +257,19 @@ impl Supervisor<'_> {
 pub(crate) fn report_loss(events: &mut Events, loss: &Loss) {
     let kind = format!("{:?}", loss.kind);
     events.emit("lost", || json!({ "kind": kind, "reason": loss.detail }));
+}
+
+/// By which key of the terminal a job died.
+fn key(exit: Exit) -> Option<Signal> {
+    let died_by = |key: &Signal| exit == Exit::Signal(key.as_raw()) && sys::was_keyed(*key);
+    [Signal::INT, Signal::QUIT].into_iter().find(died_by)
+}
+
+/// Whether our process group has the terminal.
+fn has_foreground() -> bool {
+    let terminal = open("/dev/tty", OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+    let group = terminal.and_then(tcgetpgrp).map(|group| group.as_raw_nonzero().get());
+    Stat::of(getpid()).is_some_and(|us| group == Ok(us.group))
 }
 
 async fn sleep_until(env: &Env, at: Option<Instant>) {

@@ -6,14 +6,14 @@ use std::ffi::CStr;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{DumpableBehavior, Pid, Signal, set_dumpable_behavior};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -110,9 +110,49 @@ pub(crate) fn inherit_nothing(command: &mut Command) {
     unsafe { command.pre_exec(close) };
 }
 
-/// Calls `tcsetpgrp` from a process that may be in the background, where it would be stopped for it.
-pub(crate) fn set_foreground(terminal: impl AsFd, group: Pid) -> io::Result<()> {
-    Ok(with_blocked(Some(libc::SIGTTOU), || rustix::termios::tcsetpgrp(terminal, group))?)
+/// Who sent a signal since that was last asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Senders {
+    /// The kernel, for the terminal.
+    pub(crate) kernel: bool,
+    /// Processes.
+    pub(crate) others: bool,
+}
+
+const KERNEL: u8 = 1;
+const OTHERS: u8 = 2;
+/// That it was the kernel at any time.
+const KEYED: u8 = 4;
+
+/// Who sent each signal.
+static SENDERS: [AtomicU8; 32] = [const { AtomicU8::new(0) }; 32];
+
+fn noted(signal: Signal) -> Option<&'static AtomicU8> {
+    SENDERS.get(usize::try_from(signal.as_raw()).ok()?)
+}
+
+/// Notes from now on who sends this signal.
+pub(crate) fn note_senders(signal: Signal) -> io::Result<()> {
+    let Some(noted) = noted(signal) else { return Ok(()) };
+    let note = move |info: &libc::siginfo_t| {
+        let sender = if info.si_code == libc::SI_KERNEL { KERNEL | KEYED } else { OTHERS };
+        noted.fetch_or(sender, Ordering::Relaxed);
+    };
+    // SAFETY: the action does nothing but set bits, which is async-signal-safe.
+    unsafe { signal_hook_registry::register_sigaction(signal.as_raw(), note)? };
+    Ok(())
+}
+
+/// Who sent this signal since the last call.
+pub(crate) fn senders(signal: Signal) -> Senders {
+    let noted = noted(signal).map_or(OTHERS, |noted| noted.fetch_and(KEYED, Ordering::Relaxed));
+    Senders { kernel: noted & KERNEL != 0, others: noted & KERNEL == 0 || noted & OTHERS != 0 }
+}
+
+/// Whether the terminal has sent this signal since it is noted. The kernel tells all of a group before it tells of the end of one, so who hears
+/// of that end can rely on it.
+pub(crate) fn was_keyed(signal: Signal) -> bool {
+    noted(signal).is_some_and(|noted| noted.load(Ordering::Relaxed) & KEYED != 0)
 }
 
 /// Whether the signal was ignored when this process began, as `nohup` does with HUP and shells with INT and QUIT of their
@@ -126,9 +166,10 @@ pub(crate) fn is_ignored(signal: Signal) -> bool {
     }
 }
 
-/// Dies by a signal, as who did not catch it does. Returns where the kernel does not let it: as process 1.
+/// Dies by a signal, as who did not catch it does, but leaves no core. Returns where the kernel does not let it: as process 1.
 pub(crate) fn die_by(signal: Signal) {
     WRITER.finish();
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     // SAFETY: the default action is no function of ours.
     unsafe { libc::signal(signal.as_raw(), libc::SIG_DFL) };
     unblock(signal);
@@ -136,9 +177,9 @@ pub(crate) fn die_by(signal: Signal) {
     unsafe { libc::raise(signal.as_raw()) };
 }
 
-/// Stops this process's group by a signal with its default action, as the terminal would have done, and comes back when
+/// Stops this process by a signal with its default action, as the terminal would have done, and comes back when
 /// it is continued, with the CONT consumed. `false`: the kernel ignored the stop, since no shell is there to undo it.
-pub(crate) fn stop_group(signal: Signal) -> bool {
+pub(crate) fn stop(signal: Signal) -> bool {
     with_blocked(Some(libc::SIGCONT), || {
         // SAFETY: all pointers are to locals that outlive the calls; the saved action is restored unchanged. A blocked
         // CONT still continues the process and stays pending, so that `sigtimedwait` can tell whether it came.
@@ -147,7 +188,7 @@ pub(crate) fn stop_group(signal: Signal) -> bool {
             let mut default: libc::sigaction = std::mem::zeroed();
             default.sa_sigaction = libc::SIG_DFL;
             libc::sigaction(signal.as_raw(), &default, saved.as_mut_ptr());
-            libc::kill(0, signal.as_raw());
+            libc::raise(signal.as_raw());
             libc::sigaction(signal.as_raw(), saved.as_ptr(), null_mut());
             let mut set = MaybeUninit::uninit();
             libc::sigemptyset(set.as_mut_ptr());

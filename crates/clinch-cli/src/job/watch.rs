@@ -24,8 +24,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
-    Pid, PidfdFlags, Signal, getpid, getppid, kill_process, kill_process_group, pidfd_open,
-    pidfd_send_signal, setsid,
+    Pid, PidfdFlags, Signal, getpid, getppid, kill_process, pidfd_open, pidfd_send_signal, setsid,
 };
 
 use super::sys;
@@ -156,12 +155,9 @@ fn watch(
         become_the_verb(arguments);
         return;
     }
+    let tell = |signal| held.as_ref().map(|held| pidfd_send_signal(held, signal));
     // A job that has ended may have left parts behind, but its id may be another's. Another user's stays as it is, but not all of its parts.
-    let left =
-        job.filter(|_| held.is_none_or(|held| pidfd_send_signal(held, Signal::STOP) != Err(Errno::SRCH)));
-    if let Some(job) = left {
-        let _ = kill_process_group(job, Signal::STOP);
-    }
+    let left = job.filter(|_| tell(Signal::STOP) != Some(Err(Errno::SRCH)));
     let mut word = [0; 16];
     let written = match left {
         Some(job) => write!(&mut word[..], "{}\0", job.as_raw_nonzero()),
@@ -174,9 +170,7 @@ fn watch(
         *argument = word.as_ptr().cast();
     }
     become_the_verb(arguments);
-    if let Some(job) = left {
-        let _ = kill_process_group(job, Signal::KILL);
-    }
+    let _ = tell(Signal::KILL);
 }
 
 fn wait_for(process: &Option<OwnedFd>) {

@@ -149,7 +149,7 @@ async fn unless_ended<T>(signals: &mut Signals, step: impl Future<Output = T>) -
     tokio::select! {
         biased;
         done = step => Ok(done),
-        signal = signals.next() => Err(Failed::Signalled(signal)),
+        caught = signals.next() => Err(Failed::Signalled(caught.signal)),
     }
 }
 

@@ -18,10 +18,9 @@ use crate::job::events::Events;
 use crate::job::kin::can_look;
 use crate::job::loss::Plan;
 use crate::job::nesting::Outer;
-use crate::job::signals::Signals;
+use crate::job::signals::{Caught, Signals};
 use crate::job::spawn;
 use crate::job::supervise::{Ended, Progress, Supervisor, report_loss};
-use crate::job::terminal::Terminal;
 use crate::job::{nesting, reentry, sys};
 use crate::output::{ClaimJson, describe, local, say};
 use crate::request::{Request, with_lease};
@@ -64,7 +63,7 @@ struct Session<'a> {
     events: Events,
     /// Whether we were asked to end after the job had ended.
     is_hurried: bool,
-    /// What asked us to end before the job began.
+    /// What asked us to end before the job began, or the key by which that died.
     ended_by: Option<Signal>,
 }
 
@@ -140,7 +139,7 @@ impl<'a> Session<'a> {
             tokio::select! {
                 biased;
                 result = &mut granted => return Ok(Waited::Granted(result?)),
-                signal = signals.next() => return Ok(Waited::Signalled(signal)),
+                caught = signals.next() => return Ok(Waited::Signalled(caught.signal)),
                 () = &mut told, if tells => tells = false,
             }
         }
@@ -161,7 +160,7 @@ impl<'a> Session<'a> {
         let turn = tokio::select! {
             biased;
             turn = self.take_turn() => turn?,
-            signal = signals.next() => {
+            Caught { signal, .. } = signals.next() => {
                 self.ended_by = Some(signal);
                 return Err(Failure::new(code_of(signal), ended_by(signal)));
             }
@@ -175,8 +174,7 @@ impl<'a> Session<'a> {
         signals.pass_on().map_err(cannot_listen)?;
         sys::unblock(Signal::CHILD);
         let mut deaths = signal(SignalKind::child()).map_err(cannot_listen)?;
-        let terminal = Terminal::on_stdin();
-        let (child, start) = spawn::start(&command, guard, terminal.as_ref(), self.run.orphans, door)?;
+        let (child, start) = spawn::start(&command, guard, self.run.orphans, door)?;
         // Now, not at the end: the run counts even if nobody lives to see its end.
         let counted = async {
             if start.has_begun().await {
@@ -188,7 +186,6 @@ impl<'a> Session<'a> {
             guard,
             child,
             start: &start,
-            terminal,
             plan: self.plan,
             run: self.run,
             events: &mut self.events,
@@ -284,7 +281,11 @@ impl<'a> Session<'a> {
         let ended = outcome.inspect_err(|failure| {
             self.events.emit("refused", || json!({ "reason": failure.message }));
         })?;
-        Ok(if lost && !deaf { LOST } else { ended.exit.code() })
+        if lost && !deaf {
+            return Ok(LOST);
+        }
+        self.ended_by = self.ended_by.or(ended.key);
+        Ok(ended.exit.code())
     }
 
     /// Runs the command in place of us, under the lock that an outer job holds. `None`: it does not; what stands in the environment
