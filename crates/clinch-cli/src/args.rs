@@ -84,44 +84,6 @@ impl Cli {
     }
 }
 
-impl Cli {
-    /// Whether a store URL that holds a secret stands where the name of a lock, or a command, is expected.
-    pub(crate) fn misplaces_a_secret(&self) -> bool {
-        let command = match &self.verb {
-            Verb::Run(run) => run.command.first().and_then(|word| word.to_str()),
-            _ => None,
-        };
-        is_secret_url(self.name()) || command.is_some_and(is_secret_url)
-    }
-
-    fn name(&self) -> &str {
-        match &self.verb {
-            Verb::Run(run) => &run.name,
-            Verb::Ls(ls) => &ls.names,
-            Verb::Show(show) => &show.name,
-            Verb::Acquire(acquire) => &acquire.name,
-            Verb::Renew(renew) => &renew.name,
-            Verb::Release(release) => &release.name,
-            Verb::Break(break_) => &break_.name,
-            Verb::Hold(hold) => &hold.name,
-            Verb::Completions(_) | Verb::Man(_) | Verb::EndJob(_) => "",
-        }
-    }
-}
-
-/// Whether this is the URL of a store and holds a secret, which nobody may repeat. Others may be names.
-pub(crate) fn is_secret_url(word: &str) -> bool {
-    let scheme = word.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
-    let is_store =
-        |scheme: String| ["redis", "redlock", "etcd", "valkey"].iter().any(|one| scheme.starts_with(one));
-    scheme.is_some_and(is_store) && clinch::holds_secret(word)
-}
-
-/// Whether an error would repeat a store URL that holds a secret.
-pub(crate) fn repeats_a_secret(error: &clap::Error) -> bool {
-    error.context().any(|(_, value)| is_secret_url(&value.to_string()))
-}
-
 /// Whether the words that could not be understood are for `acquire`, and for a shell.
 pub(crate) fn asks_to_acquire() -> bool {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -429,8 +391,8 @@ pub(crate) struct EndJob {
 const CODES: &str = "\
 Durations are like 500ms, 5s, 1h; plain numbers are seconds.
 What only asks the store gives up after 5s without an answer; what fails has 2s more to withdraw what it may have left there.
-Exit codes: the command's own (128+N when signal N ended it); 75 not acquired; 79 lock lost; 69 store unreachable;
-77 store refused access; 74 the answer could not be written; 70 this host failed; 64 wrong usage; 126 and 127 as a shell's.";
+Exit codes: the command's own (128+N when signal N ended it); 75 not acquired; 79 lock lost; 69 store unreachable,
+full, or not sure whether the lock is taken; 77 store refused access; 74 the answer could not be written; 70 this host failed; 64 wrong usage; 126 and 127 as a shell's.";
 
 macro_rules! run_examples {
     () => {
@@ -460,7 +422,7 @@ A job that holds NAME may run `clinch run NAME` on the same store again: the inn
 before an inner one does, the lock is kept until that has ended too; a signal to clinch then reaches it.
 What does not descend from this clinch, but was started by at, a batch system or a container daemon for the job, waits its turn.
 
-If the lock is about to be lost, the command's group gets TERM, and KILL before anybody else can be given the lock; clinch
+If the lock is about to be lost, all of the command gets TERM, and KILL before anybody else can be given the lock; clinch
 then exits with 79. If clinch itself is killed by KILL, a small process, job-watch, keeps the lock on file:// until the command has ended, and whatever
 that has started keeps it too, unless it closed the descriptor that it inherited; on other stores job-watch then kills all of the job,
 and daemons that it left behind while it still runs. A process that is stopped for longer than its lease cannot be saved by any of this: check tokens at the store.

@@ -10,6 +10,7 @@ mod exit;
 mod job;
 mod output;
 mod request;
+mod secret;
 mod table;
 mod verbs;
 mod writer;
@@ -20,7 +21,7 @@ fn main() -> ExitCode {
     let cli = match args::Cli::of_process() {
         Ok(cli) => cli,
         // It would be repeated.
-        Err(error) if args::repeats_a_secret(&error) => return ExitCode::from(misplaced().report()),
+        Err(error) if secret::is_repeated_by(&error) => return ended(Err(misplaced())),
         Err(error) => {
             // Help and version are answers, on stdout; the rest is a usage error. A closed stdout changes neither.
             let _ = error.print();
@@ -30,11 +31,13 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { exit::USAGE } else { 0 });
         }
     };
-    let outcome = match cli.misplaces_a_secret() {
-        // It would be stored, and shown to everybody.
+    ended(match secret::is_misplaced(&cli) {
         true => Err(misplaced()),
         false => verbs::dispatch(cli),
-    };
+    })
+}
+
+fn ended(outcome: exit::Outcome) -> ExitCode {
     let code = outcome.unwrap_or_else(exit::Failure::report);
     writer::WRITER.finish();
     ExitCode::from(code)
@@ -44,7 +47,5 @@ fn misplaced() -> exit::Failure {
     if args::asks_to_acquire() {
         verbs::acquire::fail_eval(exit::USAGE);
     }
-    exit::Failure::usage(
-        "a store URL with a password stands where another word is expected; say it by CLINCH_URL",
-    )
+    secret::misplaced()
 }

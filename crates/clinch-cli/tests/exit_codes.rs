@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Running, World, eventually};
+use rustix::process::Signal;
 
 /// A caller that looks at the exit code takes one failure for another.
 #[test]
@@ -110,6 +111,26 @@ fn a_skipped_run_tells_when_the_job_around_it_lets_nobody_in() {
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(world.read("code").trim(), "75", "{message}");
     assert!(message.contains("lets nobody in"), "{message}");
+}
+
+/// Nobody does the job for as long as who waits first is stopped, and cron says nothing.
+#[test]
+fn a_skipped_run_tells_when_nobody_has_the_lock() {
+    let world = World::new();
+    world.write("wait", "");
+    let mut holder = world.start(["run", "x", "-c", "while [ -e wait ]; do sleep 0.02; done"]);
+    eventually("it is held", || world.held("x"));
+    let waiter = world.start(["run", "x", "true"]);
+    eventually("one waits", || world.claims("x", "waiting").len() == 1);
+    assert_eq!(world.code(["run", "--skip", "x", "true"]), 0, "another has it");
+    waiter.signal(Signal::STOP);
+    eventually("it is stopped", || common::state(waiter.pid()) == Some('T'));
+    std::fs::remove_file(world.path("wait")).unwrap();
+    assert_eq!(holder.code(), 0);
+    let output = world.output(["run", "--skip", "x", "true"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(75), "{said}");
+    assert!(said.contains(&format!("pid {}", waiter.pid())), "{said}");
 }
 
 /// Nobody knows whether another does the work.

@@ -91,6 +91,14 @@ fn a_password_in_the_wrong_place_is_not_repeated() {
         &["show", url],
         &["acquire", "-n", url],
         &["break", url],
+        &["acquire", "redsi://me:hunter2@h"],
+        &["sentinel://me:hunter2@h", "ls"],
+        &["run", "x", &format!("CLINCH_URL={url}"), "true"],
+        &["run", "--events", url, "x", "true"],
+        &["man", url],
+        &[&format!("--url {url}"), "ls"],
+        &[&format!("URL={url}"), "ls"],
+        &["run", "--label", url, "x", "true"],
     ] {
         let output = world.output(args.iter().copied());
         let text = [output.stdout, output.stderr].concat();

@@ -114,7 +114,7 @@ impl Redis {
     }
 
     /// A field of a section of `INFO`, if the server is up and has it.
-    pub(crate) fn field(&self, section: &str, name: &str) -> Option<String> {
+    pub fn field(&self, section: &str, name: &str) -> Option<String> {
         info_fields(&self.ask(&["INFO", section])?.text()).remove(name)
     }
 

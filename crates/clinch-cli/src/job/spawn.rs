@@ -101,11 +101,12 @@ pub(crate) fn not_started(program: &OsStr, error: &io::Error) -> Failure {
 }
 
 /// What `clinch ls` shows when nobody gave a label: the program. Its arguments may hold secrets, and the store may be
-/// read by more people than this host's `ps`.
+/// read by more people than this host's `ps`. So may a word with a = in it, which was meant for the environment.
 pub(crate) fn default_label(run: &Run) -> String {
     let program = match (&run.shell_command, run.command.first()) {
         (None, Some(program)) => {
-            Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned()
+            let name = Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned();
+            if program.to_string_lossy().contains('=') { String::new() } else { name }
         }
         _ => "sh".to_owned(),
     };

@@ -111,6 +111,7 @@ impl<'a> Session<'a> {
             Ok(Waited::Granted(guard)) => guard,
             Ok(Waited::Signalled(signal)) => return self.withdrawn(signal).await,
             Err(failure) => {
+                let failure = self.taken_by_somebody(failure).await;
                 // A place in the queue, or a claim in doubt, is withdrawn first: nobody else would do it.
                 let _ = close(&self.locks).await;
                 self.events.emit("refused", || json!({ "reason": failure.message }));
@@ -142,6 +143,27 @@ impl<'a> Session<'a> {
                 caught = signals.next() => return Ok(Waited::Signalled(caught.signal)),
                 () = &mut told, if tells => tells = false,
             }
+        }
+    }
+
+    /// With `--skip`, whether the lock is taken, and not only waited for by who does not take it, as one that is stopped: nobody would do the job.
+    async fn taken_by_somebody(&self, failure: Failure) -> Failure {
+        if !self.run.skip || !failure.is_taken {
+            return failure;
+        }
+        let state = self.limits.keep(self.locks.state(&self.run.name)).await.ok().flatten();
+        let waiter = state
+            .filter(|state| state.closed_until.is_none() && !state.claims.iter().any(|claim| claim.granted));
+        match waiter.as_ref().and_then(|state| state.claims.first()) {
+            Some(waiter) => Failure::new(
+                CONFLICT,
+                format!(
+                    "lock \"{}\" is not free, but nobody has it; the first that waits does not take it: {}",
+                    self.run.name,
+                    describe(waiter)
+                ),
+            ),
+            None => failure,
         }
     }
 
