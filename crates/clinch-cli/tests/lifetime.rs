@@ -73,14 +73,15 @@ fn a_killed_wrapper_takes_all_of_its_job_along_where_the_job_cannot_keep_the_loc
     }
 }
 
-/// The kernel finds the job stopped when it gives it away, and hangs it up: its leader dies before the others are found.
+/// The kernel finds the job stopped when it gives it away, in a group of its own, and hangs it up: its leader dies before the others are found.
 #[test]
 fn a_killed_wrapper_hangs_nobody_up() {
     const TRIES: usize = 32;
     let worlds: Vec<World> = (0..TRIES).map(|_| World::new()).collect();
     for world in &worlds {
         // To close the last copy of a file that is gone takes a while, after the pipe to the watch and before the job is given away.
-        let script = "head -c 6M /dev/zero > large; exec 200<> large; rm large; exec \"$CLINCH\" run -u memory:// x bash -c \"$0\"";
+        let script = "head -c 6M /dev/zero > large; exec 200<> large; rm large; \
+                      exec \"$CLINCH\" run -u memory:// x perl -e 'setpgrp; exec @ARGV' bash -c \"$0\"";
         let job = "exec 200<&-; trap 'echo hup > hup' HUP; echo $PPID > run.pid; echo $$ > job.pid; sleep 60 & wait";
         let mut shell = Command::new("env");
         shell.args(["--default-signal", "setsid", "bash", "-c", script, job]).current_dir(world.path("."));
