@@ -6,7 +6,12 @@
 //!
 //! | file | is for |
 //! | --- | --- |
-//! | `dir.rs` | the directory: where, whose, on what file system; names to file names |
+//! | `dir.rs` | the directory: where it is, and whether it still is there |
+//! | `opening.rs` | how files in it are opened and made |
+//! | `access.rs` | who may use a directory, and a file in it |
+//! | `home.rs` | the directory of a user who names none |
+//! | `users.rs` | users and groups of this host |
+//! | `network.rs` | file systems on which no directory may lie |
 //! | `ofd.rs` | the byte-range locks themselves |
 //! | `layout.rs` | what stands in a lock file, and where |
 //! | `lock_file.rs` | one open lock file: who is live in it, taking a ticket |
@@ -16,6 +21,23 @@
 //! | `watch.rs` | inotify: waking the one waiter that an event concerns |
 //! | `turns.rs` | turns of waiters that nobody polls |
 //! | `times.rs` | all waits and windows |
+//!
+//! # Who shares a directory
+//!
+//! `file:///dir` is one user's: files have mode 0600, and a directory is made with mode 0700. `file://` alone is `~/.local/state/clinch`, and
+//! `/var/lib/clinch` for root, by the database of users and not by the environment. Processes of other users have other directories, and
+//! so do not exclude these. Root may look (`list`, `state`) into the directory of any user, not take locks there.
+//!
+//! `file:///run/lock/clinch?share=group` is for root and all members of the directory's group, which root makes first: `install -d -g GROUP
+//! -m 3770 /run/lock/clinch`. It must be writable by its group and no others, sticky, and root's or setgid; nothing above it may be
+//! writable by others, unless it is sticky and what leads on from it is root's or one's own. Files are the group's, with mode
+//! 0660 whatever the umask. A file with another group, mode, or a second name is refused, as are links and whatever is no plain file. A member
+//! can hold, renew and evict any lock, write anything into the files, and remove those that it made, which splits a lock until its
+//! holder is told.
+//!
+//! The mode of a directory decides, and a URL that says otherwise is refused with the one to use.
+//!
+//! # What to know
 //!
 //! A child that was forked without `exec` has copies of its parent's descriptors: if the parent dies while it lives, what the
 //! parent held or waited for stays taken, in the parent's name, until the child ends too. A program that is executed has none.
@@ -46,6 +68,8 @@ mod lock_file;
 mod network;
 #[cfg(target_os = "linux")]
 mod ofd;
+#[cfg(target_os = "linux")]
+mod opening;
 #[cfg(target_os = "linux")]
 mod slot;
 #[cfg(target_os = "linux")]

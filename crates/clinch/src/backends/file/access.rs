@@ -90,12 +90,18 @@ impl Sharing {
         } else if mode & STICKY == 0 {
             Some("members of its group can replace each other's files; run chmod +t on it".to_owned())
         } else if owner != 0 && mode & SETGID == 0 {
-            Some(format!("it is neither root's nor setgid, but {}'s; run chmod g+s on it", users::user(owner)))
+            Some(format!(
+                "it is neither root's nor setgid, but {}'s; run chmod g+s on it",
+                users::user(owner)
+            ))
         } else {
             None
         };
         if let Some(amiss) = amiss {
-            return refused(format!("{shown} is no directory for share=group (mode {:o}): {amiss}", mode & 0o7777));
+            return refused(format!(
+                "{shown} is no directory for share=group (mode {:o}): {amiss}",
+                mode & 0o7777
+            ));
         }
         if !me.is_in(stat.st_gid) {
             return refused(format!(
@@ -117,7 +123,9 @@ impl Sharing {
         let shown = path.display();
         if !is_regular(stat) {
             let owner = users::user(stat.st_uid);
-            return refused(format!("{shown}, which {owner} put there, is no plain file; lock files always are"));
+            return refused(format!(
+                "{shown}, which {owner} put there, is no plain file; lock files always are"
+            ));
         }
         let (mode, linked) = (stat.st_mode, stat.st_nlink > 1);
         match self {
@@ -127,14 +135,16 @@ impl Sharing {
                  use a directory of your own (mode 0700), or one for several users, as {FOR_SEVERAL_USERS}",
                 users::user(stat.st_uid)
             )),
-            Sharing::Group(group) if linked || stat.st_gid != group || mode & 0o062 != 0o060 => refused(format!(
-                "{shown} ({}, {}, mode {:o}) is not as share=group makes it: with one name, of {} and mode 0660; \
+            Sharing::Group(group) if linked || stat.st_gid != group || mode & 0o062 != 0o060 => {
+                refused(format!(
+                    "{shown} ({}, {}, mode {:o}) is not as share=group makes it: with one name, of {} and mode 0660; \
                  make it so with chgrp and chmod, or remove it when nobody holds its lock",
-                users::user(stat.st_uid),
-                users::group(stat.st_gid),
-                mode & 0o7777,
-                users::group(group)
-            )),
+                    users::user(stat.st_uid),
+                    users::group(stat.st_gid),
+                    mode & 0o7777,
+                    users::group(group)
+                ))
+            }
             Sharing::Beside | Sharing::Group(_) => Ok(()),
         }
     }
@@ -173,7 +183,9 @@ pub(super) fn not_made(path: &Path) -> Error {
     let shown = path.display();
     Error::new(
         ErrorKind::Refused,
-        format!("there is no {shown}, which a group is to share; make it as root: install -d -g GROUP -m 3770 {shown}"),
+        format!(
+            "there is no {shown}, which a group is to share; make it as root: install -d -g GROUP -m 3770 {shown}"
+        ),
     )
 }
 

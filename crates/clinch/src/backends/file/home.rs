@@ -36,7 +36,8 @@ pub(super) fn check_earlier(path: &Path, me: &Me) -> Result<()> {
     let by_state = variable("XDG_STATE_HOME").map(|state| state.join("clinch"));
     let Some(earlier) = by_state.or_else(|| Some(variable("HOME")?.join(BELOW_HOME))) else { return Ok(()) };
     let place = |path: &Path| path.canonicalize().ok();
-    let Some(found) = place(&earlier).filter(|found| Some(found) != place(path).as_ref() && has_locks(found)) else {
+    let Some(found) = place(&earlier).filter(|found| Some(found) != place(path).as_ref() && has_locks(found))
+    else {
         return Ok(());
     };
     let (found, path) = (found.display(), path.display());

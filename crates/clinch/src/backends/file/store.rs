@@ -394,7 +394,8 @@ mod tests {
     fn store(dir: &Path, clock: Clock) -> Arc<File> {
         let lane = Lane::thread();
         let tcp = Arc::new(Tcp::new(Clock::host(), lane.clone()));
-        File::new(Dir::open(dir, Options::default()).unwrap(), Env::new(clock, Random::system(), lane, tcp)).unwrap()
+        File::new(Dir::open(dir, Options::default()).unwrap(), Env::new(clock, Random::system(), lane, tcp))
+            .unwrap()
     }
 
     fn locks(store: &Arc<File>) -> Locks {
