@@ -13,7 +13,7 @@ sys.stdin.read()";
 
 #[tokio::test]
 async fn a_full_queue_refuses_and_loses_nothing() {
-    const RECORDS: u64 = 16_384;
+    const RECORDS: u64 = 8192;
     let dir = tempfile::tempdir().unwrap();
     let locks = connect(dir.path()).await;
     let readers = locks.rwlock("job").unwrap();
@@ -26,7 +26,7 @@ async fn a_full_queue_refuses_and_loses_nothing() {
     rewrite_header(&file, "reserved", &format!("{:016}", last + 1));
     let error = readers.read().timeout(PATIENCE).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
-    assert!(error.to_string().contains("16384 claims"), "{error}");
+    assert!(error.to_string().contains("8192 claims"), "{error}");
     reader.verify().await.unwrap();
     drop(others);
     drop(readers.read().timeout(PATIENCE).await.unwrap());

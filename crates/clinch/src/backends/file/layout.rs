@@ -24,9 +24,10 @@ use crate::clock::Instant;
 use crate::name::LockName;
 use crate::token::Token;
 
-/// Live claims that one lock file can tell apart: the length of its queue. Each has its place in the file, which is a hole where
+/// Live claims that one lock file can tell apart: the length of its queue. The kernel looks through all locks of a file for each question,
+/// so who has to know all claims needs a second where there are so many. Each has its place in the file, which is a hole where
 /// nobody is.
-pub(super) const RECORDS: u64 = 16_384;
+pub(super) const RECORDS: u64 = 8192;
 
 /// Tickets that are made durable at a time: one fsync per this many claims.
 pub(super) const RESERVE: u64 = 1024;
