@@ -221,7 +221,7 @@ fn an_acquire_tells_of_no_lock_that_was_taken_away() {
 fn a_renewal_waits_for_who_keeps_its_record_busy() {
     let world = World::new();
     let (claim, _) = acquire(&world, "60s");
-    let keep = common::keep_busy(&world, "x", (1 << 54) + 1, 1024);
+    let keep = common::keep_busy(&world, "x", (1 << 54) + 1, 8192);
     let mut renew = world.start(["renew", "x", &claim]);
     // For longer than the store itself repeats it.
     std::thread::sleep(Duration::from_millis(1500));
@@ -321,7 +321,7 @@ fn a_holder_that_was_stopped_lets_go_of_what_is_over() {
 fn an_acquire_waits_for_who_keeps_its_record_busy() {
     let world = World::new();
     assert_eq!(world.code(["run", "x", "true"]), 0, "now there is a lock file");
-    let keep = common::keep_busy(&world, "x", (1 << 54) + 1, 1024);
+    let keep = common::keep_busy(&world, "x", (1 << 54) + 1, 8192);
     let mut acquire =
         world.start(["acquire", "-w", "60s", "--for-pid", &std::process::id().to_string(), "x"]);
     eventually("it is granted", || world.held("x"));

@@ -6,7 +6,12 @@
 //!
 //! | file | is for |
 //! | --- | --- |
-//! | `dir.rs` | the directory: where, whose, on what file system; names to file names |
+//! | `dir.rs` | the directory: where it is, and whether it still is there |
+//! | `opening.rs` | how files in it are opened and made |
+//! | `access.rs` | who may use a directory, and a file in it |
+//! | `home.rs` | the directory of a user who names none |
+//! | `users.rs` | users and groups of this host |
+//! | `network.rs` | file systems on which no directory may lie |
 //! | `ofd.rs` | the byte-range locks themselves |
 //! | `layout.rs` | what stands in a lock file, and where |
 //! | `lock_file.rs` | one open lock file: who is live in it, taking a ticket |
@@ -16,6 +21,23 @@
 //! | `watch.rs` | inotify: waking the one waiter that an event concerns |
 //! | `turns.rs` | turns of waiters that nobody polls |
 //! | `times.rs` | all waits and windows |
+//!
+//! # Who shares a directory
+//!
+//! `file:///dir` is one user's: files have mode 0600, and a directory is made with mode 0700. `file://` alone is `~/.local/state/clinch`, and
+//! `/var/lib/clinch` for root, by the database of users and not by the environment. Processes of other users have other directories, and
+//! so do not exclude these. Root may look (`list`, `state`) into the directory of any user, not take locks there.
+//!
+//! `file:///run/lock/clinch?share=group` is for root and all members of the directory's group, which root makes first: `install -d -g GROUP
+//! -m 3770 /run/lock/clinch`. It must be writable by its group and no others, sticky, and root's or setgid; nothing above it may be
+//! writable by others, unless it is sticky and what leads on from it is root's or one's own. Files are the group's, with mode
+//! 0660 whatever the umask. A file with another group, mode, or a second name is refused, as are links and whatever is no plain file. A member
+//! can hold, renew and evict any lock, write anything into the files, and remove those that it made, which splits a lock until its
+//! holder is told.
+//!
+//! The mode of a directory decides, and a URL that says otherwise is refused with the one to use.
+//!
+//! # What to know
 //!
 //! A child that was forked without `exec` has copies of its parent's descriptors: if the parent dies while it lives, what the
 //! parent held or waited for stays taken, in the parent's name, until the child ends too. A program that is executed has none.
@@ -33,13 +55,21 @@
 //! names of their own, as containers have: else one may give the claim of another an end, after which that can be freed under it.
 
 #[cfg(target_os = "linux")]
+mod access;
+#[cfg(target_os = "linux")]
 mod dir;
+#[cfg(target_os = "linux")]
+mod home;
 #[cfg(target_os = "linux")]
 mod layout;
 #[cfg(target_os = "linux")]
 mod lock_file;
 #[cfg(target_os = "linux")]
+mod network;
+#[cfg(target_os = "linux")]
 mod ofd;
+#[cfg(target_os = "linux")]
+mod opening;
 #[cfg(target_os = "linux")]
 mod slot;
 #[cfg(target_os = "linux")]
@@ -48,6 +78,8 @@ mod store;
 mod times;
 #[cfg(target_os = "linux")]
 mod turns;
+#[cfg(target_os = "linux")]
+mod users;
 #[cfg(target_os = "linux")]
 mod waiting;
 #[cfg(target_os = "linux")]
@@ -71,18 +103,18 @@ use crate::url::StoreUrl;
 /// change; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on systems other than Linux, whose open file
 /// description locks this needs.
 pub fn open(dir: &Path, env: Env) -> Result<Arc<dyn Backend>> {
-    open_on(dir, env, false)
+    open_on(dir, env, false, false)
 }
 
-/// The directory that `file://` alone means: `$XDG_STATE_HOME/clinch`, else `~/.local/state/clinch`, and
-/// `/var/lib/clinch` for root.
+/// The directory that `file://` alone means: `~/.local/state/clinch`, and `/var/lib/clinch` for root. The home is the one that the
+/// database of users says, not `$HOME`, unless that knows no such user.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when neither variable is set.
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when the user has no home.
 #[cfg(target_os = "linux")]
 pub fn default_dir() -> Result<std::path::PathBuf> {
-    dir::default_path()
+    home::default_path(&users::Me::now())
 }
 
 /// Refuses, as everything of `file://` does elsewhere.
@@ -91,34 +123,45 @@ pub fn default_dir() -> Result<std::path::PathBuf> {
     Err(unsupported())
 }
 
-/// Opens the store of a URL: `file:///dir[?network-fs=allow]`, or `file://` for the user's default directory.
+/// Opens the store of a URL: `file:///dir[?network-fs=allow][&share=group]`, or `file://` for the user's default directory.
 pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
-    let network_allowed = match url.take("network-fs")?.as_deref() {
-        None => false,
-        Some("allow") => true,
-        Some(other) => {
-            return Err(crate::Error::invalid(format!(
-                "network-fs= takes only \"allow\"; \"{}\" is not it",
-                url.shown(other)
-            )));
-        }
-    };
+    let network_allowed = take_word(url, "network-fs", "allow")?;
+    let shared = take_word(url, "share", "group")?;
     if !matches!(url.authority.as_str(), "" | "localhost") {
         return Err(crate::Error::invalid(
             "file:// is for this host: write file:///DIRECTORY, with an absolute path",
         ));
     }
-    open_on(Path::new(&url.path), env.clone(), network_allowed)
+    if shared && url.path.is_empty() {
+        return Err(crate::Error::invalid(
+            "share=group needs a directory that is not one user's: file:///run/lock/clinch?share=group",
+        ));
+    }
+    open_on(Path::new(&url.path), env.clone(), network_allowed, shared)
+}
+
+/// Takes a key that has one value; says whether it is there.
+fn take_word(url: &mut StoreUrl, key: &'static str, word: &str) -> Result<bool> {
+    match url.take(key)?.as_deref() {
+        None => Ok(false),
+        Some(value) if value == word => Ok(true),
+        Some(other) => {
+            let other = url.shown(other);
+            Err(crate::Error::invalid(format!("{key}= takes only \"{word}\"; \"{other}\" is not it")))
+        }
+    }
 }
 
 #[cfg(target_os = "linux")]
-fn open_on(dir: &Path, env: Env, network_allowed: bool) -> Result<Arc<dyn Backend>> {
-    let file = store::File::new(dir::Dir::open(dir, network_allowed)?, env)?;
+fn open_on(dir: &Path, env: Env, network_allowed: bool, shared: bool) -> Result<Arc<dyn Backend>> {
+    let share = if shared { access::Share::Group } else { access::Share::No };
+    let dir = dir::Dir::open(dir, dir::Options { network_allowed, share })?;
+    let file = store::File::new(dir, env)?;
     Ok(file)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn open_on(_dir: &Path, _env: Env, _network_allowed: bool) -> Result<Arc<dyn Backend>> {
+fn open_on(_dir: &Path, _env: Env, _network_allowed: bool, _shared: bool) -> Result<Arc<dyn Backend>> {
     Err(unsupported())
 }
 

@@ -2,21 +2,77 @@
 
 use super::*;
 
+/// Every second byte from the ticket in the argument on, so that each counts for a claim.
+const FILL: &str = "import fcntl,os,struct,sys
+path,first,count=sys.argv[1].rsplit(':',2)
+fd=os.open(path,os.O_RDWR)
+for claim in range(int(count)):
+    fcntl.fcntl(fd,37,struct.pack('hhqqi4x',fcntl.F_WRLCK,0,int(first)+2*claim,1,0))
+print('ready',flush=True)
+sys.stdin.read()";
+
 #[tokio::test]
 async fn a_full_queue_refuses_and_loses_nothing() {
-    const RECORDS: usize = 1024;
+    const RECORDS: u64 = 8192;
     let dir = tempfile::tempdir().unwrap();
     let locks = connect(dir.path()).await;
     let readers = locks.rwlock("job").unwrap();
-    let mut guards = Vec::new();
-    for _ in 0..RECORDS {
-        guards.push(readers.read().timeout(PATIENCE).await.unwrap());
-    }
+    let reader = readers.read().timeout(PATIENCE).await.unwrap();
+    let (file, first) = (the_lock_file(dir.path()), reader.token().get() + 2);
+    let fill = |count| Python::start(FILL, Path::new(&format!("{}:{first}:{count}", file.display())));
+    let others = fill(RECORDS - 1);
+    let last = first + 2 * RECORDS;
+    rewrite_header(&file, "last", &format!("{last:016}"));
+    rewrite_header(&file, "reserved", &format!("{:016}", last + 1));
     let error = readers.read().timeout(PATIENCE).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
-    assert_eq!(locks.state("job").await.unwrap().unwrap().claims.len(), RECORDS);
-    drop(guards.swap_remove(500));
+    assert!(error.to_string().contains("8192 claims"), "{error}");
+    reader.verify().await.unwrap();
+    drop(others);
     drop(readers.read().timeout(PATIENCE).await.unwrap());
+}
+
+/// A lock that more wait for than had room in its file refused the rest.
+#[tokio::test]
+async fn more_than_a_thousand_wait_in_their_order() {
+    const WAITERS: usize = 1100;
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    let held = lock(&locks, "job").await;
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut waiters = Vec::new();
+    for number in 0..WAITERS {
+        let (locks, order) = (locks.clone(), order.clone());
+        waiters.push(tokio::spawn(async move {
+            let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+            order.lock().unwrap().push(number);
+            guard.release().await.unwrap();
+        }));
+        // Runs it until it waits: its first step is made without a pause.
+        tokio::task::yield_now().await;
+    }
+    claims(&locks, "job", WAITERS + 1).await;
+    held.release().await.unwrap();
+    for waiter in waiters {
+        waiter.await.unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), (0..WAITERS).collect::<Vec<_>>());
+}
+
+/// Each of a crowd leaves its record; a lock that many have waited for must not keep room for all of them.
+#[tokio::test]
+async fn a_file_does_not_grow_with_those_who_have_passed() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    let permits = connect(dir.path()).await.semaphore("job", 2).unwrap();
+    let mut held = permits.acquire(1).unwrap().await.unwrap();
+    for _ in 0..5000 {
+        // Never alone, so each has a place of its own.
+        let next = permits.acquire(1).unwrap().await.unwrap();
+        drop(std::mem::replace(&mut held, next));
+    }
+    let blocks = std::fs::metadata(the_lock_file(dir.path())).unwrap().blocks();
+    assert!(blocks * 512 <= 3 << 20, "{blocks} blocks for what 5 MiB have passed through");
 }
 
 #[tokio::test]

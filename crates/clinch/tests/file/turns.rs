@@ -103,7 +103,7 @@ async fn claim_of(locks: &Locks, guard: &Guard) -> clinch::Claim {
 
 /// A process that is stopped while it changes the record of a ticket.
 fn keep_record(file: &Path, ticket: u64) -> Python {
-    let byte = (1 << 54) + 1 + ticket % 1024;
+    let byte = (1 << 54) + 1 + ticket % 8192;
     let script = format!(
         "import fcntl,os,struct,sys
 fd=os.open(sys.argv[1],os.O_RDWR)

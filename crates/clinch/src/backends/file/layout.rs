@@ -24,8 +24,10 @@ use crate::clock::Instant;
 use crate::name::LockName;
 use crate::token::Token;
 
-/// Live claims that one lock file can tell apart: the length of its queue.
-pub(super) const RECORDS: u64 = 1024;
+/// Live claims that one lock file can tell apart: the length of its queue. The kernel looks through all locks of a file for each question,
+/// so who has to know all claims needs a second where there are so many. Each has its place in the file, which is a hole where
+/// nobody is.
+pub(super) const RECORDS: u64 = 8192;
 
 /// Tickets that are made durable at a time: one fsync per this many claims.
 pub(super) const RESERVE: u64 = 1024;
@@ -39,6 +41,10 @@ pub(super) const RECORD_LEN: usize = 1024 - HEADER_LEN;
 /// Where the name line starts, and its longest form: every byte escaped, and the end of the line.
 pub(super) const NAME_AT: u64 = 1024;
 pub(super) const NAME_LEN: usize = 3 * LockName::MAX_LEN + 1;
+
+/// Where the places of records start, and how long each is.
+const RECORDS_AT: u64 = 4096;
+const RECORD_ROOM: u64 = 1024;
 
 /// The boot of a header whose mark may not have reached the disk yet.
 pub(super) const NO_BOOT: u128 = 0;
@@ -272,7 +278,17 @@ pub(super) fn record_byte(ticket: u64) -> u64 {
 
 /// Where the record of a ticket stands if it is not the first one.
 pub(super) fn record_at(ticket: u64) -> u64 {
-    4096 + (ticket % RECORDS) * 1024
+    RECORDS_AT + (ticket % RECORDS) * RECORD_ROOM
+}
+
+/// What of a file (offset, length) no claim needs whose tickets run from the first live one to `last`: at most two parts.
+pub(super) fn unused(first: u64, last: u64) -> [(u64, u64); 2] {
+    // Cut at the end of the ring of places.
+    let used = last.saturating_sub(first).saturating_add(1).min(RECORDS);
+    let (start, free) = ((last + 1) % RECORDS, RECORDS - used);
+    let to_the_end = free.min(RECORDS - start);
+    let part = |place: u64, places: u64| (RECORDS_AT + place * RECORD_ROOM, places * RECORD_ROOM);
+    [part(start, to_the_end), part(0, free - to_the_end)]
 }
 
 /// The name line.
@@ -394,6 +410,23 @@ mod tests {
     }
 
     proptest! {
+        /// What is emptied must be nobody's, and all that is nobody's is, so that a file does not grow.
+        #[test]
+        fn what_is_unused_is_all_but_the_places_of_live_claims(first in 1..1u64 << 53, live in 1..=RECORDS + 9) {
+            let last = first + live - 1;
+            let parts = unused(first, last);
+            let free: u64 = parts.iter().map(|(_, length)| length).sum();
+            prop_assert_eq!(free, (RECORDS - live.min(RECORDS)) * RECORD_ROOM);
+            let end = RECORDS_AT + RECORDS * RECORD_ROOM;
+            for (at, length) in parts {
+                prop_assert!(at >= RECORDS_AT && at + length <= end);
+                for ticket in [first, first + live / 2, last] {
+                    let place = record_at(ticket);
+                    prop_assert!(place + RECORD_ROOM <= at || place >= at + length);
+                }
+            }
+        }
+
         #[test]
         fn file_names_are_valid_and_spell_their_names(name in "\\PC{1,40}|[./%~a-zA-Z -]{1,40}") {
             let name = LockName::new(name).unwrap();

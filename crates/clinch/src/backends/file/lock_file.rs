@@ -10,6 +10,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::SystemTime;
 
+use rustix::fs::FallocateFlags;
+
 use super::dir::{Dir, Stamp, kind};
 use super::layout::{self, ALL, HEADER_LEN, Header, META, RECORD_LEN, RECORDS, RESERVE, Record};
 use super::ofd::{self, Range};
@@ -302,6 +304,18 @@ impl LockFile {
         Ok(())
     }
 
+    /// Gives back the room of records that nobody needs: not those of live claims, nor of who comes next. Else a lock that many
+    /// have waited for would keep room for all of them for ever.
+    fn give_back(&self, first_live: u64, next: u64) {
+        for (at, length) in layout::unused(first_live, next) {
+            if length > 0 {
+                let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                // Not every file system can.
+                let _ = rustix::fs::fallocate(&self.file, holes, at, length);
+            }
+        }
+    }
+
     fn sync(&self) -> Result<()> {
         rustix::fs::fsync(&self.file).map_err(|error| failed(error.into()))
     }
@@ -359,6 +373,7 @@ impl Held<'_> {
             self.header.reserved = ticket.saturating_add(RESERVE);
             Header { boot: layout::NO_BOOT, ..self.header }.write_to(self.file)?;
             self.file.sync()?;
+            self.file.give_back(live.first().map_or(ticket, |first| first.ticket), self.header.reserved);
         }
         Ok(ticket)
     }

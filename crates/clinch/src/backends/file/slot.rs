@@ -468,7 +468,7 @@ pub(super) fn not_held() -> Loss {
 mod tests {
     use std::path::Path;
 
-    use super::super::dir::Dir;
+    use super::super::dir::{Dir, Options};
     use super::super::ofd;
     use super::*;
     use crate::claim::Owner;
@@ -477,7 +477,7 @@ mod tests {
     use crate::locks::Locks;
 
     fn store(dir: &Path) -> Arc<File> {
-        File::new(Dir::open(dir, false).unwrap(), Env::host(Lane::thread())).unwrap()
+        File::new(Dir::open(dir, Options::default()).unwrap(), Env::host(Lane::thread())).unwrap()
     }
 
     fn locks(store: &Arc<File>) -> Locks {

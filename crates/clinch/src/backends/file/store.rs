@@ -59,6 +59,7 @@ impl File {
 
     /// Opens a lock file; makes an empty one if asked.
     pub(super) fn open(&self, file_name: &str, create: bool) -> Result<Option<LockFile>> {
+        self.dir.check_for_writing()?;
         self.dir.check_place(self.env.now())?;
         Ok(self.dir.open_lock(file_name, create)?.map(LockFile::new))
     }
@@ -309,9 +310,14 @@ impl Backend for File {
 
     async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
         self.dir.check_place(self.env.now())?;
-        // Not by the list: what is amiss with another's file is no matter here.
+        // Not by the list: what is amiss with another's file is no matter here. Where all share all files, none is another's.
         match self.state_in(&layout::file_name(name), name.as_str()) {
-            Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Unsupported) => Ok(None),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Unsupported)
+                    && !self.dir.is_of_a_group() =>
+            {
+                Ok(None)
+            }
             state => Ok(state?.filter(|state| state.name == *name)),
         }
     }
@@ -375,6 +381,7 @@ mod tests {
     use std::cell::{Cell, RefCell};
     use std::path::Path;
 
+    use super::super::dir::Options;
     use super::*;
     use crate::clock::{Clock, Instant};
     use crate::lane::Lane;
@@ -387,7 +394,8 @@ mod tests {
     fn store(dir: &Path, clock: Clock) -> Arc<File> {
         let lane = Lane::thread();
         let tcp = Arc::new(Tcp::new(Clock::host(), lane.clone()));
-        File::new(Dir::open(dir, false).unwrap(), Env::new(clock, Random::system(), lane, tcp)).unwrap()
+        File::new(Dir::open(dir, Options::default()).unwrap(), Env::new(clock, Random::system(), lane, tcp))
+            .unwrap()
     }
 
     fn locks(store: &Arc<File>) -> Locks {

@@ -11,7 +11,8 @@ pub(super) const READ_PER_LOOK: usize = 16;
 /// How soon a waiter looks again after an event that did not let it in: the event comes just before the lock is free.
 pub(super) const RECHECK_AFTER_EVENT: Duration = Duration::from_millis(1);
 
-/// How often a waiter looks where nothing can wake it: the kernel has no watch left, or it has no place to wait at.
+/// How often a waiter looks where nothing can wake it: the kernel has no watch left (then once for each claim ahead of it), or it has
+/// no place to wait at.
 pub(super) const RECHECK_UNWATCHED: Duration = Duration::from_millis(20);
 
 /// How long a waiter that looks every [`RECHECK`] may be silent before somebody else looks whether its turn has come.

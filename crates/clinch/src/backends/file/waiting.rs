@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::dir;
 use super::layout::Record;
@@ -73,7 +73,8 @@ impl File {
             Await::Close(path) => path,
         };
         let Ok(watch) = self.watcher.watch(path, self.env.lane()) else {
-            self.env.sleep_until(now + RECHECK_UNWATCHED).await;
+            let pause = unwatched(&lock(slot))?;
+            self.env.sleep_until(now + pause).await;
             return Ok(());
         };
         // What happened before the watch began raised no event.
@@ -101,4 +102,12 @@ impl File {
         slot.watch = Some(watch);
         Ok(())
     }
+}
+
+/// How long to wait for the next look where nothing can wake the waiter: the longer, the more are ahead of it. Were all of a thousand to
+/// look as often as the next in line, they would have time for nothing else.
+fn unwatched(slot: &Slot) -> Result<Duration> {
+    let first = slot.file.first_live()?.map_or(slot.ticket, |first| first.ticket);
+    let ahead = u32::try_from(slot.ticket.saturating_sub(first)).unwrap_or(u32::MAX);
+    Ok(RECHECK_UNWATCHED.saturating_mul(ahead.max(1)).min(RECHECK))
 }
