@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::duration;
+use crate::exit::Failure;
 
 /// Run jobs under a lock, on one host or a fleet.
 #[derive(Debug, Parser)]
@@ -94,6 +95,19 @@ impl Cli {
         is_secret_url(self.name()) || command.is_some_and(is_secret_url)
     }
 
+    /// Whether who reads what we say is promised JSON.
+    pub(crate) fn wants_json(&self) -> bool {
+        match &self.verb {
+            Verb::Ls(Ls { json, .. })
+            | Verb::Show(Show { json, .. })
+            | Verb::Acquire(Acquire { json, .. })
+            | Verb::Renew(Renew { json, .. })
+            | Verb::Release(Release { json, .. })
+            | Verb::Break(Break { json, .. }) => *json,
+            _ => false,
+        }
+    }
+
     fn name(&self) -> &str {
         match &self.verb {
             Verb::Run(run) => &run.name,
@@ -104,7 +118,7 @@ impl Cli {
             Verb::Release(release) => &release.name,
             Verb::Break(break_) => &break_.name,
             Verb::Hold(hold) => &hold.name,
-            Verb::Completions(_) | Verb::Man(_) | Verb::EndJob(_) => "",
+            Verb::Completions(_) | Verb::Man(_) | Verb::Schema(_) | Verb::EndJob(_) => "",
         }
     }
 }
@@ -124,9 +138,25 @@ pub(crate) fn repeats_a_secret(error: &clap::Error) -> bool {
 
 /// Whether the words that could not be understood are for `acquire`, and for a shell.
 pub(crate) fn asks_to_acquire() -> bool {
-    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let has = |word: &str| words.iter().any(|other| other == word);
-    has("acquire") && !has("--json") && words.first().is_none_or(|verb| verb != "run")
+    words().any(|word| word == "acquire") && !asks_for_json()
+}
+
+/// Whether the words that could not be understood ask for JSON.
+pub(crate) fn asks_for_json() -> bool {
+    words().any(|word| word == "--json")
+}
+
+/// The words of our command line up to `run`: what follows may be another command's.
+fn words() -> impl Iterator<Item = OsString> {
+    std::env::args_os().skip(1).take_while(|word| word != "run")
+}
+
+/// Why words cannot be understood, on one line.
+pub(crate) fn failure_of(error: &clap::Error) -> Failure {
+    let text = error.to_string();
+    let first = text.split("\n\n").next().unwrap_or_default();
+    let text = first.split_whitespace().collect::<Vec<_>>().join(" ");
+    Failure::usage(text.strip_prefix("error: ").unwrap_or(&text).to_owned())
 }
 
 #[derive(Debug, Subcommand)]
@@ -140,6 +170,7 @@ pub(crate) enum Verb {
     Break(Break),
     Completions(Completions),
     Man(Man),
+    Schema(Schema),
     #[command(hide = true)]
     Hold(Hold),
     #[command(hide = true)]
@@ -189,6 +220,9 @@ pub(crate) struct Run {
     /// Do not run again within this time after a run began, however that run ended
     #[arg(long, value_parser = duration::parse, value_name = "DUR")]
     pub(crate) once_per: Option<Duration>,
+    /// A run that failed does not count for --once-per
+    #[arg(long, requires = "once_per")]
+    pub(crate) retry_failed: bool,
     /// What to do about processes that the command leaves behind
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     pub(crate) orphans: Orphans,
@@ -284,7 +318,7 @@ pub(crate) struct Ls {
     /// Cut nothing away, however narrow the terminal is
     #[arg(long, conflicts_with = "json")]
     pub(crate) wide: bool,
-    /// Print one JSON array
+    /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -294,7 +328,7 @@ pub(crate) struct Ls {
 pub(crate) struct Show {
     /// The lock
     pub(crate) name: String,
-    /// Print a JSON object, or null
+    /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -374,7 +408,7 @@ pub(crate) struct Break {
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
-    /// Print a JSON array of the claims
+    /// Print a JSON object, with what became of each claim
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -391,6 +425,30 @@ pub(crate) struct Completions {
 pub(crate) struct Man {
     /// The verb
     pub(crate) verb: Option<String>,
+}
+
+/// Print the JSON Schema of what clinch writes as JSON
+///
+/// All of it has the field "v", which is 1. Fields and words may be added to it; what is renamed, removed or given another meaning makes
+/// another number. With --json, what fails is told on stderr, one JSON object on a line (`error`); what is said before, too (`message`).
+#[derive(Args, Debug)]
+pub(crate) struct Schema {
+    /// Of the lines of `run --events`, of the --json of a verb, or of what a verb with --json says on stderr
+    pub(crate) format: Format,
+}
+
+/// What is written as JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    Events,
+    Ls,
+    Show,
+    Acquire,
+    Renew,
+    Release,
+    Break,
+    Error,
+    Message,
 }
 
 /// Hold a lock for `clinch acquire`.

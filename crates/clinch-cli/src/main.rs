@@ -5,29 +5,40 @@
 
 mod args;
 mod connect;
+mod documents;
 mod duration;
 mod exit;
 mod job;
 mod output;
 mod request;
+mod status;
 mod table;
+mod turn;
 mod verbs;
+mod waiting;
 mod writer;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = match args::Cli::of_process() {
+    let parsed = args::Cli::of_process();
+    if parsed.as_ref().map_or_else(|_| args::asks_for_json(), args::Cli::wants_json) {
+        output::speak_json();
+    }
+    let cli = match parsed {
         Ok(cli) => cli,
         // It would be repeated.
-        Err(error) if args::repeats_a_secret(&error) => return ExitCode::from(misplaced().report()),
+        Err(error) if args::repeats_a_secret(&error) => return end(misplaced().report()),
         Err(error) => {
             // Help and version are answers, on stdout; the rest is a usage error. A closed stdout changes neither.
-            let _ = error.print();
+            match error.use_stderr() && args::asks_for_json() {
+                true => drop(args::failure_of(&error).report()),
+                false => drop(error.print()),
+            }
             if error.use_stderr() && args::asks_to_acquire() {
                 verbs::acquire::fail_eval(exit::USAGE);
             }
-            return ExitCode::from(if error.use_stderr() { exit::USAGE } else { 0 });
+            return end(if error.use_stderr() { exit::USAGE } else { 0 });
         }
     };
     let outcome = match cli.misplaces_a_secret() {
@@ -35,7 +46,10 @@ fn main() -> ExitCode {
         true => Err(misplaced()),
         false => verbs::dispatch(cli),
     };
-    let code = outcome.unwrap_or_else(exit::Failure::report);
+    end(outcome.unwrap_or_else(exit::Failure::report))
+}
+
+fn end(code: u8) -> ExitCode {
     writer::WRITER.finish();
     ExitCode::from(code)
 }
