@@ -214,7 +214,7 @@ pub(crate) struct Run {
     /// it: -E 0, -n unless -w is given, and no word of that. On redlock:// give it -w 5s: jobs that try at the same moment may all be refused, with 69
     #[arg(long, conflicts_with_all = ["verbose", "conflict_exit_code"])]
     pub(crate) skip: bool,
-    /// Keep the lock closed until this long after it was acquired, also when the command ends sooner
+    /// Keep the lock closed until this long after it was acquired, also when the command ends sooner, or clinch is killed
     #[arg(long, value_parser = duration::parse, value_name = "DUR")]
     pub(crate) min_hold: Option<Duration>,
     /// Do not run again within this time after a run began, however that run ended
@@ -323,7 +323,7 @@ pub(crate) struct Ls {
     pub(crate) json: bool,
 }
 
-/// Show one lock; exits with 1 when nobody holds it
+/// Show one lock, and until when it is kept closed; exits with 1 when nobody holds it
 #[derive(Args, Debug)]
 pub(crate) struct Show {
     /// The lock
@@ -393,7 +393,7 @@ pub(crate) struct Release {
     pub(crate) json: bool,
 }
 
-/// Take a lock away from its holder
+/// Take a lock away from its holder, or open one that is kept closed
 ///
 /// The holder is told, and its job is stopped, where it can be reached. A shell that holds it by `clinch acquire` cannot be told: it
 /// has 15 s, unless its lease ends or it releases the lock before; `clinch renew` answers 79 meanwhile. The next holder's token is larger, so stores that
@@ -402,7 +402,7 @@ pub(crate) struct Release {
 pub(crate) struct Break {
     /// The lock
     pub(crate) name: String,
-    /// Only this claim, held or waiting [default: all that are held]
+    /// Only this claim, held or waiting [default: all that are held, and what keeps the lock closed, also to --once-per]
     #[arg(long)]
     pub(crate) claim: Option<String>,
     /// Do not ask
@@ -523,9 +523,12 @@ that has started keeps it too, unless it closed the descriptor that it inherited
 and daemons that it left behind while it still runs. A process that is stopped for longer than its lease cannot be saved by any of this: check tokens at the store.
 
 --once-per counts every run that began, whatever its exit code, from the moment at which its command was started; so under cron it is
-to be shorter than cron's period. It uses a second lock, NAME/once-per. Like --min-hold it needs a store that can keep a lock closed.
+to be shorter than cron's period. With --retry-failed, a run whose command failed does not count, unless its lock was lost. It uses a second lock, NAME/once-per: `clinch
+show NAME` tells until when that is closed, `clinch break NAME` opens it. Like --min-hold it needs a store that can keep a lock closed.
+What is shared (-s, --permits) is kept closed by --min-hold only if clinch is not killed; elsewhere a killed clinch keeps it for a day at most.
 
-Events (--events) are JSON lines: waiting, acquired, reentered, jeopardy, held, lost, stopping, exited, released, refused."
+Events (--events) are JSON lines: waiting, acquired, reentered, jeopardy, held, lost, stopping, exited, released, refused.
+`clinch schema events` describes them."
 );
 
 const ACQUIRE_EXAMPLES: &str = "\

@@ -278,7 +278,7 @@ impl<'a> Session<'a> {
             Err(error) => say(format_args!("could not release lock \"{}\": {error}", self.run.name)),
         }
         let ended = outcome.inspect_err(|failure| {
-            self.events.emit(|| Event::refused(&failure));
+            self.events.emit(|| Event::refused(failure));
         })?;
         Ok(if lost && !deaf { LOST } else { ended.exit.code() })
     }
