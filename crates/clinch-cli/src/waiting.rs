@@ -42,7 +42,8 @@ pub(crate) struct Waiting<'a> {
     is_verbose: bool,
     is_shown: bool,
     claim: Cell<Option<ClaimId>>,
-    seen: RefCell<Seen>,
+    /// What was told last.
+    seen: RefCell<Option<Seen>>,
 }
 
 /// What is known of the lock.
@@ -135,7 +136,7 @@ impl<'a> Waiting<'a> {
 
     /// Tells of a change, if it is one.
     fn tell(&self, seen: Seen) {
-        let is_new = self.seen.borrow().key() != seen.key();
+        let is_new = self.seen.borrow().as_ref().is_none_or(|before| before.key() != seen.key());
         if is_new {
             let waited_ms = whole_ms(self.waited());
             self.events.into_iter().for_each(|events| events.emit(|| seen.event(waited_ms)));
@@ -143,18 +144,15 @@ impl<'a> Waiting<'a> {
                 say(format_args!("lock \"{}\": waiting, {}", self.name, seen.text()));
             }
         }
-        *self.seen.borrow_mut() = seen;
+        *self.seen.borrow_mut() = Some(seen);
     }
 
     /// Rewrites the line on the terminal.
     fn show(&self) {
+        let seen = self.seen.borrow();
         if self.is_shown && self.waited() >= SHOWN_AFTER {
-            let time = clock(self.waited());
-            WRITER.status(Some(format!(
-                "waiting for \"{}\": {}, {time}",
-                self.name,
-                self.seen.borrow().text()
-            )));
+            let what = seen.as_ref().map_or_else(|| "the store has not answered yet".to_owned(), Seen::text);
+            WRITER.status(Some(format!("waiting for \"{}\": {what}, {}", self.name, clock(self.waited()))));
         }
     }
 
