@@ -124,3 +124,16 @@ fn what_was_closed_at_the_grant_is_open_in_time() {
         assert!(shown(world, "z")["closed_until"].is_string());
     });
 }
+
+/// Each renewal adds all of `--min-hold`, so that a wrapper that is killed late keeps the lock for twice as long.
+#[test]
+fn a_renewal_does_not_prolong_what_was_closed_at_the_grant() {
+    let redis = Redis::start();
+    let world = World::on(redis.url());
+    let run = world.start(["run", "--ttl", "1s", "--min-hold", "1h", "x", "sleep", "60"]);
+    let left = || redis.call(&["PTTL", "clinch:x"]).int();
+    eventually("it is kept for an hour", || left() > 3_500_000);
+    let first = left();
+    eventually("that comes nearer over some renewals", || left() < first - 2500);
+    drop(run);
+}
