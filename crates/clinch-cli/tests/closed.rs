@@ -134,6 +134,7 @@ fn a_renewal_does_not_prolong_what_was_closed_at_the_grant() {
     let left = || redis.call(&["PTTL", "clinch:x"]).int();
     eventually("it is kept for an hour", || left() > 3_500_000);
     let first = left();
-    eventually("that comes nearer over some renewals", || left() < first - 2500);
+    // Whatever the lease, it is renewed within 5 s.
+    eventually("that comes nearer over some renewals", || left() < first - 7000);
     drop(run);
 }
