@@ -1,6 +1,6 @@
 //! What is written as JSON: versions, words, errors, the schema, and the facts in it.
 
-#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test code")]
+#![allow(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "test code")]
 
 mod common;
 
