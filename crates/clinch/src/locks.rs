@@ -249,7 +249,8 @@ impl Locks {
     /// [`ErrorKind::Unavailable`] when the store did not answer.
     pub async fn open(&self, name: &str) -> Result<()> {
         // As the eviction of a claim that is gone does, whoever's.
-        self.evict(name, self.engine.env.random().claim_id()?).await.map(drop)
+        let (name, nobody) = (LockName::new(name)?, self.engine.env.random().claim_id()?);
+        self.engine.here(self.engine.backend.evict(&name, nobody)).await.map(drop)
     }
 
     /// Renews a [detached](crate::Guard::detach) lease, so that it lasts `ttl` from this moment, or longer where another renewal asked for
