@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::duration;
+use crate::exit::Failure;
 
 /// Run jobs under a lock, on one host or a fleet.
 #[derive(Debug, Parser)]
@@ -84,11 +85,42 @@ impl Cli {
     }
 }
 
+impl Cli {
+    /// Whether who reads what we say is promised JSON.
+    pub(crate) fn wants_json(&self) -> bool {
+        match &self.verb {
+            Verb::Ls(Ls { json, .. })
+            | Verb::Show(Show { json, .. })
+            | Verb::Acquire(Acquire { json, .. })
+            | Verb::Renew(Renew { json, .. })
+            | Verb::Release(Release { json, .. })
+            | Verb::Break(Break { json, .. }) => *json,
+            _ => false,
+        }
+    }
+}
+
 /// Whether the words that could not be understood are for `acquire`, and for a shell.
 pub(crate) fn asks_to_acquire() -> bool {
-    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let has = |word: &str| words.iter().any(|other| other == word);
-    has("acquire") && !has("--json") && words.first().is_none_or(|verb| verb != "run")
+    words().any(|word| word == "acquire") && !asks_for_json()
+}
+
+/// Whether the words that could not be understood ask for JSON.
+pub(crate) fn asks_for_json() -> bool {
+    words().any(|word| word == "--json")
+}
+
+/// The words of our command line up to `run`: what follows may be another command's.
+fn words() -> impl Iterator<Item = OsString> {
+    std::env::args_os().skip(1).take_while(|word| word != "run")
+}
+
+/// Why words cannot be understood, on one line.
+pub(crate) fn failure_of(error: &clap::Error) -> Failure {
+    let text = error.to_string();
+    let first = text.split("\n\n").next().unwrap_or_default();
+    let text = first.split_whitespace().collect::<Vec<_>>().join(" ");
+    Failure::usage(text.strip_prefix("error: ").unwrap_or(&text).to_owned())
 }
 
 #[derive(Debug, Subcommand)]
@@ -102,6 +134,7 @@ pub(crate) enum Verb {
     Break(Break),
     Completions(Completions),
     Man(Man),
+    Schema(Schema),
     #[command(hide = true)]
     Hold(Hold),
     #[command(hide = true)]
@@ -145,12 +178,15 @@ pub(crate) struct Run {
     /// it: -E 0, -n unless -w is given, and no word of that. On redlock:// give it -w 5s: jobs that try at the same moment may all be refused, with 69
     #[arg(long, conflicts_with_all = ["verbose", "conflict_exit_code"])]
     pub(crate) skip: bool,
-    /// Keep the lock closed until this long after it was acquired, also when the command ends sooner
+    /// Keep the lock closed until this long after it was acquired, also when the command ends sooner, or clinch is killed
     #[arg(long, value_parser = duration::parse, value_name = "DUR")]
     pub(crate) min_hold: Option<Duration>,
     /// Do not run again within this time after a run began, however that run ended
     #[arg(long, value_parser = duration::parse, value_name = "DUR")]
     pub(crate) once_per: Option<Duration>,
+    /// A run that failed does not count for --once-per
+    #[arg(long, requires = "once_per")]
+    pub(crate) retry_failed: bool,
     /// What to do about processes that the command leaves behind
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     pub(crate) orphans: Orphans,
@@ -246,17 +282,17 @@ pub(crate) struct Ls {
     /// Cut nothing away, however narrow the terminal is
     #[arg(long, conflicts_with = "json")]
     pub(crate) wide: bool,
-    /// Print one JSON array
+    /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Show one lock; exits with 1 when nobody holds it
+/// Show one lock, and until when it is kept closed; exits with 1 when nobody holds it
 #[derive(Args, Debug)]
 pub(crate) struct Show {
     /// The lock
     pub(crate) name: String,
-    /// Print a JSON object, or null
+    /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -321,7 +357,7 @@ pub(crate) struct Release {
     pub(crate) json: bool,
 }
 
-/// Take a lock away from its holder
+/// Take a lock away from its holder, or open one that is kept closed
 ///
 /// The holder is told, and its job is stopped, where it can be reached. A shell that holds it by `clinch acquire` cannot be told: it
 /// has 15 s, unless its lease ends or it releases the lock before; `clinch renew` answers 79 meanwhile. The next holder's token is larger, so stores that
@@ -330,13 +366,13 @@ pub(crate) struct Release {
 pub(crate) struct Break {
     /// The lock
     pub(crate) name: String,
-    /// Only this claim, held or waiting [default: all that are held]
+    /// Only this claim, held or waiting [default: all that are held, and what keeps the lock closed, also to --once-per]
     #[arg(long)]
     pub(crate) claim: Option<String>,
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
-    /// Print a JSON array of the claims
+    /// Print a JSON object, with what became of each claim
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -353,6 +389,30 @@ pub(crate) struct Completions {
 pub(crate) struct Man {
     /// The verb
     pub(crate) verb: Option<String>,
+}
+
+/// Print the JSON Schema of what clinch writes as JSON
+///
+/// All of it has the field "v", which is 1. Fields and words may be added to it; what is renamed, removed or given another meaning makes
+/// another number. With --json, what fails is told on stderr, one JSON object on a line (`error`); what is said before, too (`message`).
+#[derive(Args, Debug)]
+pub(crate) struct Schema {
+    /// Of the lines of `run --events`, of the --json of a verb, or of what a verb with --json says on stderr
+    pub(crate) format: Format,
+}
+
+/// What is written as JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    Events,
+    Ls,
+    Show,
+    Acquire,
+    Renew,
+    Release,
+    Break,
+    Error,
+    Message,
 }
 
 /// Hold a lock for `clinch acquire`.
@@ -428,9 +488,12 @@ that has started keeps it too, unless it closed the descriptor that it inherited
 and daemons that it left behind while it still runs. A process that is stopped for longer than its lease cannot be saved by any of this: check tokens at the store.
 
 --once-per counts every run that began, whatever its exit code, from the moment at which its command was started; so under cron it is
-to be shorter than cron's period. It uses a second lock, NAME/once-per. Like --min-hold it needs a store that can keep a lock closed.
+to be shorter than cron's period. With --retry-failed, a run whose command failed does not count, unless its lock was lost. It uses a second lock, NAME/once-per: `clinch
+show NAME` tells until when that is closed, `clinch break NAME` opens it. Like --min-hold it needs a store that can keep a lock closed.
+What is shared (-s, --permits) is kept closed by --min-hold only if clinch is not killed; elsewhere a killed clinch keeps it for a day at most.
 
-Events (--events) are JSON lines: waiting, acquired, reentered, jeopardy, held, lost, stopping, exited, released, refused."
+Events (--events) are JSON lines: waiting, acquired, reentered, jeopardy, held, lost, stopping, exited, released, refused.
+`clinch schema events` describes them."
 );
 
 const ACQUIRE_EXAMPLES: &str = "\

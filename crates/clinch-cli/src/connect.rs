@@ -38,6 +38,8 @@ pub(crate) fn block_on(verb: impl Future<Output = Outcome>) -> Outcome {
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     env: Env,
+    /// When it began.
+    pub(crate) since: Instant,
     /// Until when to wait for the lock; `None`: for as long as it takes.
     pub(crate) until: Option<Instant>,
     /// For how long, and until when, to wait for the store; `None`: until it is known that it does not answer.
@@ -53,12 +55,18 @@ impl Limits {
             limit => limit.saturating_add(MOMENT).max(ANSWER_AT_LEAST),
         });
         let answer = answer_for.map(|time| (time, now + time));
-        Limits { env: env.clone(), until: patience.limit().map(|limit| now + limit), answer }
+        Limits { env: env.clone(), since: now, until: patience.limit().map(|limit| now + limit), answer }
     }
 
     /// Of a verb that waits for nothing but answers.
     fn of_a_question(env: &Env) -> Limits {
-        Limits { env: env.clone(), until: None, answer: Some((ANSWER_FOR, env.clock().now() + ANSWER_FOR)) }
+        let now = env.clock().now();
+        Limits { env: env.clone(), since: now, until: None, answer: Some((ANSWER_FOR, now + ANSWER_FOR)) }
+    }
+
+    /// What the clock says.
+    pub(crate) fn now(&self) -> Instant {
+        self.env.clock().now()
     }
 
     /// Whether there is time to ask again.

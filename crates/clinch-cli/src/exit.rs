@@ -19,7 +19,7 @@ use std::error::Error as _;
 
 use clinch::ErrorKind;
 
-use crate::output::say;
+use crate::output::say_failure;
 
 pub(crate) const NOBODY: u8 = 1;
 pub(crate) const USAGE: u8 = 64;
@@ -67,7 +67,7 @@ impl Failure {
     /// Says it on stderr and returns the code.
     pub(crate) fn report(self) -> u8 {
         if !self.message.is_empty() {
-            say(&self.message);
+            say_failure(&self.message, self.code);
         }
         self.code
     }

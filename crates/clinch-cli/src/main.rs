@@ -5,40 +5,52 @@
 
 mod args;
 mod connect;
+mod documents;
 mod duration;
 mod exit;
 mod job;
 mod output;
 mod request;
 mod secret;
+mod status;
 mod table;
+mod turn;
 mod verbs;
+mod waiting;
 mod writer;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = match args::Cli::of_process() {
+    let parsed = args::Cli::of_process();
+    if parsed.as_ref().map_or_else(|_| args::asks_for_json(), args::Cli::wants_json) {
+        output::speak_json();
+    }
+    let cli = match parsed {
         Ok(cli) => cli,
         // It would be repeated.
-        Err(error) if secret::is_repeated_by(&error) => return ended(Err(misplaced())),
+        Err(error) if secret::is_repeated_by(&error) => return end(misplaced().report()),
         Err(error) => {
             // Help and version are answers, on stdout; the rest is a usage error. A closed stdout changes neither.
-            let _ = error.print();
+            match error.use_stderr() && args::asks_for_json() {
+                true => drop(args::failure_of(&error).report()),
+                false => drop(error.print()),
+            }
             if error.use_stderr() && args::asks_to_acquire() {
                 verbs::acquire::fail_eval(exit::USAGE);
             }
-            return ExitCode::from(if error.use_stderr() { exit::USAGE } else { 0 });
+            return end(if error.use_stderr() { exit::USAGE } else { 0 });
         }
     };
-    ended(match secret::is_misplaced(&cli) {
+    let outcome = match secret::is_misplaced(&cli) {
+        // It would be stored, and shown to everybody.
         true => Err(misplaced()),
         false => verbs::dispatch(cli),
-    })
+    };
+    end(outcome.unwrap_or_else(exit::Failure::report))
 }
 
-fn ended(outcome: exit::Outcome) -> ExitCode {
-    let code = outcome.unwrap_or_else(exit::Failure::report);
+fn end(code: u8) -> ExitCode {
     writer::WRITER.finish();
     ExitCode::from(code)
 }

@@ -3,15 +3,17 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use clinch::backend::{ClaimState, LockState};
-use clinch::{ClaimId, Mode, Token};
+use clinch::backend::ClaimState;
 use jiff::{Timestamp, Zoned, tz::TimeZone};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
+
 use serde::Serialize;
 
+use crate::documents::{ErrorJson, MessageJson, line};
 use crate::exit::{Failure, UNWRITTEN};
 use crate::writer::{To, WRITER};
 
@@ -21,9 +23,30 @@ pub(crate) const PATIENTLY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000
 /// For who does not wait here.
 pub(crate) const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
+/// Whether who reads our stderr is a program that was promised JSON.
+static SPEAKS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// Has all that is said from now on said as JSON, each on one line.
+pub(crate) fn speak_json() {
+    SPEAKS_JSON.store(true, Ordering::Relaxed);
+}
+
 /// Says something on stderr.
 pub(crate) fn say(what: impl Display) {
-    WRITER.write(&To::Stderr, message(what));
+    say_as(what, |message| MessageJson { message });
+}
+
+/// Says on stderr why a verb fails, and with which exit code.
+pub(crate) fn say_failure(what: &str, code: u8) {
+    say_as(what, |error| ErrorJson { error, code });
+}
+
+fn say_as<T: Serialize>(what: impl Display, document: impl FnOnce(String) -> T) {
+    let line = match SPEAKS_JSON.load(Ordering::Relaxed) {
+        true => line(document(what.to_string())),
+        false => message(what),
+    };
+    WRITER.write(&To::Stderr, line);
 }
 
 /// A line for people. It may tell of a holder, in the words of whoever that is.
@@ -57,12 +80,6 @@ fn write(text: &str) -> io::Result<()> {
     io::stdout().flush()
 }
 
-/// JSON, indented: people look at it too.
-pub(crate) fn json(value: &impl Serialize) -> Result<String, Failure> {
-    let text = serde_json::to_string_pretty(value).map_err(|error| Failure::system("JSON", error))?;
-    Ok(plain_json(&text) + "\n")
-}
-
 /// JSON that cannot mislead who looks at it.
 pub(crate) fn plain_json(text: &str) -> String {
     // Outside of its texts there are none of these but line ends.
@@ -75,75 +92,6 @@ fn json_escaped(c: char) -> Vec<char> {
         .iter()
         .flat_map(|unit| format!("\\u{unit:04x}").chars().collect::<Vec<_>>())
         .collect()
-}
-
-/// A lock in JSON.
-#[derive(Debug, Serialize)]
-pub(crate) struct LockJson {
-    name: String,
-    /// Until when it stays closed although nobody holds it.
-    closed_until: Option<String>,
-    claims: Vec<ClaimJson>,
-}
-
-/// A claim in JSON.
-#[derive(Debug, Serialize)]
-pub(crate) struct ClaimJson {
-    claim: Option<String>,
-    /// `exclusive`, `shared` or `permits`.
-    mode: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    permits: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    capacity: Option<u32>,
-    /// `held` or `waiting`.
-    state: &'static str,
-    /// Whether it is no client of ours, so that what is null is not known.
-    foreign: bool,
-    token: Option<u64>,
-    since: Option<String>,
-    expires_in_ms: Option<u64>,
-    host: Option<String>,
-    pid: Option<u32>,
-    user: Option<String>,
-    label: Option<String>,
-}
-
-impl From<&LockState> for LockJson {
-    fn from(lock: &LockState) -> LockJson {
-        LockJson {
-            name: lock.name.as_str().to_owned(),
-            closed_until: lock.closed_until.map(rfc3339),
-            claims: lock.claims.iter().map(ClaimJson::from).collect(),
-        }
-    }
-}
-
-impl From<&ClaimState> for ClaimJson {
-    fn from(claim: &ClaimState) -> ClaimJson {
-        let (mode, permits, capacity) = match claim.mode {
-            Mode::Exclusive => ("exclusive", None, None),
-            Mode::Shared => ("shared", None, None),
-            Mode::Permits { count, capacity } => ("permits", Some(count.get()), Some(capacity.get())),
-        };
-        let ours = !is_foreign(claim);
-        let owner = ours.then(|| claim.owner.clone());
-        ClaimJson {
-            claim: named(claim.id),
-            mode,
-            permits,
-            capacity,
-            state: state(claim),
-            foreign: !ours,
-            token: claim.token.filter(|_| claim.granted).map(Token::get),
-            since: Some(rfc3339(claim.since)).filter(|since| ours && !since.is_empty()),
-            expires_in_ms: claim.expires_in.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
-            pid: owner.as_ref().map(|owner| owner.pid),
-            host: owner.as_ref().map(|owner| owner.host.clone()),
-            user: owner.as_ref().map(|owner| owner.user.clone()),
-            label: owner.map(|owner| owner.label),
-        }
-    }
 }
 
 fn state(claim: &ClaimState) -> &'static str {
@@ -173,9 +121,13 @@ pub(crate) fn describe(claim: &ClaimState) -> String {
     )
 }
 
-/// A claim's id, where the store has one for it.
-pub(crate) fn named(id: ClaimId) -> Option<String> {
-    (id != ClaimId::from_bits(0)).then(|| id.to_string())
+/// Until when a lock stays closed, and how long that is from now.
+pub(crate) fn closed_until(until: SystemTime) -> String {
+    match until.duration_since(SystemTime::now()) {
+        Ok(left) => format!("closed until {} (in {})", local(until), short(left)),
+        // By the clock of the store it is not over yet.
+        Err(_) => format!("closed until {}", local(until)),
+    }
 }
 
 /// Whether a letter could steer a terminal, turn its text around, or is not seen.
@@ -201,29 +153,6 @@ pub(crate) fn shell_word(text: &str) -> String {
         text.to_owned()
     } else {
         format!("'{}'", text.replace('\'', r"'\''"))
-    }
-}
-
-/// What `acquire` answers.
-#[derive(Debug, Serialize)]
-pub(crate) struct LeaseJson {
-    pub(crate) name: String,
-    pub(crate) claim: String,
-    pub(crate) token: u64,
-    pub(crate) ttl_ms: u64,
-}
-
-/// What `renew`, `release` and `break` answer.
-#[derive(Debug, Serialize)]
-pub(crate) struct ResultJson {
-    pub(crate) name: String,
-    pub(crate) claim: Option<String>,
-    pub(crate) result: &'static str,
-}
-
-impl ResultJson {
-    pub(crate) fn new(name: &str, claim: ClaimId, result: &'static str) -> ResultJson {
-        ResultJson { name: name.to_owned(), claim: named(claim), result }
     }
 }
 
@@ -274,7 +203,7 @@ mod tests {
         assert_eq!(printable("a\x1b[2Jb\u{202e}c\u{200b}"), r"a\u{1b}[2Jb\u{202e}c\u{200b}");
         assert_eq!(message("held by \x1b[2J"), "clinch: held by \\u{1b}[2J\n");
         let odd = ["\u{9b}2J \"\u{202e}\u{e0041}\n日"];
-        let text = json(&odd).unwrap();
+        let text = crate::documents::json(&odd).unwrap();
         assert!(text.contains(r#"\u009b2J \"\u202e\udb40\udc41\n日"#), "{text}");
         assert_eq!(serde_json::from_str::<[String; 1]>(&text).unwrap(), odd);
     }

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use clinch::{Guard, Instant, Locks, LossKind, Mutex, RwLock, Semaphore};
+use clinch::{ClaimId, Guard, Instant, Locks, LossKind, Mutex, RwLock, Semaphore};
 
 use crate::args::{LeaseArgs, Share};
 use crate::connect::{Limits, TRY_AGAIN, is_transient};
-use crate::output::say;
+use crate::exit::Failure;
+use crate::output::{closed_until, describe, say};
 
 /// One lock in one mode.
 pub(crate) struct Request {
@@ -30,15 +31,15 @@ impl Request {
         Ok(Request { lock, ttl: locks.lease_ttl() })
     }
 
-    /// Waits within these limits, whatever happens to the store meanwhile.
-    pub(crate) async fn acquire(&self, limits: &Limits) -> clinch::Result<Guard> {
-        limits.keep(self.wait(limits)).await
+    /// Waits within these limits, whatever happens to the store meanwhile. `tell`: to whom the id of each claim that waits is told.
+    pub(crate) async fn acquire(&self, limits: &Limits, tell: impl Fn(ClaimId)) -> clinch::Result<Guard> {
+        limits.keep(self.wait(limits, tell)).await
     }
 
-    async fn wait(&self, limits: &Limits) -> clinch::Result<Guard> {
+    async fn wait(&self, limits: &Limits, tell: impl Fn(ClaimId)) -> clinch::Result<Guard> {
         let mut told = false;
         loop {
-            let error = match self.attempt(limits.until).await {
+            let error = match self.attempt(limits.until, &tell).await {
                 Err(error) if passes(&error) && limits.go_on() => error,
                 ended => return ended,
             };
@@ -49,12 +50,13 @@ impl Request {
         }
     }
 
-    async fn attempt(&self, until: Option<Instant>) -> clinch::Result<Guard> {
-        let acquire = match &self.lock {
+    async fn attempt(&self, until: Option<Instant>, tell: impl Fn(ClaimId)) -> clinch::Result<Guard> {
+        let mut acquire = match &self.lock {
             Lock::Exclusive(mutex) => mutex.lock(),
             Lock::Shared(lock) => lock.read(),
             Lock::Permits(semaphore, count) => semaphore.acquire(*count)?,
         };
+        tell(acquire.claim_id()?);
         let guard = match until {
             Some(until) => acquire.deadline(until).await?,
             None => acquire.await?,
@@ -90,6 +92,30 @@ fn passes(error: &clinch::Error) -> bool {
 
 fn has_run_out(error: &clinch::Error) -> bool {
     error.loss().is_some_and(|loss| loss.kind == LossKind::Expired)
+}
+
+/// Why a lock was not to be had: where nobody has it, it is kept closed, or who waits first does not take it.
+pub(crate) async fn why_taken(locks: &Locks, limits: &Limits, name: &str, failure: Failure) -> Failure {
+    if !failure.is_taken {
+        return failure;
+    }
+    // Not knowing it is no other failure.
+    let Ok(Some(state)) = limits.keep(locks.state(name)).await else { return failure };
+    if state.claims.iter().any(|claim| claim.granted) {
+        return failure;
+    }
+    match (state.closed_until, state.claims.first()) {
+        (Some(until), _) => {
+            Failure { message: format!("lock \"{name}\" is {}", closed_until(until)).into(), ..failure }
+        }
+        // Nobody does the job for as long as that one is stopped, say.
+        (None, Some(waiter)) => {
+            let why = "is not free, but nobody has it; who is first does not take it:";
+            let message = format!("lock \"{name}\" {why} {}", describe(waiter)).into();
+            Failure { is_taken: false, message, ..failure }
+        }
+        (None, None) => failure,
+    }
 }
 
 /// The locks with the leases that the command line asks for.

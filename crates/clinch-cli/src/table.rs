@@ -1,6 +1,7 @@
 //! The table of `clinch ls`: one line per claim, no wider than the terminal.
 
 use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
 use std::time::SystemTime;
 
 use clinch::Mode;
@@ -29,13 +30,22 @@ impl Look {
         if !io::stdout().is_terminal() {
             return Look::default();
         }
-        let size = rustix::termios::tcgetwinsize(rustix::stdio::stdout()).ok();
-        // A terminal that does not say how wide it is says zero.
-        let width = size.map(|size| usize::from(size.ws_col)).filter(|width| *width > 0 && !is_wide);
-        let is = |variable: &str, value: &str| std::env::var_os(variable).is_some_and(|is| is == value);
-        let refused = !is("NO_COLOR", "") && std::env::var_os("NO_COLOR").is_some();
-        Look { width, colour: !refused && !is("TERM", "dumb") }
+        let width = width(rustix::stdio::stdout()).filter(|_| !is_wide);
+        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Look { width, colour: !refused && !is_dumb() }
     }
+}
+
+/// How wide a terminal is.
+pub(crate) fn width(terminal: impl AsFd) -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(terminal).ok();
+    // One that does not say it says zero.
+    size.map(|size| usize::from(size.ws_col)).filter(|width| *width > 0)
+}
+
+/// Whether the terminal understands no codes.
+pub(crate) fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_some_and(|term| term == "dumb")
 }
 
 /// What a cell says besides its text.
@@ -67,7 +77,7 @@ type Cell = (String, Tone);
 
 /// What of a text is cut away.
 #[derive(Clone, Copy, Debug)]
-enum Cut {
+pub(crate) enum Cut {
     Start,
     Middle,
     End,
@@ -171,7 +181,7 @@ fn narrow(rows: &mut [Row], room: usize) {
 const LETTERS: usize = 8;
 
 /// A text that is no wider than this.
-fn cut(text: &str, width: usize, what: Cut) -> String {
+pub(crate) fn cut(text: &str, width: usize, what: Cut) -> String {
     if text.width() <= width {
         return text.to_owned();
     }

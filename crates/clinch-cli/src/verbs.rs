@@ -9,6 +9,7 @@ mod man;
 mod release;
 mod renew;
 mod run;
+mod schema;
 mod show;
 
 use crate::args::{Cli, Verb};
@@ -28,6 +29,7 @@ pub(crate) fn dispatch(cli: Cli) -> Outcome {
         Verb::Break(break_) => block_on(break_::run(store, &break_)),
         Verb::Completions(completions) => completions::run(&completions),
         Verb::Man(man) => man::run(&man),
+        Verb::Schema(schema) => schema::run(&schema),
         Verb::EndJob(end) => crate::job::end::run(&end),
         Verb::Hold(hold) => block_on(hold::run(store, &hold)),
     }

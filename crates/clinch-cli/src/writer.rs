@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::job::sys;
 use crate::output::{PATIENTLY, has_room, message};
+use crate::status;
 
 /// Lines that may wait. A run that goes well has a dozen in all; one whose store fails has a few for each renewal.
 const LINES: usize = 256;
@@ -58,8 +59,12 @@ pub(crate) struct Writer {
 #[derive(Debug)]
 struct State {
     lines: VecDeque<(To, String)>,
+    /// What is to stand in the last line of the terminal, where that changes; `None` in it: nothing.
+    status: Option<Option<String>>,
+    /// Whether something stands there.
+    has_status: bool,
     runs: bool,
-    /// Whether a line is just being written.
+    /// Whether something is just being written.
     writes: bool,
     /// Whether somebody has waited in vain since all was written last.
     is_late: bool,
@@ -68,7 +73,15 @@ struct State {
 
 impl Writer {
     const fn new(messages: To) -> Writer {
-        let state = State { lines: VecDeque::new(), runs: false, writes: false, is_late: false, dropped: 0 };
+        let state = State {
+            lines: VecDeque::new(),
+            status: None,
+            has_status: false,
+            runs: false,
+            writes: false,
+            is_late: false,
+            dropped: 0,
+        };
         Writer { messages, state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -80,6 +93,23 @@ impl Writer {
             return;
         }
         state.lines.push_back((to.clone(), line));
+        self.wake(state, true);
+    }
+
+    /// Puts a line into the last one of the terminal, in place of the one before; `None` takes that away. Other lines go above it.
+    pub(crate) fn status(&'static self, line: Option<String>) {
+        let mut state = self.lock();
+        let is_there = state.has_status || state.status.is_some() || state.writes;
+        let clears = line.is_none();
+        if is_there || !clears {
+            state.status = Some(line);
+            // What comes next is the job's, or the shell's.
+            self.wake(state, clears);
+        }
+    }
+
+    /// Has all be written, and waits for that a moment if it is asked to.
+    fn wake<'a>(&'static self, mut state: MutexGuard<'a, State>, waits: bool) {
         if !state.runs {
             state.runs = sys::start_deaf(|| self.run()).is_ok();
         }
@@ -89,7 +119,7 @@ impl Writer {
             return;
         }
         self.changed.notify_all();
-        if !state.is_late {
+        if waits && !state.is_late {
             let (mut state, is_done) = self.written(state, PROMPTLY);
             state.is_late = !is_done;
         }
@@ -105,7 +135,9 @@ impl Writer {
         state: MutexGuard<'a, State>,
         within: Duration,
     ) -> (MutexGuard<'a, State>, bool) {
-        let is_busy = |state: &mut State| state.writes || !state.lines.is_empty() || state.dropped > 0;
+        let is_busy = |state: &mut State| {
+            state.writes || !state.lines.is_empty() || state.dropped > 0 || state.status.is_some()
+        };
         let waited = self.changed.wait_timeout_while(state, within, is_busy);
         let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         (state, !timeout.timed_out())
@@ -122,14 +154,34 @@ impl Writer {
     }
 
     fn write_all<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        while let Some((to, line)) = state.next(&self.messages) {
+        loop {
+            let (line, had_status) = (state.next(&self.messages), state.has_status);
+            let status = if line.is_none() { state.status.take() } else { None };
+            if line.is_none() && status.is_none() {
+                return state;
+            }
             state.writes = true;
             drop(state);
-            self.write_one(&to, &line);
+            let has_status = match (line, status) {
+                (Some((To::Stderr, line)), _) if had_status && status::is_ours() => {
+                    self.write_one(&To::Stderr, &format!("{}{line}", status::CLEAR));
+                    false
+                }
+                (Some((to, line)), _) => {
+                    self.write_one(&to, &line);
+                    had_status && !matches!(to, To::Stderr)
+                }
+                (None, Some(Some(line))) => status::draw(&line),
+                (None, _) => {
+                    if had_status {
+                        status::clear();
+                    }
+                    false
+                }
+            };
             state = self.lock();
-            state.writes = false;
+            (state.writes, state.has_status) = (false, has_status);
         }
-        state
     }
 
     /// One write for each line, so that processes that append to one file do not mix theirs.

@@ -35,7 +35,7 @@ fn a_job_that_holds_too_long_is_dead_before_the_next_starts() {
         ["acquired", "stopping", "stopping", "exited", "released"],
         "never lost: stopped in time"
     );
-    assert_eq!((&events[1]["signal"], &events[2]["signal"]), (&"TERM".into(), &"KILL".into()));
+    assert_eq!((&events[1]["signal"], &events[2]["signal"]), (&"term".into(), &"kill".into()));
 }
 
 /// The laptop slept past the end: the next one works beside a job that still has its grace.
@@ -119,11 +119,11 @@ fn a_broken_lock_stops_its_job() {
     assert_eq!(world.code(["break", "x"]), 64, "nobody is there to be asked");
     let broken = world.output(["break", "--yes", "--json", "x"]);
     let results: serde_json::Value = serde_json::from_slice(&broken.stdout).unwrap();
-    assert_eq!(results[0]["result"], "evicted");
+    assert_eq!(results["results"][0]["result"], "evicted");
     assert_eq!(run.code(), 79);
     assert!(!runs(job));
     let lost = world.events("events").into_iter().find(|event| event["event"] == "lost").unwrap();
-    assert_eq!(lost["kind"], "Deleted");
+    assert_eq!(lost["kind"], "deleted");
     assert_eq!(world.code(["run", "-n", "x", "true"]), 0);
     assert_eq!(world.code(["break", "--yes", "x"]), 1, "nobody holds it");
 }

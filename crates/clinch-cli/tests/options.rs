@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use clinch_testkit::{Proxy, Redis};
-use common::{World, eventually};
+use common::{World, eventually, locks};
 
 const JOB: &str = "echo $$ > $CLINCH_CLAIM.pid; while [ ! -e stop ]; do sleep 0.02; done";
 
@@ -73,7 +73,7 @@ fn once_per_counts_every_run_that_began() {
     eventually("the job has ended", || !world.held("x"));
     let again = world.output(["run", "--once-per", "1h", "x", "true"]);
     assert_eq!(again.status.code(), Some(75));
-    assert!(String::from_utf8_lossy(&again.stderr).contains("may run again at"));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("ran a short time ago, and is closed until"));
     assert_eq!(world.code(["run", "--once-per", "1h", "-E", "0", "x", "false"]), 0);
     assert_eq!(world.code(["run", "-n", "x", "true"]), 0, "the lock itself is free");
 }
@@ -157,8 +157,7 @@ fn a_label_says_what_a_lock_is_for() {
     let label = |args: &[&str]| {
         let output = world.output(args.iter().copied());
         assert!(output.status.success(), "{output:?}");
-        let locks: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        locks[0]["claims"][0]["label"].as_str().unwrap().to_owned()
+        locks(&output.stdout)[0]["claims"][0]["label"].as_str().unwrap().to_owned()
     };
     let clinch = env!("CARGO_BIN_EXE_clinch");
     assert_eq!(label(&["run", "--label", "nightly report", "x", clinch, "ls", "--json"]), "nightly report");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Busy, Grant, Progress, Wake};
-use crate::claim::{Claim, LossKind, Mode, Owner};
+use crate::claim::{Claim, ClaimId, LossKind, Mode, Owner};
 use crate::claimed::Claimed;
 use crate::clock::Instant;
 use crate::engine::{Engine, REPEATS};
@@ -44,7 +44,7 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) fn acquire<G>(&self, mode: Mode) -> Acquire<'_, G> {
-        Acquire { target: self, mode, until: None, guard: PhantomData }
+        Acquire { target: self, mode, until: None, id: None, guard: PhantomData }
     }
 
     /// Granted now or not at all.
@@ -74,7 +74,7 @@ impl Target {
 
     /// One step that leaves no place in the queue.
     async fn step(&self, mode: Mode) -> Result<Result<Guard, Busy>> {
-        let (claimed, claim) = self.new_claim(mode, false)?;
+        let (claimed, claim) = self.new_claim(mode, false, self.engine.env.random().claim_id()?)?;
         let (mut attempt, mut late) = (0, 0);
         loop {
             let sent = self.engine.env.now();
@@ -100,10 +100,10 @@ impl Target {
         self.engine.backend.claim(claim).await.map_err(nothing_lost)
     }
 
-    fn new_claim(&self, mode: Mode, enqueue: bool) -> Result<(Claimed, Arc<Claim>)> {
+    fn new_claim(&self, mode: Mode, enqueue: bool, id: ClaimId) -> Result<(Claimed, Arc<Claim>)> {
         self.engine.check_open()?;
         let claim = Arc::new(Claim {
-            id: self.engine.env.random().claim_id()?,
+            id,
             name: self.name.clone(),
             mode,
             ttl: self.options.ttl,
@@ -154,8 +154,8 @@ impl Target {
         whole && self.is_fresh(grant, sent)
     }
 
-    /// Waits for a grant until `until`; `None`: for as long as it takes.
-    async fn wait(&self, mode: Mode, until: Option<Instant>) -> Result<Guard> {
+    /// Waits for a grant until `until`; `None`: for as long as it takes. `id`: the claim's, where it is known already.
+    async fn wait(&self, mode: Mode, until: Option<Instant>, id: Option<ClaimId>) -> Result<Guard> {
         let start = self.engine.env.now();
         let mut wait = Wait {
             target: self,
@@ -180,12 +180,12 @@ impl Target {
                 let end = self.engine.env.sleep_until(until);
                 tokio::select! {
                     biased;
-                    result = wait.run(mode) => return result,
+                    result = wait.run(mode, id) => return result,
                     () = end => {}
                 }
                 Err(wait.timed_out(self.engine.env.now().since(start)))
             }
-            None => wait.run(mode).await,
+            None => wait.run(mode, id).await,
         }
     }
 }
@@ -205,10 +205,11 @@ struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    async fn run(&mut self, mode: Mode) -> Result<Guard> {
+    async fn run(&mut self, mode: Mode, id: Option<ClaimId>) -> Result<Guard> {
         let target = self.target;
         let engine = &target.engine;
-        let (claimed, claim) = target.new_claim(mode, true)?;
+        let id = id.map_or_else(|| engine.env.random().claim_id(), Ok)?;
+        let (claimed, claim) = target.new_claim(mode, true, id)?;
         let mut place: Option<Kept> = None;
         let (mut attempt, mut late) = (0, 0);
         loop {
@@ -417,6 +418,8 @@ pub struct Acquire<'a, G = Guard> {
     target: &'a Target,
     mode: Mode,
     until: Option<Instant>,
+    /// The claim's, where somebody has asked for it.
+    id: Option<ClaimId>,
     guard: PhantomData<fn() -> G>,
 }
 
@@ -431,6 +434,29 @@ impl<'a, G: From<Guard> + 'a> Acquire<'a, G> {
     pub fn deadline(mut self, until: Instant) -> Acquire<'a, G> {
         self.until = Some(until);
         self
+    }
+
+    /// The id of the claim that will wait: by it, who looks on finds its place among the claims of
+    /// [`Locks::state`](crate::Locks::state). A request with no time to wait makes claims of other ids.
+    ///
+    /// # Errors
+    ///
+    /// As of the request, where the system has no random numbers.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// let locks = clinch::connect("memory://").await?;
+    /// let mutex = locks.mutex("nightly")?;
+    /// let mut request = mutex.lock();
+    /// let id = request.claim_id()?;
+    /// assert_eq!(request.await?.claim_id(), id);
+    /// # Ok::<_, clinch::Error>(()) }).unwrap();
+    /// ```
+    pub fn claim_id(&mut self) -> Result<ClaimId> {
+        let id = self.id.map_or_else(|| self.target.engine.env.random().claim_id(), Ok)?;
+        Ok(*self.id.insert(id))
     }
 }
 
@@ -480,8 +506,8 @@ impl<'a, G: From<Guard> + 'a> IntoFuture for Acquire<'a, G> {
     type IntoFuture = Pin<Box<dyn Future<Output = Result<G>> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let Acquire { target, mode, until, .. } = self;
-        let waits = target.engine.here(target.wait(mode, until));
+        let Acquire { target, mode, until, id, .. } = self;
+        let waits = target.engine.here(target.wait(mode, until, id));
         Box::pin(async { waits.await.map(G::from) })
     }
 }

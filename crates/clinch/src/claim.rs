@@ -180,8 +180,10 @@ pub struct Loss {
 pub enum LossKind {
     /// Somebody removed it from the store: an operator, or the store forgot it.
     Deleted,
-    /// Its time ran out: no renewal was confirmed in time, or it was held as long as it may be.
+    /// Its time ran out: no renewal was confirmed in time.
     Expired,
+    /// It was held for as long as it may be: [`Locks::max_hold`](crate::Locks::max_hold).
+    HeldTooLong,
     /// The session that carried it ended.
     SessionEnded,
     /// The store gave an answer that neither proves nor disproves it.
@@ -200,6 +202,7 @@ impl fmt::Display for Loss {
         let kind = match self.kind {
             LossKind::Deleted => "deleted",
             LossKind::Expired => "expired",
+            LossKind::HeldTooLong => "held too long",
             LossKind::SessionEnded => "session ended",
             LossKind::Unverifiable => "unverifiable",
         };

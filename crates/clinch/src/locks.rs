@@ -179,6 +179,12 @@ impl Locks {
         Ok(self)
     }
 
+    /// The same locks with claims that name another process as their owner: who asks for a shell that is to hold the lock.
+    pub fn on_behalf_of(mut self, pid: u32) -> Locks {
+        self.options.owner = Arc::new(Owner { pid, ..(*self.options.owner).clone() });
+        self
+    }
+
     /// The mutex of this name.
     ///
     /// # Errors
@@ -234,6 +240,17 @@ impl Locks {
     /// [`ErrorKind::Unavailable`] when the store did not answer.
     pub async fn evict(&self, name: &str, claim: ClaimId) -> Result<Freed> {
         self.engine.here(self.engine.backend.evict(&LockName::new(name)?, claim)).await
+    }
+
+    /// Opens a lock that lingers closed, and does nothing to those who hold it or wait for it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`] when the store did not answer.
+    pub async fn open(&self, name: &str) -> Result<()> {
+        // As the eviction of a claim that is gone does, whoever's.
+        let (name, nobody) = (LockName::new(name)?, self.engine.env.random().claim_id()?);
+        self.engine.here(self.engine.backend.evict(&name, nobody)).await.map(drop)
     }
 
     /// Renews a [detached](crate::Guard::detach) lease, so that it lasts `ttl` from this moment, or longer where another renewal asked for
@@ -351,8 +368,10 @@ fn this_process() -> Arc<Owner> {
             })
             .collect()
     };
-    let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok());
-    let user = user.unwrap_or_else(|| format!("uid {}", rustix::process::geteuid().as_raw()));
+    // What the environment says may be of whoever started this by su or sudo.
+    let uid = nix::unistd::geteuid();
+    let user = nix::unistd::User::from_uid(uid).ok().flatten();
+    let user = user.map_or_else(|| format!("uid {uid}"), |user| user.name);
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     Arc::new(Owner {
         host: text(&host, 64),

@@ -279,15 +279,15 @@ impl Tenure {
         if matches!(state.standing, Standing::Lost(_)) || self.token.is_none() {
             return;
         }
-        let why = if self.policy.hold_until.is_some_and(|cap| cap <= now) {
-            "held for as long as it may be"
+        let loss = if self.policy.hold_until.is_some_and(|cap| cap <= now) {
+            Loss::new(LossKind::HeldTooLong, "its longest hold is over")
         } else if self.deadline_of(state).is_some_and(|deadline| deadline <= now) {
-            "no renewal was confirmed in time"
+            Loss::new(LossKind::Expired, "no renewal was confirmed in time")
         } else {
             return;
         };
         state.expired_at = Some(now);
-        state.lose(Loss::new(LossKind::Expired, why));
+        state.lose(loss);
     }
 
     /// Takes the answer to a renewal that was sent at `sent`; says whether the claim is still there.

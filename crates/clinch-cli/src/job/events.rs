@@ -3,12 +3,15 @@
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use clinch::{Loss, LossKind};
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
 
+use super::children::Exit;
 use super::sys;
+use crate::documents::{ClaimJson, Version, whole_ms};
 use crate::exit::Failure;
 use crate::output::{plain_json, rfc3339};
 use crate::writer::{Log, To, WRITER};
@@ -20,13 +23,156 @@ pub(crate) struct Events {
     name: String,
 }
 
-#[derive(Serialize)]
-struct Line<'a> {
+/// One line of `clinch run --events`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Line<'a> {
+    v: Version,
+    /// When it was written: RFC 3339 in UTC.
     time: String,
-    event: &'a str,
+    /// The lock.
     name: &'a str,
     #[serde(flatten)]
-    more: Value,
+    event: Event,
+}
+
+/// What happened.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum Event {
+    /// The lock is waited for. Written again when something of this changes but the time.
+    Waiting {
+        /// How many claims are ahead, with those that hold the lock; null where that is not known, as on stores without a queue.
+        ahead: Option<u64>,
+        /// Who holds the lock; the first of several. Null: nobody, or it is not known.
+        holder: Option<Box<ClaimJson>>,
+        /// Until when the lock is kept closed: RFC 3339 in UTC.
+        closed_until: Option<String>,
+        /// Why nothing is known: the store does not answer.
+        error: Option<String>,
+        /// How long it was waited for until now.
+        waited_ms: u64,
+    },
+    /// The lock is held.
+    Acquired {
+        /// The fencing token.
+        token: u64,
+        /// The claim's id.
+        claim: String,
+        /// The process of `clinch run`.
+        pid: u32,
+    },
+    /// The job around this one holds the lock; the command is begun under its claim, and this is the last event.
+    Reentered {
+        /// The id of its claim.
+        claim: String,
+        /// The fencing token.
+        token: Option<u64>,
+    },
+    /// Renewals are overdue.
+    Jeopardy {
+        /// What is left of the lease; null where it does not end.
+        remaining_ms: Option<u64>,
+    },
+    /// A renewal has come through after all.
+    Held {
+        /// What is left of the lease; null where it does not end.
+        remaining_ms: Option<u64>,
+    },
+    /// The lock was lost.
+    Lost {
+        kind: LossWord,
+        /// How that was noticed, for people.
+        reason: String,
+    },
+    /// The job is told to end, for the lock is about to be lost, or was.
+    Stopping {
+        signal: StopWord,
+        /// What is left of the lease; null where it does not end.
+        remaining_ms: Option<u64>,
+    },
+    /// The job has ended.
+    Exited {
+        /// Its exit code; null: a signal ended it.
+        code: Option<u8>,
+        /// The number of the signal that ended it; null: it exited.
+        signal: Option<i32>,
+        /// How long it ran.
+        duration_ms: u64,
+    },
+    /// The lock was released.
+    Released {
+        /// For how long it stays closed.
+        closed_ms: u64,
+    },
+    /// The job did not begin.
+    Refused {
+        /// Why, for people.
+        reason: String,
+    },
+}
+
+/// Why a lock was lost.
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LossWord {
+    /// Somebody removed it from the store: an operator, or the store forgot it.
+    Deleted,
+    /// No renewal was confirmed in time.
+    Expired,
+    /// It was held for as long as `--max-hold` allows.
+    MaxHold,
+    /// The session that carried it ended.
+    SessionEnded,
+    /// The store gave an answer that neither proves nor disproves it.
+    Unverifiable,
+    /// Something else.
+    Other,
+}
+
+/// How a job is told to end.
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StopWord {
+    /// By SIGTERM: it has some time to end by itself.
+    Term,
+    /// By SIGKILL.
+    Kill,
+}
+
+impl StopWord {
+    /// The signal's name.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            StopWord::Term => "TERM",
+            StopWord::Kill => "KILL",
+        }
+    }
+}
+
+impl Event {
+    pub(crate) fn lost(loss: &Loss) -> Event {
+        let kind = match loss.kind {
+            LossKind::Deleted => LossWord::Deleted,
+            LossKind::Expired => LossWord::Expired,
+            LossKind::HeldTooLong => LossWord::MaxHold,
+            LossKind::SessionEnded => LossWord::SessionEnded,
+            LossKind::Unverifiable => LossWord::Unverifiable,
+            _ => LossWord::Other,
+        };
+        Event::Lost { kind, reason: loss.detail.to_string() }
+    }
+
+    pub(crate) fn refused(why: &Failure) -> Event {
+        Event::Refused { reason: why.message.to_string() }
+    }
+
+    pub(crate) fn exited(exit: Exit, time: Duration) -> Event {
+        let (code, signal) = match exit {
+            Exit::Code(code) => (Some(code), None),
+            Exit::Signal(signal) => (None, Some(signal)),
+        };
+        Event::Exited { code, signal, duration_ms: whole_ms(time) }
+    }
 }
 
 impl Events {
@@ -47,10 +193,10 @@ impl Events {
         self.to.is_some()
     }
 
-    /// Writes one event with what belongs to it, an object.
-    pub(crate) fn emit(&self, event: &str, more: impl FnOnce() -> Value) {
+    /// Writes one event.
+    pub(crate) fn emit(&self, event: impl FnOnce() -> Event) {
         let Some(to) = &self.to else { return };
-        let line = Line { time: rfc3339(SystemTime::now()), event, name: &self.name, more: more() };
+        let line = Line { v: Version, time: rfc3339(SystemTime::now()), name: &self.name, event: event() };
         // Texts, numbers and null only, which are always JSON.
         if let Ok(line) = serde_json::to_string(&line) {
             WRITER.write(to, plain_json(&line) + "\n");

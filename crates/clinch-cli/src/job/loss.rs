@@ -87,7 +87,7 @@ impl Plan {
         if self.on_lost == OnLost::Ignore || stage == Stage::Killed {
             return Step::Wait(None);
         }
-        if lost == Some(LossKind::Expired) {
+        if matches!(lost, Some(LossKind::Expired | LossKind::HeldTooLong)) {
             // Nobody saw it coming: this process was stopped, or the whole machine slept.
             return Step::Kill;
         }

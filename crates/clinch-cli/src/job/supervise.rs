@@ -3,21 +3,21 @@
 
 use std::time::Duration;
 
-use clinch::{Env, Guard, Instant, Loss, Standing};
+use clinch::{Env, Guard, Instant, Loss, LossKind, Standing};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Signal, getpid};
 use rustix::termios::tcgetpgrp;
-use serde_json::json;
 use tokio::signal::unix;
 
 use super::children::{Change, Child, Exit, signal_orphans};
-use super::events::Events;
+use super::events::{Event, Events, StopWord};
 use super::fork::{NotBegun, Start};
 use super::kin::{Stat, signal_all};
 use super::loss::{Plan, Stage, Step};
 use super::signals::{Caught, Signals};
 use super::sys;
 use crate::args::{OnLost, Orphans, Run};
+use crate::documents::whole_ms;
 use crate::output::say;
 
 /// How soon is looked again for what is left of a killed job.
@@ -41,6 +41,8 @@ pub(crate) struct Supervisor<'a> {
 /// How far it has come.
 #[derive(Debug)]
 pub(crate) struct Progress {
+    /// When the job was started.
+    since: Option<Instant>,
     stage: Stage,
     told: Option<Instant>,
     exit: Option<Exit>,
@@ -52,7 +54,7 @@ pub(crate) struct Progress {
 impl Default for Progress {
     fn default() -> Progress {
         let (stage, standing) = (Stage::Running, Standing::Held);
-        Progress { stage, told: None, exit: None, standing, waits: false }
+        Progress { since: None, stage, told: None, exit: None, standing, waits: false }
     }
 }
 
@@ -74,6 +76,7 @@ impl Supervisor<'_> {
         deaths: &mut unix::Signal,
     ) -> Result<Ended, NotBegun> {
         let mut died = false;
+        self.progress.since = Some(self.env.clock().now());
         loop {
             if let Some(exit) = self.look(std::mem::take(&mut died)) {
                 let stopped = self.progress.stage != Stage::Running;
@@ -146,10 +149,8 @@ impl Supervisor<'_> {
     fn ended(&mut self, exit: Exit) {
         self.progress.exit = Some(exit);
         if self.start.failure().is_none() {
-            self.events.emit("exited", || match exit {
-                Exit::Code(code) => json!({ "code": code }),
-                Exit::Signal(signal) => json!({ "signal": signal }),
-            });
+            let time = self.env.clock().now().since(self.progress.since.unwrap_or(self.env.clock().now()));
+            self.events.emit(|| Event::exited(exit, time));
         }
     }
 
@@ -213,50 +214,51 @@ impl Supervisor<'_> {
         self.progress.stage = Stage::Terminated;
         self.progress.told = Some(self.env.clock().now());
         self.child.end(Signal::TERM);
-        self.report_stopping("TERM");
+        self.report_stopping(StopWord::Term);
     }
 
     fn kill(&mut self) {
         self.progress.stage = Stage::Killed;
         self.child.end(Signal::KILL);
-        self.report_stopping("KILL");
+        self.report_stopping(StopWord::Kill);
     }
 
-    fn report_stopping(&mut self, signal: &str) {
-        let left = self.guard.remaining().map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-        self.events.emit("stopping", || json!({ "signal": signal, "remaining_ms": left }));
+    fn report_stopping(&mut self, signal: StopWord) {
+        let remaining_ms = self.guard.remaining().map(whole_ms);
+        self.events.emit(|| Event::Stopping { signal, remaining_ms });
         if !self.run.quiet {
-            let why = if self.guard.is_held() { "is about to be lost" } else { "was lost" };
+            let why = match self.guard.standing() {
+                // Renewals are in time: it is its own end that has come.
+                Standing::Held if self.run.max_hold.is_some() => "reaches its --max-hold",
+                Standing::Held | Standing::Jeopardy => "is about to be lost",
+                Standing::Lost(Loss { kind: LossKind::HeldTooLong, .. }) => "has reached its --max-hold",
+                _ => "was lost",
+            };
+            let signal = signal.text();
             say(format_args!("lock \"{}\" {why}: sending {signal} to the job", self.run.name));
         }
     }
 
     /// Reports how the lease stands.
     fn stands(&mut self, standing: Standing) {
-        let left = self.guard.remaining().map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        let remaining_ms = self.guard.remaining().map(whole_ms);
         match &standing {
             Standing::Lost(loss) => {
-                report_loss(self.events, loss);
+                self.events.emit(|| Event::lost(loss));
                 if !self.run.quiet {
                     say(format_args!("lock \"{}\" was lost: {loss}", self.run.name));
                 }
             }
             Standing::Jeopardy => {
-                self.events.emit("jeopardy", || json!({ "remaining_ms": left }));
+                self.events.emit(|| Event::Jeopardy { remaining_ms });
                 if self.run.verbose {
                     say(format_args!("lock \"{}\" is in jeopardy: renewals are overdue", self.run.name));
                 }
             }
-            _ => self.events.emit("held", || json!({ "remaining_ms": left })),
+            _ => self.events.emit(|| Event::Held { remaining_ms }),
         }
         self.progress.standing = standing;
     }
-}
-
-/// Writes the event of a loss.
-pub(crate) fn report_loss(events: &mut Events, loss: &Loss) {
-    let kind = format!("{:?}", loss.kind);
-    events.emit("lost", || json!({ "kind": kind, "reason": loss.detail }));
 }
 
 /// By which key of the terminal a job died.

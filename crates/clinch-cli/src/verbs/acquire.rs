@@ -15,12 +15,14 @@ use tokio::net::unix::pipe::Receiver;
 use super::hold::{KEEP, Report, read_line};
 use crate::args::{Acquire, Share, Store};
 use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, close, connect_within, is_transient};
+use crate::documents::{LeaseJson, document, whole_ms};
 use crate::exit::{CONFLICT, Failure, INTERNAL, LOST, Outcome, SIGNAL_BASE, UNWRITTEN};
 use crate::job::kin::Stat;
 use crate::job::signals::Signals;
 use crate::job::sys;
-use crate::output::{AT_ONCE, LeaseJson, PATIENTLY, answer, has_room, json, shell_word, show};
-use crate::request::{Request, with_lease};
+use crate::output::{AT_ONCE, PATIENTLY, answer, has_room, shell_word, show};
+use crate::request::{Request, why_taken, with_lease};
+use crate::waiting::Waiting;
 
 /// How long the answer may take to be read, and which part of the lease at most: who reads it later has little of that.
 const READ_WITHIN: Duration = Duration::from_secs(5);
@@ -95,17 +97,20 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
     }
     let env = Env::host(Lane::here()?);
     let limits = Limits::of(&args.patience, &env);
-    let connected = unless_ended(signals, connect_within(store, &env, &limits)).await?;
+    let waiting = Waiting::new(&args.name, &limits, !args.patience.no_wait && !args.json);
+    let connecting = waiting.beside(None, connect_within(store, &env, &limits));
+    let connected = unless_ended(signals, connecting).await?;
     let locks = with_lease(connected?, &args.lease, "")?;
     let can = locks.capabilities();
     let mut holder = None;
     let lease = if can.detached && can.processes {
-        take(&locks, args, &env, &limits, signals).await
+        take(&locks, args, &env, &limits, &waiting, signals).await
     } else if can.crash_release && can.processes {
         // Wrong arguments are told here, where they can be explained.
         Request::new(&locks, &args.name, &args.share)?;
         let mut started = Holder::start(store, args)?;
-        let report = unless_ended(signals, started.report(locks.lease_ttl())).await;
+        let report = waiting.beside(Some(&locks), started.report(locks.lease_ttl(), &waiting));
+        let report = unless_ended(signals, report).await;
         holder = Some(started);
         report.and_then(|report| Ok(report?))
     } else {
@@ -113,16 +118,17 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
             "on this store a lock ends with the process that took it; use `clinch run`, or another store";
         Err(Failure::usage(text).into())
     };
-    let Lease { claim, token, late } = lease.map_err(|failed| match failed {
-        Failed::Because(failure) if failure.code == CONFLICT => {
-            Failure { code: args.conflict_exit_code, ..failure }.into()
+    drop(waiting);
+    let Lease { claim, token, late } = match lease {
+        Err(Failed::Because(failure)) if failure.code == CONFLICT => {
+            let failure = why_taken(&locks, &limits, &args.name, failure).await;
+            return Err(Failure { code: args.conflict_exit_code, ..failure }.into());
         }
-        failed => failed,
-    })?;
+        lease => lease?,
+    };
     let (name, ttl) = (&args.name, locks.lease_ttl());
     let text = if args.json {
-        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-        json(&LeaseJson { name: name.clone(), claim: claim.clone(), token, ttl_ms })?
+        document(LeaseJson { name: name.clone(), claim: claim.clone(), token, ttl_ms: whole_ms(ttl) })?
     } else {
         format!("name={} claim={claim} token={token}\n", shell_word(name))
     };
@@ -219,12 +225,18 @@ async fn take(
     args: &Acquire,
     env: &Env,
     limits: &Limits,
+    waiting: &Waiting<'_>,
     signals: &mut Signals,
 ) -> Result<Lease, Failed> {
-    let locks = locks.clone().renew(Renew::Never);
+    let mut locks = locks.clone().renew(Renew::Never);
+    // Not us, who end next.
+    if let Some(owner) = args.for_pid.or_else(caller) {
+        locks = locks.on_behalf_of(owner.unsigned_abs());
+    }
     let request = Request::new(&locks, &args.name, &args.share)?;
     let left = limits.keep(async {
-        let guard = request.acquire(limits).await?;
+        let granted = request.acquire(limits, |claim| waiting.waits_with(claim));
+        let guard = waiting.beside(Some(&locks), granted).await?;
         let late = env.clock().now() + guard.remaining().unwrap_or(locks.lease_ttl());
         let left = guard.detach().await?;
         Ok(Lease { claim: left.claim.to_string(), token: left.token.get(), late })
@@ -268,18 +280,30 @@ impl Holder {
     }
 
     /// Waits until it has the lock, or cannot have it.
-    async fn report(&mut self, ttl: Duration) -> Result<Lease, Failure> {
-        let mut text = Vec::new();
-        read_line(&self.report, &mut text)
-            .await
-            .map_err(|error| Failure::system("cannot hear the holder of the lock", error))?;
-        match serde_json::from_slice(&text) {
-            Ok(Report::Granted { claim, token, since }) => {
-                let late = Instant::from_nanos(since) + ttl / LATE_PART;
-                Ok(Lease { claim, token, late })
+    async fn report(&mut self, ttl: Duration, waiting: &Waiting<'_>) -> Result<Lease, Failure> {
+        loop {
+            let mut text = Vec::new();
+            read_line(&self.report, &mut text)
+                .await
+                .map_err(|error| Failure::system("cannot hear the holder of the lock", error))?;
+            let lines = text.split_inclusive(|byte| *byte == b'\n').map(serde_json::from_slice);
+            // With the end of the pipe there is none.
+            for report in lines.chain(text.is_empty().then(|| serde_json::from_slice(&[]))) {
+                match report {
+                    Ok(Report::Waiting { claim }) => waiting.waits_with(claim.parse()?),
+                    Ok(Report::Granted { claim, token, since }) => {
+                        let late = Instant::from_nanos(since) + ttl / LATE_PART;
+                        return Ok(Lease { claim, token, late });
+                    }
+                    Ok(Report::Failed { code, message }) => {
+                        let is_taken = code == CONFLICT;
+                        return Err(Failure { is_taken, ..Failure::new(code, message) });
+                    }
+                    Err(_) => {
+                        return Err(Failure::new(INTERNAL, "the holder of the lock ended without a word"));
+                    }
+                }
             }
-            Ok(Report::Failed { code, message }) => Err(Failure::new(code, message)),
-            Err(_) => Err(Failure::new(INTERNAL, "the holder of the lock ended without a word")),
         }
     }
 

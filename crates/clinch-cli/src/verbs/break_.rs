@@ -1,50 +1,103 @@
-//! `clinch break`: an operator takes a lock away from whoever holds it.
+//! `clinch break`: an operator takes a lock away from whoever holds it, and opens what keeps it closed.
 
 use std::io::{self, BufRead, Write};
+use std::time::SystemTime;
 
-use clinch::ClaimId;
 use clinch::backend::{ClaimState, Freed};
+use clinch::{ClaimId, Locks};
 
 use crate::args::{Break, Store};
 use crate::connect::connect;
+use crate::documents::{ResultJson, ResultWord, ResultsJson, document};
 use crate::exit::{Failure, NOBODY, Outcome};
-use crate::output::{ResultJson, answer, describe, json, printable, say};
+use crate::output::{answer, closed_until, describe, printable, say};
+use crate::turn;
+
+/// What is to be done.
+struct Victims {
+    claims: Vec<ClaimState>,
+    /// Locks that are kept closed, and until when.
+    closed: Vec<(String, SystemTime)>,
+}
+
+impl Victims {
+    async fn find(locks: &Locks, args: &Break) -> Result<Victims, Failure> {
+        let only = args.claim.as_deref().map(str::parse::<ClaimId>).transpose()?;
+        let name = &args.name;
+        let (state, turn) = tokio::try_join!(locks.state(name), turn::closed_until(locks, name))?;
+        let own = state.as_ref().and_then(|state| state.closed_until).map(|until| (name.clone(), until));
+        let turn = turn::name_of(name).zip(turn);
+        let closed = own.into_iter().chain(turn).filter(|_| only.is_none()).collect();
+        let mut claims = state.map(|state| state.claims).unwrap_or_default();
+        claims.retain(|claim| only.map_or(claim.granted, |only| claim.id == only));
+        if claims.is_empty() && only.is_some() {
+            return Err(Failure::new(NOBODY, format!("lock \"{name}\" has no such claim")));
+        }
+        Ok(Victims { claims, closed })
+    }
+
+    /// A line for each.
+    fn lines(&self) -> impl Iterator<Item = String> {
+        let closed =
+            |(name, until): &(String, SystemTime)| format!("{}, {}", printable(name), closed_until(*until));
+        self.claims.iter().map(describe).chain(self.closed.iter().map(closed))
+    }
+
+    /// Takes all away; tells what became of each, in the order of their lines.
+    async fn end(&self, locks: &Locks, name: &str) -> Vec<Result<ResultJson, (ResultJson, Failure)>> {
+        // All at once, since to be told takes each holder its time; and all of them before anything is told here.
+        let evict = |victim: &ClaimState| {
+            let (locks, name, id) = (locks.clone(), name.to_owned(), victim.id);
+            tokio::spawn(async move { locks.evict(&name, id).await })
+        };
+        let evictions: Vec<_> = self.claims.iter().map(evict).collect();
+        let mut results = Vec::new();
+        for (victim, eviction) in self.claims.iter().zip(evictions) {
+            let freed = eviction.await.map_err(|error| Failure::system("cannot wait for an eviction", error));
+            let result = |word| ResultJson::new(name, victim.id, word);
+            results.push(match freed.and_then(|freed| Ok(freed?)) {
+                Ok(Freed::Removed) => Ok(result(ResultWord::Evicted)),
+                Ok(Freed::Absent) => Ok(result(ResultWord::Gone)),
+                Err(failure) => Err((result(ResultWord::Failed), failure)),
+            });
+        }
+        for (name, _) in &self.closed {
+            let result = |word| ResultJson::of_lock(name, word);
+            let opened = async {
+                locks.open(name).await?;
+                // What an eviction has closed stays so until its holder has stopped.
+                let state = locks.state(name).await?;
+                let is_closed = state.is_some_and(|state| state.closed_until.is_some());
+                Ok(result(if is_closed { ResultWord::StaysClosed } else { ResultWord::Opened }))
+            };
+            results.push(
+                opened.await.map_err(|error: clinch::Error| (result(ResultWord::Failed), error.into())),
+            );
+        }
+        results
+    }
+}
 
 pub(crate) async fn run(store: &Store, args: &Break) -> Outcome {
-    let only = args.claim.as_deref().map(str::parse::<ClaimId>).transpose()?;
     let locks = connect(store).await?;
-    let claims = locks.state(&args.name).await?.map(|state| state.claims).unwrap_or_default();
-    let meant = |claim: &ClaimState| only.map_or(claim.granted, |only| claim.id == only);
-    let victims: Vec<ClaimState> = claims.into_iter().filter(meant).collect();
-    if victims.is_empty() {
-        let what = if only.is_some() { "has no such claim" } else { "is held by nobody" };
-        return Err(Failure::new(NOBODY, format!("lock \"{}\" {what}", args.name)));
+    let victims = Victims::find(&locks, args).await?;
+    if victims.claims.is_empty() && victims.closed.is_empty() {
+        return Err(Failure::new(NOBODY, format!("lock \"{}\" is held by nobody", args.name)));
     }
     if !args.yes && !confirmed(&args.name, &victims)? {
         say("nothing was done");
         return Ok(NOBODY);
     }
-    // All at once, since to be told takes each holder its time; and all of them before anything is told here.
-    let evict = |victim: &ClaimState| {
-        let (locks, name, id) = (locks.clone(), args.name.clone(), victim.id);
-        tokio::spawn(async move { locks.evict(&name, id).await })
-    };
-    let evictions: Vec<_> = victims.iter().map(evict).collect();
     let (mut text, mut results, mut failure) = (String::new(), Vec::new(), None);
-    for (victim, eviction) in victims.iter().zip(evictions) {
-        let freed = eviction.await.map_err(|error| Failure::system("cannot wait for an eviction", error));
-        let result = match freed.and_then(|freed| Ok(freed?)) {
-            Ok(Freed::Removed) => "evicted",
-            Ok(Freed::Absent) => "gone",
-            Err(error) => {
-                failure.get_or_insert(error);
-                "failed"
-            }
-        };
-        text += &format!("{result}: {}\n", describe(victim));
-        results.push(ResultJson::new(&args.name, victim.id, result));
+    for (line, result) in victims.lines().zip(victims.end(&locks, &args.name).await) {
+        let result = result.unwrap_or_else(|(result, error)| {
+            failure.get_or_insert(error);
+            result
+        });
+        text += &format!("{}: {line}\n", result.result.text());
+        results.push(result);
     }
-    let written = answer(&if args.json { json(&results)? } else { text.clone() });
+    let written = answer(&if args.json { document(ResultsJson { results })? } else { text.clone() });
     if let Err(unwritten) = written {
         say(format_args!("lock \"{}\": {}", args.name, text.trim_end().replace('\n', "; ")));
         // That somebody still has the lock is the worse news.
@@ -56,16 +109,20 @@ pub(crate) async fn run(store: &Store, args: &Break) -> Outcome {
 }
 
 /// Shows the victims and asks, where there is somebody to ask.
-fn confirmed(name: &str, victims: &[ClaimState]) -> Result<bool, Failure> {
+fn confirmed(name: &str, victims: &Victims) -> Result<bool, Failure> {
     if !rustix::termios::isatty(rustix::stdio::stdin()) {
         return Err(Failure::usage("nobody is there to be asked; say --yes to break the lock"));
     }
     let mut text = format!("lock \"{}\":\n", printable(name));
-    for victim in victims {
-        text += &format!("  {}\n", describe(victim));
+    for line in victims.lines() {
+        text += &format!("  {line}\n");
     }
+    text += match victims.claims.is_empty() {
+        true => "Open it? [y/N] ",
+        false => "Take it away? Its job may still be running. [y/N] ",
+    };
     let failed = |error| Failure::system("cannot ask", error);
-    write!(io::stderr(), "{text}Take it away? Its job may still be running. [y/N] ").map_err(failed)?;
+    write!(io::stderr(), "{text}").map_err(failed)?;
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line).map_err(failed)?;
     Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use clinch::backend::NOTICE;
-use clinch::{Env, Guard, Instant, Lane, Locks};
+use clinch::{ClaimId, Env, Guard, Instant, Lane, Locks};
 use rustix::process::{Pid, getppid, setsid};
 use serde::{Deserialize, Serialize};
 use tokio::net::unix::pipe::Receiver;
@@ -17,6 +17,7 @@ use crate::args::{Hold, Store};
 use crate::connect::{Limits, TRY_AGAIN, close, connect_within, is_transient};
 use crate::exit::{Failure, Outcome, USAGE};
 use crate::job::sys::ProcessEnd;
+use crate::output::{AT_ONCE, has_room};
 use crate::request::{Request, with_lease};
 
 /// The longest time without a look at what the store says: a holder whose lease was released ends by then.
@@ -29,6 +30,10 @@ pub(crate) const KEEP: &[u8] = b"keep\n";
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Report {
+    /// It waits with this claim.
+    Waiting {
+        claim: String,
+    },
     /// `since`: nanoseconds after boot.
     Granted {
         claim: String,
@@ -88,13 +93,15 @@ impl Holder {
         let bound_to = end_of(args.for_pid)?;
         let env = Env::host(Lane::here()?);
         let limits = Limits::of(&args.patience, &env);
-        let label = format!("acquired for pid {}", args.for_pid);
-        let locks = with_lease(connect_within(store, &env, &limits).await?, &args.lease, &label)?;
-        let outside = connect_within(store, &env, &limits).await?;
+        // It is not we who use the lock.
+        let owner = args.for_pid.unsigned_abs();
+        let locks = connect_within(store, &env, &limits).await?.on_behalf_of(owner);
+        let locks = with_lease(locks, &args.lease, "")?;
+        let outside = connect_within(store, &env, &limits).await?.on_behalf_of(owner);
         let request = Request::new(&locks, &args.name, &args.share)?;
         let guard = tokio::select! {
             biased;
-            guard = request.acquire(&limits) => guard?,
+            guard = request.acquire(&limits, tell_claim) => guard?,
             () = asker.ended() => return Ok(None),
             () = bound_to.ended() => {
                 let text = format!("process {} has ended, for which the lock was to be held", args.for_pid);
@@ -195,12 +202,23 @@ fn end_of(pid: i32) -> Result<ProcessEnd, Failure> {
     end.and_then(Result::ok).ok_or_else(|| Failure::new(USAGE, format!("there is no process {pid}")))
 }
 
-/// Writes the report and lets go of the pipe, so that who reads to its end is not kept waiting.
-fn report(report: &Report) -> io::Result<()> {
+/// Tells who asks which claim waits, if that does not take any time: it may be stopped.
+fn tell_claim(claim: ClaimId) {
+    if has_room(rustix::stdio::stdout(), AT_ONCE) {
+        let _ = write(&Report::Waiting { claim: claim.to_string() });
+    }
+}
+
+fn write(report: &Report) -> io::Result<()> {
     let mut line = serde_json::to_vec(report)?;
     line.push(b'\n');
     io::stdout().write_all(&line)?;
-    io::stdout().flush()?;
+    io::stdout().flush()
+}
+
+/// Writes the report and lets go of the pipe, so that who reads to its end is not kept waiting.
+fn report(report: &Report) -> io::Result<()> {
+    write(report)?;
     // Whatever takes its place: this opens nothing, which could fail when all has been told.
     Ok(rustix::stdio::dup2_stdout(io::stdin())?)
 }

@@ -7,8 +7,9 @@ use glob::Pattern;
 
 use crate::args::{Ls, Store};
 use crate::connect::connect;
+use crate::documents::{LockJson, LocksJson, document};
 use crate::exit::Outcome;
-use crate::output::{LockJson, json, say, show};
+use crate::output::{say, show};
 use crate::table::{Look, table};
 
 pub(crate) async fn run(store: &Store, ls: &Ls) -> Outcome {
@@ -16,7 +17,7 @@ pub(crate) async fn run(store: &Store, ls: &Ls) -> Outcome {
     let mut locks = connect(store).await?.list(wanted.beginning).await?;
     locks.retain_mut(|lock| wanted.keeps(lock));
     if ls.json {
-        show(&json(&locks.iter().map(LockJson::from).collect::<Vec<_>>())?)?;
+        show(&document(LocksJson { locks: locks.iter().map(LockJson::from).collect() })?)?;
     } else if locks.is_empty() {
         say(format_args!("no lock{} is {}", wanted.named(), wanted.stands()));
     } else {

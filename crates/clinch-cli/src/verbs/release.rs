@@ -4,15 +4,16 @@ use clinch::Released;
 
 use crate::args::{Release, Store};
 use crate::connect::ask;
+use crate::documents::{ResultJson, ResultWord, document};
 use crate::exit::{Failure, LOST, Outcome};
-use crate::output::{ResultJson, answer, json};
+use crate::output::answer;
 
 pub(crate) async fn run(store: &Store, args: &Release) -> Outcome {
     let claim = args.claim.parse()?;
     let released = ask(store, async |locks| locks.release_detached(&args.name, claim).await).await?;
-    let result = if released == Released::Released { "released" } else { "lost" };
+    let result = if released == Released::Released { ResultWord::Released } else { ResultWord::Lost };
     if args.json {
-        answer(&json(&ResultJson::new(&args.name, claim, result))?)?;
+        answer(&document(ResultJson::new(&args.name, claim, result))?)?;
     }
     match released {
         Released::Released => Ok(0),

@@ -2,8 +2,9 @@
 
 use crate::args::{Renew, Store};
 use crate::connect::insist;
+use crate::documents::{ResultJson, ResultWord, document};
 use crate::exit::Outcome;
-use crate::output::{ResultJson, answer, json};
+use crate::output::answer;
 
 pub(crate) async fn run(store: &Store, args: &Renew) -> Outcome {
     let claim = args.claim.parse()?;
@@ -13,7 +14,7 @@ pub(crate) async fn run(store: &Store, args: &Renew) -> Outcome {
     })
     .await?;
     if args.json {
-        answer(&json(&ResultJson::new(&args.name, claim, "renewed"))?)?;
+        answer(&document(ResultJson::new(&args.name, claim, ResultWord::Renewed))?)?;
     }
     Ok(0)
 }

@@ -5,35 +5,31 @@ use std::pin::pin;
 use std::time::Duration;
 
 use clinch::backend::ClaimState;
-use clinch::{Capabilities, ClaimId, Env, ErrorKind, Guard, Instant, Lane, Locks, Released};
+use clinch::{Capabilities, ClaimId, Env, ErrorKind, Guard, Instant, Lane, Locks, Released, Token};
 use rustix::process::{Signal, getpid, set_child_subreaper};
-use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{OnLost, Run, Store};
 use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, block_on, close, connect_within, is_transient};
+use crate::documents::whole_ms;
 use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::door::{Door, knock};
-use crate::job::events::Events;
+use crate::job::events::{Event, Events};
 use crate::job::kin::can_look;
 use crate::job::loss::Plan;
 use crate::job::nesting::Outer;
 use crate::job::signals::{Caught, Signals};
 use crate::job::spawn;
-use crate::job::supervise::{Ended, Progress, Supervisor, report_loss};
+use crate::job::supervise::{Ended, Progress, Supervisor};
 use crate::job::{nesting, reentry, sys};
-use crate::output::{ClaimJson, describe, local, say};
-use crate::request::{Request, with_lease};
+use crate::output::say;
+use crate::request::{Request, why_taken, with_lease};
+use crate::turn;
+use crate::waiting::Waiting;
 use crate::writer::WRITER;
-
-/// How long a wait lasts before it is called one: an ordinary acquire is over by then.
-const CALLED_WAITING: Duration = Duration::from_millis(20);
 
 /// When to look again where the store says nothing of the job around this one.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-
-/// The name of the lock that remembers when a `--once-per` job began.
-const ONCE_PER: &str = "/once-per";
 
 /// Runs the verb.
 pub(crate) fn run(store: &Store, run: &Run) -> Outcome {
@@ -79,7 +75,9 @@ impl<'a> Session<'a> {
         let env = Env::host(Lane::here()?);
         let limits = Limits::of(&run.patience, &env);
         // A job is not lost with others: nothing else hangs on its lease.
-        let locks = connect_within(store, &env, &limits).await?.isolated();
+        let waiting = Waiting::of_run(run, &limits, &events);
+        let locks = waiting.beside(None, connect_within(store, &env, &limits)).await?.isolated();
+        drop(waiting);
         let can = locks.capabilities();
         refuse_to_linger(run, can)?;
         let ttl = can.expiry.then(|| run.lease.ttl.unwrap_or_else(|| locks.lease_ttl()));
@@ -111,59 +109,57 @@ impl<'a> Session<'a> {
             Ok(Waited::Granted(guard)) => guard,
             Ok(Waited::Signalled(signal)) => return self.withdrawn(signal).await,
             Err(failure) => {
-                let failure = self.taken_by_somebody(failure).await;
                 // A place in the queue, or a claim in doubt, is withdrawn first: nobody else would do it.
                 let _ = close(&self.locks).await;
-                self.events.emit("refused", || json!({ "reason": failure.message }));
+                self.events.emit(|| Event::refused(&failure));
                 return Err(failure);
             }
         };
         let since = self.env.clock().now();
         self.report_acquired(&guard);
-        let outcome = self.hold(&guard, &mut signals).await;
+        let outcome = match self.keep(&guard, &mut signals).await {
+            Ok(()) => self.hold(&guard, &mut signals).await,
+            Err(failure) => Err(failure),
+        };
+        if outcome.as_ref().is_ok_and(|ended| ended.exit.code() != 0) {
+            turn::give_back(&self.locks, self.run, &guard).await;
+        }
         let outcome = self.finish(guard, since, outcome, &mut signals).await;
         self.ended_by.into_iter().for_each(sys::die_by);
         outcome
     }
 
     /// Waits for the lock, or until a signal asks us to end.
-    async fn acquire(&mut self, signals: &mut Signals) -> Result<Waited, Failure> {
+    async fn acquire(&self, signals: &mut Signals) -> Result<Waited, Failure> {
         let request = Request::new(&self.locks, &self.run.name, &self.run.share)?;
-        let mut granted = pin!(request.acquire(&self.limits));
-        let mut tells = !self.run.patience.no_wait && (self.events.wanted() || self.run.verbose);
-        // Beside the wait, since the store may not answer this.
-        let mut told = pin!(async {
-            tokio::time::sleep(CALLED_WAITING).await;
-            report_waiting(&self.locks, self.run, &mut self.events).await;
-        });
-        loop {
-            tokio::select! {
-                biased;
-                result = &mut granted => return Ok(Waited::Granted(result?)),
-                caught = signals.next() => return Ok(Waited::Signalled(caught.signal)),
-                () = &mut told, if tells => tells = false,
-            }
+        let waiting = Waiting::of_run(self.run, &self.limits, &self.events);
+        let granted = request.acquire(&self.limits, |claim| waiting.waits_with(claim));
+        let refused = tokio::select! {
+            biased;
+            result = waiting.beside(Some(&self.locks), granted) => match result {
+                Ok(guard) => return Ok(Waited::Granted(guard)),
+                Err(error) => Failure::from(error),
+            },
+            caught = signals.next() => return Ok(Waited::Signalled(caught.signal)),
+        };
+        // Where nobody is told of it, nobody is asked.
+        match self.run.quiet && !self.run.skip && !self.events.wanted() {
+            true => Err(refused),
+            false => Err(why_taken(&self.locks, &self.limits, &self.run.name, refused).await),
         }
     }
 
-    /// With `--skip`, whether the lock is taken, and not only waited for by who does not take it, as one that is stopped: nobody would do the job.
-    async fn taken_by_somebody(&self, failure: Failure) -> Failure {
-        if !self.run.skip || !failure.is_taken {
-            return failure;
-        }
-        let state = self.limits.keep(self.locks.state(&self.run.name)).await.ok().flatten();
-        let waiter = state
-            .filter(|state| state.closed_until.is_none() && !state.claims.iter().any(|claim| claim.granted));
-        match waiter.as_ref().and_then(|state| state.claims.first()) {
-            Some(waiter) => Failure::new(
-                CONFLICT,
-                format!(
-                    "lock \"{}\" is not free, but nobody has it; the first that waits does not take it: {}",
-                    self.run.name,
-                    describe(waiter)
-                ),
-            ),
-            None => failure,
+    /// With `--min-hold`, keeps the lock closed from now on, should we be killed. Those who share it would be in each other's way.
+    async fn keep(&mut self, guard: &Guard, signals: &mut Signals) -> Result<(), Failure> {
+        let is_shared = self.run.share.shared || self.run.share.permits.is_some();
+        let Some(time) = self.run.min_hold.filter(|_| !is_shared) else { return Ok(()) };
+        tokio::select! {
+            biased;
+            kept = guard.keep_for(time) => Ok(kept?),
+            Caught { signal, .. } = signals.next() => {
+                self.ended_by = Some(signal);
+                Err(Failure::new(code_of(signal), ended_by(signal)))
+            }
         }
     }
 
@@ -171,7 +167,7 @@ impl<'a> Session<'a> {
     async fn withdrawn(&mut self, signal: Signal) -> Outcome {
         // If the store does not answer, the place in the queue runs out by itself.
         let _ = close(&self.locks).await;
-        self.events.emit("refused", || json!({ "reason": ended_by(signal) }));
+        self.events.emit(|| Event::Refused { reason: ended_by(signal) });
         sys::die_by(signal);
         Ok(code_of(signal))
     }
@@ -181,7 +177,7 @@ impl<'a> Session<'a> {
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
         let turn = tokio::select! {
             biased;
-            turn = self.take_turn() => turn?,
+            turn = turn::take(&self.locks, &self.limits, self.run) => turn?,
             Caught { signal, .. } = signals.next() => {
                 self.ended_by = Some(signal);
                 return Err(Failure::new(code_of(signal), ended_by(signal)));
@@ -200,7 +196,7 @@ impl<'a> Session<'a> {
         // Now, not at the end: the run counts even if nobody lives to see its end.
         let counted = async {
             if start.has_begun().await {
-                count(turn, self.run).await;
+                turn::count(turn, self.run).await;
             }
         };
         let supervisor = Supervisor {
@@ -234,27 +230,6 @@ impl<'a> Session<'a> {
         Ok(ended)
     }
 
-    /// With `--once-per`, takes the lock that stays closed until the job may run again.
-    async fn take_turn(&self) -> Result<Option<Guard>, Failure> {
-        if self.run.once_per.is_none() {
-            return Ok(None);
-        }
-        let name = format!("{}{ONCE_PER}", self.run.name);
-        let mutex = self.locks.mutex(&name)?;
-        if let Some(turn) = self.limits.keep(mutex.try_lock()).await? {
-            return Ok(Some(turn));
-        }
-        let state = self.limits.keep(self.locks.state(&name)).await?;
-        let why = match state.and_then(|state| state.closed_until) {
-            Some(until) => {
-                let (name, until) = (&self.run.name, local(until));
-                format!("\"{name}\" ran a short time ago; it may run again at {until}")
-            }
-            None => format!("lock \"{name}\" is held"),
-        };
-        Err(Failure::taken(why))
-    }
-
     /// Releases the lock after the job, and finds the exit code.
     async fn finish(
         &mut self,
@@ -286,12 +261,11 @@ impl<'a> Session<'a> {
         };
         match released {
             Ok(Released::Released) => {
-                let closed = u64::try_from(linger.as_millis()).unwrap_or(u64::MAX);
-                self.events.emit("released", || json!({ "closed_ms": closed }));
+                self.events.emit(|| Event::Released { closed_ms: whole_ms(linger) });
                 self.tell(|| "released".to_owned());
             }
             Ok(Released::AlreadyLost(loss)) => {
-                report_loss(&mut self.events, &loss);
+                self.events.emit(|| Event::lost(&loss));
                 if !lost && !self.run.quiet {
                     say(format_args!("lock \"{}\" was lost before the job ended: {loss}", self.run.name));
                 }
@@ -301,7 +275,7 @@ impl<'a> Session<'a> {
             Err(error) => say(format_args!("could not release lock \"{}\": {error}", self.run.name)),
         }
         let ended = outcome.inspect_err(|failure| {
-            self.events.emit("refused", || json!({ "reason": failure.message }));
+            self.events.emit(|| Event::refused(failure));
         })?;
         if lost && !deaf {
             return Ok(LOST);
@@ -369,10 +343,8 @@ impl<'a> Session<'a> {
                 "lock \"{name}\" is held by the job around this one, whose business --once-per, --min-hold and --max-hold are"
             )));
         }
-        self.events.emit(
-            "reentered",
-            || json!({ "claim": claim.id.to_string(), "token": claim.token.map(|t| t.get()) }),
-        );
+        let token = claim.token.map(Token::get);
+        self.events.emit(|| Event::Reentered { claim: claim.id.to_string(), token });
         self.tell(|| "held by the job around this one".to_owned());
         let mut command = spawn::command(self.run)?;
         command.env("CLINCH_NAME", name).env("CLINCH_CLAIM", claim.id.to_string());
@@ -410,7 +382,7 @@ impl<'a> Session<'a> {
 
     fn report_acquired(&mut self, guard: &Guard) {
         let (token, claim) = (guard.token().get(), guard.claim_id().to_string());
-        self.events.emit("acquired", || json!({ "token": token, "claim": claim, "pid": std::process::id() }));
+        self.events.emit(|| Event::Acquired { token, claim, pid: std::process::id() });
         self.tell(|| format!("acquired, token {token}"));
     }
 
@@ -435,40 +407,12 @@ fn code_of(signal: Signal) -> u8 {
     SIGNAL_BASE.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0))
 }
 
-/// With `--once-per`, keeps the lock of the turn closed for that time.
-async fn count(turn: Option<Guard>, run: &Run) {
-    let (Some(turn), Some(period)) = (turn, run.once_per) else { return };
-    let why = match turn.release_closed(period).await {
-        Ok(Released::Released) => return,
-        Ok(Released::AlreadyLost(loss)) => loss.to_string(),
-        Err(error) => error.to_string(),
-    };
-    let name = &run.name;
-    say(format_args!("could not note that \"{name}\" ran; it may run again before its time: {why}"));
-}
-
 /// Refuses what only a store that can keep a lock closed can do, before anything is locked.
 fn refuse_to_linger(run: &Run, can: Capabilities) -> Result<(), Failure> {
     if can.linger || run.min_hold.is_none() && run.once_per.is_none() {
         return Ok(());
     }
     Err(Failure::usage("--min-hold and --once-per need a store that can keep a lock closed; this one cannot"))
-}
-
-/// Tells that somebody else is first, and who.
-async fn report_waiting(locks: &Locks, run: &Run, events: &mut Events) {
-    // Not knowing it is no reason not to wait.
-    let state = locks.state(&run.name).await.ok().flatten();
-    let holder = state.as_ref().and_then(|state| state.claims.iter().find(|claim| claim.granted));
-    let ahead = state.as_ref().map_or(0, |state| {
-        let us = |claim: &ClaimState| !claim.granted && claim.owner.pid == std::process::id();
-        state.claims.iter().position(us).unwrap_or(state.claims.len())
-    });
-    events.emit("waiting", || json!({ "ahead": ahead, "holder": holder.map(ClaimJson::from) }));
-    if run.verbose {
-        let holder = holder.map(|holder| format!(", {}", describe(holder))).unwrap_or_default();
-        say(format_args!("lock \"{}\": waiting{holder}", run.name));
-    }
 }
 
 #[cfg(test)]

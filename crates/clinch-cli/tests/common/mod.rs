@@ -4,6 +4,8 @@
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
 
+pub mod terminal;
+
 use std::io::Read as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -74,7 +76,7 @@ impl World {
 
     /// `clinch ls --json`.
     pub fn list(&self) -> Vec<Value> {
-        serde_json::from_slice(&self.output(["ls", "--json"]).stdout).unwrap()
+        locks(&self.output(["ls", "--json"]).stdout)
     }
 
     /// The claims on a lock in this state.
@@ -190,6 +192,13 @@ sys.stdin.read()";
         .unwrap();
     assert_eq!(keep.0.stdout.as_mut().unwrap().read(&mut [0]).unwrap(), 1);
     keep
+}
+
+/// What `clinch ls --json` has listed.
+pub fn locks(listed: &[u8]) -> Vec<Value> {
+    let listed: Value = serde_json::from_slice(listed).unwrap();
+    assert_eq!(listed["v"], 1);
+    listed["locks"].as_array().unwrap().clone()
 }
 
 /// Sends a signal; says whether there was such a process.

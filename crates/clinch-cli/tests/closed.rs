@@ -1,0 +1,140 @@
+//! Locks that are kept closed: `--min-hold`, `--once-per`.
+
+#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test code")]
+
+mod common;
+
+use clinch_testkit::{Etcd, Redis};
+use common::{World, eventually};
+use rustix::process::Signal;
+use serde_json::Value;
+
+fn said(world: &World, args: &[&str]) -> (Option<i32>, String, String) {
+    let output = world.output(args.iter().copied());
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+fn shown(world: &World, name: &str) -> Value {
+    serde_json::from_str(&said(world, &["show", "--json", name]).1).unwrap()
+}
+
+fn on_all(test: impl Fn(&World)) {
+    test(&World::new());
+    let redis = Redis::start();
+    test(&World::on(redis.url()));
+    drop(redis);
+    let etcd = Etcd::start();
+    test(&World::on(etcd.url()));
+}
+
+/// A lock that nobody can have is said to be free, or cannot be opened.
+#[test]
+fn what_keeps_a_lock_closed_is_shown_and_opened() {
+    on_all(|world| {
+        assert_eq!(world.code(["run", "--min-hold", "1h", "--once-per", "2h", "x", "true"]), 0);
+        let (code, text, _) = said(world, &["show", "x"]);
+        assert_eq!(code, Some(1), "nobody holds it");
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].starts_with("closed until ") && lines[0].contains(" (in 59m"), "{text}");
+        assert!(
+            lines[1].starts_with("to --once-per closed until ") && lines[1].contains(" (in 1h 59m)"),
+            "{text}"
+        );
+        let json = shown(world, "x");
+        assert!(json["closed_until"].is_string() && json["once_per_until"].is_string(), "{json}");
+        for verb in [&["run", "-n", "x", "true"][..], &["acquire", "-n", "x"]] {
+            let (code, _, why) = said(world, verb);
+            assert_eq!(code, Some(75));
+            assert!(
+                why.starts_with("clinch: lock \"x\" is closed until ") && why.contains(" (in 59m"),
+                "{why}"
+            );
+        }
+        let (code, text, _) = said(world, &["break", "x", "--yes"]);
+        assert_eq!(code, Some(0));
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].starts_with("opened: x, closed until "), "{text}");
+        assert!(lines[1].starts_with("opened: x/once-per, closed until "), "{text}");
+        assert_eq!(shown(world, "x")["once_per_until"], Value::Null);
+        assert_eq!(world.code(["run", "-n", "--once-per", "2h", "x", "true"]), 0);
+        let (code, _, why) = said(world, &["run", "-n", "--once-per", "2h", "x", "true"]);
+        assert_eq!(code, Some(75));
+        assert!(
+            why.contains("ran a short time ago, and is closed until ") && why.contains("(in 1h 59m)"),
+            "{why}"
+        );
+        let (code, text, _) = said(world, &["break", "--json", "x", "--yes"]);
+        let broken: Value = serde_json::from_str(&text).unwrap();
+        let one = &broken["results"][0];
+        assert_eq!((code, &one["name"], &one["result"]), (Some(0), &"x/once-per".into(), &"opened".into()));
+        assert_eq!(world.code(["break", "x", "--yes"]), 1, "there is nothing to break");
+    });
+}
+
+/// A job is not tried again before its time although it failed; or is run again although it did its work.
+#[test]
+fn a_failed_run_gives_its_turn_back_if_it_is_asked_to() {
+    on_all(|world| {
+        let run = |job: &str| world.code(["run", "-n", "--once-per", "1h", "--retry-failed", "x", "-c", job]);
+        assert_eq!(run("exit 3"), 3);
+        assert_eq!(run("kill -9 $$"), 137);
+        assert_eq!(run("exit 0"), 0);
+        assert_eq!(run("exit 0"), 75);
+        assert_eq!(world.code(["run", "-n", "--once-per", "1h", "y", "false"]), 1);
+        assert_eq!(world.code(["run", "-n", "--once-per", "1h", "y", "true"]), 75, "nobody asked for it");
+    });
+    assert_eq!(World::new().code(["run", "--retry-failed", "x", "true"]), 64);
+}
+
+/// A wrapper that is killed frees the lock before its time.
+#[test]
+fn a_killed_wrapper_keeps_the_lock_as_long_as_it_said() {
+    on_all(|world| {
+        let job = "echo $$ > job.pid; exec sleep 60";
+        let run = world.start(["run", "--ttl", "2s", "--min-hold", "1h", "x", "-c", job]);
+        let job = world.pid("job.pid");
+        run.kill();
+        common::kill(job, Signal::KILL);
+        // What is left of it says for how long, on whatever store: nobody has to wait for the end of a lease of 2 s.
+        eventually("the job is dead", || !common::runs(job));
+        let left = || {
+            let json = shown(world, "x");
+            let held = json["claims"][0]["expires_in_ms"].as_u64().unwrap_or_default() > 3_000_000;
+            held || json["closed_until"].is_string()
+        };
+        eventually("its claim is over, or lasts an hour", || world.claims("x", "held").is_empty() || left());
+        assert!(left(), "{}", shown(world, "x"));
+        assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
+        assert_eq!(world.code(["break", "x", "--yes"]), 0);
+        assert_eq!(world.code(["run", "-w", "25s", "x", "true"]), 0, "it was broken");
+        std::fs::remove_file(world.path("job.pid")).unwrap();
+    });
+}
+
+/// A job that ended well keeps others out for longer than it asked for, or one that never began does at all.
+#[test]
+fn what_was_closed_at_the_grant_is_open_in_time() {
+    on_all(|world| {
+        assert_eq!(world.code(["run", "--ttl", "2s", "--min-hold", "3s", "x", "sleep", "3.1"]), 0);
+        assert_eq!(world.code(["run", "-n", "x", "true"]), 0, "its time was over with the job");
+        assert_eq!(world.code(["run", "--ttl", "2s", "--min-hold", "1h", "y", "no-such-command"]), 127);
+        assert_eq!(world.code(["run", "-n", "y", "true"]), 0, "a job that never began");
+        assert_eq!(world.code(["run", "--ttl", "2s", "--min-hold", "1h", "z", "true"]), 0);
+        assert!(shown(world, "z")["closed_until"].is_string());
+    });
+}
+
+/// Each renewal adds all of `--min-hold`, so that a wrapper that is killed late keeps the lock for twice as long.
+#[test]
+fn a_renewal_does_not_prolong_what_was_closed_at_the_grant() {
+    let redis = Redis::start();
+    let world = World::on(redis.url());
+    let run = world.start(["run", "--ttl", "1s", "--min-hold", "1h", "x", "sleep", "60"]);
+    let left = || redis.call(&["PTTL", "clinch:x"]).int();
+    eventually("it is kept for an hour", || left() > 3_500_000);
+    let first = left();
+    // Whatever the lease, it is renewed within 5 s.
+    eventually("that comes nearer over some renewals", || left() < first - 7000);
+    drop(run);
+}
