@@ -7,10 +7,15 @@ mod args;
 mod connect;
 mod duration;
 mod exit;
+mod feed;
+mod grid;
 mod job;
 mod output;
+mod paint;
 mod request;
+mod screen;
 mod table;
+mod top;
 mod verbs;
 mod writer;
 

@@ -40,6 +40,13 @@ impl Signals {
         Ok(signals)
     }
 
+    /// Catches all of these.
+    pub(crate) fn all() -> io::Result<Signals> {
+        let mut signals = Signals::ending()?;
+        signals.pass_on()?;
+        Ok(signals)
+    }
+
     /// Catches those too that only a child can make use of.
     pub(crate) fn pass_on(&mut self) -> io::Result<()> {
         self.catch(&PASSED_ON)
