@@ -153,3 +153,49 @@ fn leave() {
     let _ = execute!(io::stdout(), plain, DisableBracketedPaste, EnableLineWrap, Show, LeaveAlternateScreen);
     let _ = disable_raw_mode();
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::{LocalModes, tcgetattr};
+
+    use super::*;
+
+    #[test]
+    #[ignore = "what the test below runs on a terminal"]
+    fn panics() {
+        let _screen = Screen::enter(true).unwrap();
+        panic!("on purpose");
+    }
+
+    #[test]
+    fn a_panic_gives_the_terminal_back_before_it_is_told() {
+        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&ours).unwrap();
+        unlockpt(&ours).unwrap();
+        let path = ptsname(&ours, Vec::new()).unwrap();
+        let path = path.to_str().unwrap();
+        let open = || std::fs::File::options().read(true).write(true).open(path).unwrap();
+        let kept = open();
+        let mut test = Command::new("setsid");
+        test.arg("--ctty").arg(std::env::current_exe().unwrap()).env("TERM", "xterm");
+        test.args(["--exact", "screen::tests::panics", "--ignored", "--nocapture", "--test-threads=1"]);
+        test.stdin(Stdio::from(open())).stdout(Stdio::from(open())).stderr(Stdio::from(open()));
+        assert!(!test.status().unwrap().success());
+        let modes = tcgetattr(&kept).unwrap().local_modes;
+        assert!(modes.contains(LocalModes::ICANON | LocalModes::ECHO));
+        // All that was written is there already, since it ended.
+        let (mut bytes, mut terminal) = ([0; 1 << 14], std::fs::File::from(ours));
+        let mut shown = String::new();
+        while !shown.contains("on purpose") {
+            let len = terminal.read(&mut bytes).unwrap();
+            shown += &String::from_utf8_lossy(&bytes[..len]);
+        }
+        let at = |text: &str| shown.find(text).unwrap();
+        assert!(at("\x1b[?1049h") < at("\x1b[?1049l") && at("\x1b[?1049l") < at("on purpose"), "{shown:?}");
+        assert!(at("\x1b[?25h") < at("on purpose"), "{shown:?}");
+    }
+}

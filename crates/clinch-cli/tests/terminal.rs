@@ -9,10 +9,8 @@ use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use common::{Running, World, eventually, runs, state};
-use rustix::fs::{Mode, OFlags};
+use common::{Running, World, eventually, pty, runs, state};
 use rustix::process::Signal;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 /// A job that says where it is, counts interrupts, and ticks while it runs.
 const JOB: &str = r#"
@@ -36,20 +34,13 @@ struct Terminal {
 
 impl Terminal {
     fn new(world: &World) -> Terminal {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let path = ptsname(&master, Vec::new()).unwrap();
-        let open = || {
-            rustix::fs::open(&path, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap()
-        };
+        let (keys, open) = pty::open();
         let mut command = Command::new("env");
         command.args(["--default-signal", "setsid", "--ctty", "bash", "--norc", "--noprofile", "-i"]);
         command.current_dir(world.path(".")).env("CLINCH", env!("CARGO_BIN_EXE_clinch"));
         command.env("CLINCH_URL", world.url()).env("HISTFILE", "/dev/null").env_remove("CLINCH_HELD");
         command.stdin(Stdio::from(open())).stdout(Stdio::from(open())).stderr(Stdio::from(open()));
         let shell = Running(command.spawn().unwrap());
-        let keys = File::from(master);
         let seen = Arc::new(Mutex::new(String::new()));
         let (mut screen, written) = (keys.try_clone().unwrap(), seen.clone());
         std::thread::spawn(move || {

@@ -264,3 +264,138 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
     }
     lines
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+    use crate::feed::Told;
+    use crate::top::model::Key;
+    use crate::top::model::tests::{claim, lock, time, told, type_in};
+
+    /// What is seen, line by line.
+    fn seen(model: &mut Model, width: u16, height: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        let area = Rect::new(0, 0, width, height);
+        model.fit(page(area));
+        let paint = Paint { has_colour: true };
+        terminal.draw(|frame| draw(model, paint, area, frame.buffer_mut(), time())).unwrap();
+        let buffer = terminal.backend().buffer().clone();
+        let lines = area.rows().map(|row| {
+            // What a wide letter covers has no text of its own.
+            let mut covered = 0;
+            row.columns()
+                .filter_map(|cell| {
+                    let text = buffer[cell.as_position()].symbol();
+                    let is_seen = covered == 0;
+                    covered = if is_seen { text.width().saturating_sub(1) } else { covered - 1 };
+                    is_seen.then_some(text)
+                })
+                .collect::<String>()
+        });
+        lines.map(|line| line.trim_end().to_owned()).collect()
+    }
+
+    fn model() -> Model {
+        let mut model = Model::default();
+        let mut closed = lock("日本", &[]);
+        closed.closed_until = Some(time());
+        let queue = [claim(1, true), claim(2, false), claim(3, false)];
+        told(&mut model, &[closed, lock("nightly", &queue), lock("x\u{1b}[2J", &[claim(7, false)])]);
+        model
+    }
+
+    #[test]
+    fn a_lock_is_a_line_and_the_chosen_one_has_its_queue_below() {
+        let mut model = model();
+        type_in(&mut model, "j");
+        let lines = seen(&mut model, 80, 24);
+        assert!(lines[0].starts_with("3 locks  3 waiting  0 hand-offs/min"), "{lines:#?}");
+        assert!(lines[1].starts_with("NAME "), "{lines:#?}");
+        assert!(lines[2].starts_with("日本 ") && lines[2].contains("closed"), "{lines:#?}");
+        let line = lines[3].split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(line, "nightly held 12m 20s 2 deploy@web-3 pid 1");
+        assert!(lines[4].starts_with("x\\u{1b}[2J") && lines[4].contains("waiting"), "{lines:#?}");
+        let at = |line: &str, text: &str| line[..line.find(text).unwrap()].width();
+        assert_eq!(at(&lines[2], "closed"), at(&lines[3], "held"));
+        let rule = lines.iter().position(|line| line.starts_with("── nightly: 2 waiting ──")).unwrap();
+        assert!(lines[rule + 2].contains("held for 12m") && lines[rule + 2].contains("pid 1"), "{lines:#?}");
+        assert!(
+            lines[rule + 4].contains("waiting for 12m") && lines[rule + 4].contains("pid 3"),
+            "{lines:#?}"
+        );
+        assert!(lines[23].starts_with("q leave"));
+    }
+
+    #[test]
+    fn what_matters_has_room_on_a_small_terminal() {
+        let lines = seen(&mut model(), 50, 15);
+        for head in ["NAME", "STATE", "FOR", "LEFT", "WAIT", "HOLDER"] {
+            assert!(lines[1].contains(head), "{lines:#?}");
+        }
+    }
+
+    #[test]
+    fn no_size_is_too_small() {
+        for (width, height) in (0..30).step_by(3).flat_map(|width| (0..12).map(move |height| (width, height)))
+        {
+            for keys in ["", "jb", "?", "/y"] {
+                let mut model = model();
+                type_in(&mut model, keys);
+                seen(&mut model, width, height);
+            }
+        }
+    }
+
+    #[test]
+    fn a_question_names_the_holder_at_any_size() {
+        for (width, height) in [(80, 24), (50, 15)] {
+            let mut model = model();
+            type_in(&mut model, "jb");
+            let lines = seen(&mut model, width, height).join("\n");
+            for text in
+                ["break nightly", "deploy", "web-3", "pid 1 ", "(backup)", "still be running.", "y: yes"]
+            {
+                assert!(lines.contains(text), "{text}: {lines}");
+            }
+        }
+        let mut model = Model::default();
+        let readers: Vec<_> = (1..100).map(|id| claim(id, true)).collect();
+        told(&mut model, &[lock("x", &readers)]);
+        type_in(&mut model, "b");
+        let lines = seen(&mut model, 50, 15).join("\n");
+        assert!(lines.contains("99 holders in all") && lines.contains("still be running."), "{lines}");
+    }
+
+    #[test]
+    fn the_last_line_says_what_there_is_to_say() {
+        let mut model = Model::default();
+        let last = |model: &mut Model| seen(model, 60, 20).pop().unwrap();
+        assert!(seen(&mut model, 60, 20)[0].starts_with("asking the store"));
+        model.hear(Told::Failed("a\u{1b}[2J".into()), Instant::now(), time());
+        assert_eq!(last(&mut model), "no answer yet: a\\u{1b}[2J");
+        told(&mut model, &[]);
+        assert!(seen(&mut model, 60, 20)[1].starts_with("no lock is held"));
+        model.hear(Told::Nothing, Instant::now(), time());
+        assert_eq!(last(&mut model), format!("no answer since {}", local(time())));
+        told(&mut model, &[lock("x", &[claim(1, true)])]);
+        type_in(&mut model, "/lo");
+        assert_eq!(last(&mut model), "/lo▏");
+        assert!(seen(&mut model, 60, 20)[1].starts_with("no name contains that"));
+        model.press(Key::Enter, 3);
+        assert!(last(&mut model).ends_with("/ filter \"lo\""));
+        model.note = Some("done".into());
+        assert_eq!(last(&mut model), "done");
+    }
+
+    #[test]
+    fn long_lines_break_between_words() {
+        assert_eq!(wrap("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrap("abcdefghij k", 5), ["ab…ij", "k"]);
+        assert_eq!(wrap("", 5), [""]);
+    }
+}
