@@ -6,30 +6,10 @@ use clinch::LockName;
 use clinch::backend::{ClaimState, LockState};
 
 use super::handoffs::Handoffs;
+use super::key::Key;
 use crate::feed::{Silence, Told};
 use crate::output::printable;
 use crate::verbs::break_::victims;
-
-/// What a key means.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Key {
-    Up,
-    Down,
-    PageUp,
-    PageDown,
-    Home,
-    End,
-    Enter,
-    Backspace,
-    /// Leaves what was begun, and else the program.
-    Escape,
-    /// Leaves the program.
-    Interrupt,
-    Suspend,
-    Letter(char),
-    /// Text that was not typed letter by letter.
-    Pasted(String),
-}
 
 /// What is to be done about a key.
 #[derive(Debug)]
@@ -143,7 +123,11 @@ impl Model {
 
     fn press_in_filter(&mut self, key: Key) {
         match key {
-            Key::Enter => self.mode = Mode::Table,
+            Key::Enter => {
+                self.choose(self.chosen);
+                self.mode = Mode::Table;
+            }
+            // What was chosen before is chosen again.
             Key::Escape => {
                 self.filter.clear();
                 self.mode = Mode::Table;
@@ -351,6 +335,8 @@ pub(crate) mod tests {
         model.press(Key::Backspace, 3);
         model.press(Key::Pasted("q\n\u{1b}".into()), 3);
         assert_eq!((model.filter.as_str(), chosen(&model)), ("/q", "web/q"));
+        model.press(Key::Enter, 3);
+        type_in(&mut model, "/");
         model.press(Key::Escape, 3);
         assert_eq!((model.filter.as_str(), model.count(), chosen(&model)), ("", 2, "web/q"));
     }

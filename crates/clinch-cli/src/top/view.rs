@@ -274,7 +274,7 @@ mod tests {
 
     use super::*;
     use crate::feed::Told;
-    use crate::top::model::Key;
+    use crate::top::key::Key;
     use crate::top::model::tests::{claim, lock, time, told, type_in};
 
     /// What is seen, line by line.

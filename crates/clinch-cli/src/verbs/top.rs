@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant, SystemTime};
 
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::Signal;
@@ -19,7 +19,8 @@ use crate::output::say;
 use crate::paint::Paint;
 use crate::screen::{self, Screen};
 use crate::table::wants_colour;
-use crate::top::model::{Act, Key, Model};
+use crate::top::key::Key;
+use crate::top::model::{Act, Model};
 use crate::top::view;
 
 /// How often the store is looked at.
@@ -120,40 +121,11 @@ fn read_keys(tell: &UnboundedSender<Key>) -> std::io::Result<()> {
             return Ok(());
         }
         while event::poll(Duration::ZERO)? {
-            if let Some(key) = key(event::read()?)
+            if let Some(key) = Key::of(event::read()?)
                 && tell.send(key).is_err()
             {
                 return Ok(());
             }
         }
     }
-}
-
-fn key(event: Event) -> Option<Key> {
-    let KeyEvent { code, modifiers, kind, .. } = match event {
-        Event::Key(key) => key,
-        Event::Paste(text) => return Some(Key::Pasted(text)),
-        _ => return None,
-    };
-    if kind == KeyEventKind::Release {
-        return None;
-    }
-    let is_with = |modifier| modifiers.contains(modifier);
-    Some(match code {
-        KeyCode::Char('c') if is_with(KeyModifiers::CONTROL) => Key::Interrupt,
-        KeyCode::Char('z') if is_with(KeyModifiers::CONTROL) => Key::Suspend,
-        KeyCode::Char(letter) if !is_with(KeyModifiers::CONTROL) && !is_with(KeyModifiers::ALT) => {
-            Key::Letter(letter)
-        }
-        KeyCode::Up => Key::Up,
-        KeyCode::Down => Key::Down,
-        KeyCode::PageUp => Key::PageUp,
-        KeyCode::PageDown => Key::PageDown,
-        KeyCode::Home => Key::Home,
-        KeyCode::End => Key::End,
-        KeyCode::Enter => Key::Enter,
-        KeyCode::Backspace => Key::Backspace,
-        KeyCode::Esc => Key::Escape,
-        _ => return None,
-    })
 }
