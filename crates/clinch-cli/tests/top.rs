@@ -50,14 +50,14 @@ fn who_holds_and_who_waits_is_seen_as_it_changes() {
     screen.type_in("\x1b[F");
     screen.shows("── 日本: 0 waiting ──");
     screen.type_in("/night");
-    screen.shows("1 of 3 locks");
+    screen.shows("locks: 1 of 3");
     screen.type_in("\rq");
     screen.shows("rc=0.");
     assert!(screen.is_as_it_was());
     screen.type_in("\"$CLINCH\" top\n");
-    screen.shows("3 locks");
+    screen.shows("locks: 3");
     holder.signal(Signal::TERM);
-    screen.shows("1 hand-offs/min");
+    screen.shows("hand-offs/min: 1");
     screen.shows("── nightly: 0 waiting ──");
     screen.shows(&format!("pid {}", waiter.pid()));
     screen.type_in("?");
@@ -73,7 +73,7 @@ fn b_takes_the_chosen_lock_away_after_a_yes() {
     let mut other = claim(&world, "a", "held");
     let mut holder = claim(&world, "b", "held");
     let mut screen = top(&world, 24, 80);
-    screen.shows("2 locks");
+    screen.shows("locks: 2");
     // Where this is pasted, it is no command.
     screen.type_in("\x1b[200~by\x1b[201~");
     screen.type_in("j");
@@ -140,7 +140,7 @@ fn a_store_that_hangs_is_told_and_keys_are_heard() {
     let world = World::on(redis.url());
     let _holder = claim(&world, "x", "held");
     let mut screen = top(&world, 24, 80);
-    screen.shows("1 locks");
+    screen.shows("locks: 1");
     redis.pause();
     screen.shows("no answer since ");
     screen.type_in("?");
@@ -151,7 +151,7 @@ fn a_store_that_hangs_is_told_and_keys_are_heard() {
     redis.resume();
     screen.shows("q leave");
     let _second = claim(&world, "y", "held");
-    screen.shows("2 locks");
+    screen.shows("locks: 2");
     redis.pause();
     screen.shows("no answer since ");
     screen.type_in("q");

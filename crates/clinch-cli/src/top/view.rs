@@ -104,11 +104,11 @@ pub(crate) fn draw(model: &Model, paint: Paint, area: Rect, buffer: &mut Buffer,
 fn title(model: &Model, area: Rect, buffer: &mut Buffer, now: SystemTime) {
     let waiting: usize = model.all().iter().map(waiting).sum();
     let locks = match model.count() {
-        count if count == model.all().len() => format!("{count} locks"),
-        count => format!("{count} of {} locks", model.all().len()),
+        count if count == model.all().len() => format!("locks: {count}"),
+        count => format!("locks: {count} of {}", model.all().len()),
     };
     let text = match model.has_locks() {
-        true => format!("{locks}  {waiting} waiting  {} hand-offs/min", model.handoffs.all()),
+        true => format!("{locks}  waiting: {waiting}  hand-offs/min: {}", model.handoffs.all()),
         false => "asking the store".to_owned(),
     };
     let clock = local(now);
@@ -314,7 +314,7 @@ mod tests {
         let mut model = model();
         type_in(&mut model, "j");
         let lines = seen(&mut model, 80, 24);
-        assert!(lines[0].starts_with("3 locks  3 waiting  0 hand-offs/min"), "{lines:#?}");
+        assert!(lines[0].starts_with("locks: 3  waiting: 3  hand-offs/min: 0"), "{lines:#?}");
         assert!(lines[1].starts_with("NAME "), "{lines:#?}");
         assert!(lines[2].starts_with("日本 ") && lines[2].contains("closed"), "{lines:#?}");
         let line = lines[3].split_whitespace().collect::<Vec<_>>().join(" ");
