@@ -127,6 +127,7 @@ pub(crate) fn failure_of(error: &clap::Error) -> Failure {
 pub(crate) enum Verb {
     Run(Box<Run>),
     Ls(Ls),
+    Top(Top),
     Show(Show),
     Acquire(Acquire),
     Renew(Renew),
@@ -285,7 +286,28 @@ pub(crate) struct Ls {
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// Look every SECONDS until interrupted [default: 2s]. A terminal shows the table in place; else, and with --json, a
+    /// table, or a line of JSON, is printed for each change of who holds, who waits or what is kept closed
+    #[arg(
+        long,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "2s",
+        hide_default_value = true,
+        value_parser = duration::parse_pause,
+        conflicts_with = "wide",
+        value_name = "SECONDS"
+    )]
+    pub(crate) watch: Option<Duration>,
 }
+
+/// Watch the locks on a full screen; take one away
+///
+/// Shows every second who holds each lock, for how long, how many wait, and how often it changed hands in the last minute, as far as
+/// was seen; below, the claims of the chosen lock. The keys: up, down, PgUp, PgDn, Home, End (or k, j) choose, / shows only
+/// names that contain a text, b takes the chosen lock away from its holder after a question, ? tells the keys, q leaves.
+#[derive(Args, Debug)]
+pub(crate) struct Top;
 
 /// Show one lock, and until when it is kept closed; exits with 1 when nobody holds it
 #[derive(Args, Debug)]

@@ -104,6 +104,11 @@ pub(crate) async fn connect(store: &Store) -> clinch::Result<Locks> {
     connect_within(store, &env, &Limits::of_a_question(&env)).await
 }
 
+/// Gives up a question, asked once of many, that the store does not answer.
+pub(crate) async fn in_time<T>(question: impl Future<Output = clinch::Result<T>>) -> clinch::Result<T> {
+    Limits::of_a_question(&Env::host(Lane::here()?)).keep(question).await
+}
+
 /// Asks a store one thing.
 pub(crate) async fn ask<T>(
     store: &Store,

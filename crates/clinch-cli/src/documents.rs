@@ -161,7 +161,7 @@ pub(crate) struct LeaseJson {
 }
 
 /// What `clinch renew --json` and `clinch release --json` print.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(crate) struct ResultJson {
     /// The lock.
     pub(crate) name: String,

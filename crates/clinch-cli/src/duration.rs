@@ -13,6 +13,18 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
         .map_err(|_| "a duration is a number of seconds, or one like 500ms, 5s, 2m or 1h".to_owned())
 }
 
+/// The shortest pause between two looks at a store: others need it, too.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// Parses a time to wait between two looks at a store.
+pub(crate) fn parse_pause(text: &str) -> Result<Duration, String> {
+    let pause = parse(text)?;
+    if pause < SHORTEST_PAUSE {
+        return Err("a store is asked every 100ms at most".to_owned());
+    }
+    Ok(pause)
+}
+
 /// `None`: not a plain number.
 fn plain_seconds(text: &str) -> Option<Result<Duration, String>> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));

@@ -60,6 +60,12 @@ pub(crate) fn has_room(to: BorrowedFd<'_>, within: Timespec) -> bool {
     retry_on_intr(|| poll(&mut fds, Some(&within))) != Ok(0)
 }
 
+/// Whether somebody may still read what is printed on stdout: a pipe tells when nobody does.
+pub(crate) fn is_read() -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(rustix::stdio::stdout(), PollFlags::empty())];
+    retry_on_intr(|| poll(&mut fds, Some(&AT_ONCE))) == Ok(0)
+}
+
 /// Prints on stdout what was done, which somebody has to hear of.
 pub(crate) fn answer(text: &str) -> Result<(), Failure> {
     write(text).map_err(|error| Failure::new(UNWRITTEN, format!("cannot write the answer: {error}")))

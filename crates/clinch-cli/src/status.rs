@@ -6,8 +6,9 @@ use rustix::process::getpgrp;
 use rustix::stdio::stderr;
 use rustix::termios::{isatty, tcgetpgrp};
 
+use crate::grid::{Cut, cut};
 use crate::output::{AT_ONCE, has_room, printable};
-use crate::table::{self, Cut, cut};
+use crate::table;
 
 /// Back to the start of the line, and all of it away.
 pub(crate) const CLEAR: &str = "\r\x1b[K";

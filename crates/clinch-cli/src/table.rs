@@ -8,13 +8,8 @@ use clinch::Mode;
 use clinch::backend::{ClaimState, LockState};
 use unicode_width::UnicodeWidthStr;
 
+use crate::grid::{Cell, Columns, Cut, Grid, Tone, plain};
 use crate::output::{is_foreign, local, printable, short};
-
-/// Between two columns.
-const GAP: usize = 2;
-
-/// What stands for what was cut away.
-const CUT: &str = "…";
 
 /// How a table is shown.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,9 +25,7 @@ impl Look {
         if !io::stdout().is_terminal() {
             return Look::default();
         }
-        let width = width(rustix::stdio::stdout()).filter(|_| !is_wide);
-        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Look { width, colour: !refused && !is_dumb() }
+        Look { width: width(rustix::stdio::stdout()).filter(|_| !is_wide), colour: wants_colour() }
     }
 }
 
@@ -43,183 +36,121 @@ pub(crate) fn width(terminal: impl AsFd) -> Option<usize> {
     size.map(|size| usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
-/// Whether the terminal understands no codes.
+/// Whether a terminal is to be written to in colour.
+pub(crate) fn wants_colour() -> bool {
+    let is_refused = std::env::var_os("NO_COLOR").is_some_and(|word| !word.is_empty());
+    !is_refused && !is_dumb()
+}
+
+/// Whether the terminal knows no more than to print line after line.
 pub(crate) fn is_dumb() -> bool {
     std::env::var_os("TERM").is_some_and(|term| term == "dumb")
 }
 
-/// What a cell says besides its text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tone {
-    Plain,
-    Head,
-    Held,
-    Waiting,
-    Closed,
-    Expired,
-}
-
-impl Tone {
-    /// The terminal's code for it.
-    fn code(self) -> Option<&'static str> {
-        match self {
-            Tone::Plain => None,
-            Tone::Head => Some("1"),
-            Tone::Held => Some("32"),
-            Tone::Waiting => Some("33"),
-            Tone::Closed => Some("36"),
-            Tone::Expired => Some("31"),
-        }
+/// The terminal's code for a tone.
+fn code(tone: Tone) -> Option<&'static str> {
+    match tone {
+        Tone::Plain => None,
+        Tone::Head => Some("1"),
+        Tone::Held => Some("32"),
+        Tone::Waiting => Some("33"),
+        Tone::Closed => Some("36"),
+        Tone::Expired => Some("31"),
     }
 }
 
-type Cell = (String, Tone);
+/// How many columns there are.
+const WIDTH: usize = 7;
 
-/// What of a text is cut away.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Cut {
-    Start,
-    Middle,
-    End,
-}
+pub(crate) type Row = [Cell; WIDTH];
 
-/// The columns, and what is cut away of each.
-const COLUMNS: [(&str, Cut); 7] = [
-    ("NAME", Cut::Middle),
-    ("STATE", Cut::End),
-    ("MODE", Cut::End),
-    ("LEFT", Cut::End),
-    ("TOKEN", Cut::Start),
-    // With the pid at its end.
-    ("OWNER", Cut::Middle),
-    ("LABEL", Cut::End),
-];
-
-/// The order in which columns are narrowed, and how far. What has no width is not shown.
-const NARROWED: [(usize, usize); 11] =
-    [(4, 7), (6, 8), (5, 24), (0, 48), (4, 0), (6, 0), (0, 24), (5, 0), (0, 12), (2, 0), (3, 0)];
-
-type Row = [Cell; COLUMNS.len()];
+pub(crate) const COLUMNS: Columns<WIDTH> = Columns {
+    heads: [
+        ("NAME", Cut::Middle),
+        ("STATE", Cut::End),
+        ("MODE", Cut::End),
+        ("LEFT", Cut::End),
+        ("TOKEN", Cut::Start),
+        // With the pid at its end.
+        ("OWNER", Cut::Middle),
+        ("LABEL", Cut::End),
+    ],
+    narrowed: &[(4, 7), (6, 8), (5, 24), (0, 48), (4, 0), (6, 0), (0, 24), (5, 0), (0, 12), (2, 0), (3, 0)],
+};
 
 /// A table of locks for people.
 pub(crate) fn table(locks: &[LockState], look: Look, now: SystemTime) -> String {
-    let mut rows = Vec::new();
-    for lock in locks {
-        let name = printable(lock.name.as_str());
-        rows.extend(lock.closed_until.map(|until| closed(name.clone(), until)));
-        rows.extend(lock.claims.iter().map(|claim| row(name.clone(), claim, now)));
-    }
-    let filled = widths(&rows).map(|width| width > 0);
-    let heads = COLUMNS.map(|(name, _)| name).into_iter().zip(filled);
-    let mut heads = heads.map(|(name, filled)| if filled { name.to_owned() } else { String::new() });
-    rows.insert(0, std::array::from_fn(|_| (heads.next().unwrap_or_default(), Tone::Head)));
-    if let Some(width) = look.width {
-        narrow(&mut rows, width);
-    }
-    let widths = widths(&rows);
-    rows.iter().map(|row| line(row, &widths, look.colour)).collect()
+    grid(locks, look.width, now).lines().map(|cells| line(&cells, look.colour)).collect()
 }
 
-fn closed(name: String, until: SystemTime) -> Row {
-    let plain = |text: String| (text, Tone::Plain);
-    let empty = || plain(String::new());
-    let until = format!("until {}", local(until));
-    [plain(name), ("closed".to_owned(), Tone::Closed), empty(), plain(until), empty(), empty(), empty()]
+/// The same, before it is text.
+pub(crate) fn grid(locks: &[LockState], width: Option<usize>, now: SystemTime) -> Grid<WIDTH> {
+    let named = |lock: &LockState| rows(lock, &printable(lock.name.as_str()), now).collect::<Vec<_>>();
+    COLUMNS.grid(locks.iter().flat_map(named).collect(), width)
 }
 
-fn row(name: String, claim: &ClaimState, now: SystemTime) -> Row {
-    let owner = &claim.owner;
+/// The rows of one lock, with this name.
+pub(crate) fn rows(lock: &LockState, name: &str, now: SystemTime) -> impl Iterator<Item = Row> {
+    let closed = lock.closed_until.map(|until| closed(name, until));
+    closed.into_iter().chain(lock.claims.iter().map(move |claim| row(name, claim, now)))
+}
+
+fn closed(name: &str, until: SystemTime) -> Row {
+    let empty = || plain("");
+    let state = ("closed".to_owned(), Tone::Closed);
+    let until = plain(format!("until {}", local(until)));
+    [plain(name), state, empty(), until, empty(), empty(), empty()]
+}
+
+fn row(name: &str, claim: &ClaimState, now: SystemTime) -> Row {
     let (state, tone) = if claim.granted { ("held", Tone::Held) } else { ("waiting", Tone::Waiting) };
-    // Where the clock of who holds it is ahead of ours, nobody can tell for how long.
-    let state = match now.duration_since(claim.since) {
-        Ok(time) if !is_foreign(claim) => format!("{state} for {}", short(time)),
-        _ => state.to_owned(),
-    };
-    let left = match claim.expires_in {
-        Some(left) if left.is_zero() => ("expired".to_owned(), Tone::Expired),
-        left => (left.map(|left| format!("{} left", short(left))).unwrap_or_default(), Tone::Plain),
+    let state = match age(claim, now) {
+        Some(time) => format!("{state} for {time}"),
+        None => state.to_owned(),
     };
     let token = claim.token.filter(|_| claim.granted);
-    let by = match is_foreign(claim) {
-        true => owner.host.clone(),
-        false => format!("{}@{} pid {}", owner.user, owner.host, owner.pid),
-    };
-    let plain = |text: String| (text, Tone::Plain);
     [
         plain(name),
         (state, tone),
         plain(if claim.mode == Mode::Exclusive { String::new() } else { claim.mode.to_string() }),
-        left,
+        left(claim, " left"),
         plain(token.map(|token| token.to_string()).unwrap_or_default()),
-        plain(printable(&by)),
-        plain(printable(&owner.label)),
+        plain(owner(claim)),
+        plain(printable(&claim.owner.label)),
     ]
 }
 
-fn widths(rows: &[Row]) -> [usize; COLUMNS.len()] {
-    std::array::from_fn(|column| {
-        rows.iter().filter_map(|row| row.get(column)).map(|(text, _)| text.width()).max().unwrap_or(0)
+/// For how long a claim has held or waited. Where the clock of who made it is ahead of ours, nobody can tell.
+pub(crate) fn age(claim: &ClaimState, now: SystemTime) -> Option<String> {
+    now.duration_since(claim.since).ok().filter(|_| !is_foreign(claim)).map(short)
+}
+
+/// What is left of a lease, and a word that says so.
+pub(crate) fn left(claim: &ClaimState, word: &str) -> Cell {
+    match claim.expires_in {
+        Some(left) if left.is_zero() => ("expired".to_owned(), Tone::Expired),
+        left => plain(left.map(|left| format!("{}{word}", short(left))).unwrap_or_default()),
+    }
+}
+
+/// Who made a claim.
+pub(crate) fn owner(claim: &ClaimState) -> String {
+    let owner = &claim.owner;
+    printable(&match is_foreign(claim) {
+        true => owner.host.clone(),
+        false => format!("{}@{} pid {}", owner.user, owner.host, owner.pid),
     })
 }
 
-/// Takes away from the columns that bear it until all fits, if it can.
-fn narrow(rows: &mut [Row], room: usize) {
-    for (column, least) in NARROWED {
-        let widths = widths(rows);
-        let total: usize = widths.iter().filter(|width| **width > 0).map(|width| width + GAP).sum();
-        let total = total.saturating_sub(GAP);
-        let (Some(width), Some((_, what))) = (widths.get(column), COLUMNS.get(column)) else { return };
-        let Some(over) = total.checked_sub(room).filter(|over| *over > 0) else { return };
-        let wanted = if least == 0 { 0 } else { width.saturating_sub(over).max(least) };
-        for (text, _) in rows.iter_mut().filter_map(|row| row.get_mut(column)) {
-            *text = cut(text, wanted, *what);
-        }
-    }
-}
-
-/// How many letters are looked at for each place on the terminal, however long a text of others is. One of these is seen at least.
-const LETTERS: usize = 8;
-
-/// A text that is no wider than this.
-pub(crate) fn cut(text: &str, width: usize, what: Cut) -> String {
-    if text.width() <= width {
-        return text.to_owned();
-    }
-    let Some(room) = width.checked_sub(CUT.width()) else { return String::new() };
-    let (start, end) = match what {
-        Cut::Start => (0, room),
-        Cut::Middle => (room.div_ceil(2), room / 2),
-        Cut::End => (room, 0),
-    };
-    [first(text, start), CUT, last(text, end)].concat()
-}
-
-/// What of its start has room. Letters that stand together may be wider than each of them.
-fn first(text: &str, room: usize) -> &str {
-    let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).take(LETTERS * (room + 1)).collect();
-    let mut starts = ends.into_iter().rev().filter_map(|end| text.get(..end));
-    starts.find(|start| start.width() <= room).unwrap_or_default()
-}
-
-/// What of its end has room.
-fn last(text: &str, room: usize) -> &str {
-    let starts: Vec<usize> = text.char_indices().rev().map(|(at, _)| at).take(LETTERS * (room + 1)).collect();
-    let mut ends = starts.into_iter().rev().filter_map(|at| text.get(at..));
-    ends.find(|end| end.width() <= room).unwrap_or_default()
-}
-
-fn line(row: &Row, widths: &[usize], colour: bool) -> String {
-    let last = row.iter().rposition(|(text, _)| !text.is_empty()).unwrap_or(0);
-    let mut line = String::new();
-    let shown = row.iter().zip(widths).take(last + 1).enumerate().filter(|(_, (_, width))| **width > 0);
-    for (column, ((text, tone), width)) in shown {
-        match tone.code().filter(|_| colour) {
+fn line(cells: &[(usize, &str, Tone)], colour: bool) -> String {
+    let (mut line, mut width) = (String::new(), 0);
+    for (at, text, tone) in cells {
+        line.extend(std::iter::repeat_n(' ', at.saturating_sub(width)));
+        match code(*tone).filter(|_| colour) {
             Some(code) => line.push_str(&format!("\x1b[{code}m{text}\x1b[0m")),
             None => line.push_str(text),
         }
-        if column < last {
-            line.extend(std::iter::repeat_n(' ', width - text.width() + GAP));
-        }
+        width = at + text.width();
     }
     line.push('\n');
     line

@@ -1,7 +1,7 @@
 //! One file per verb.
 
 pub(crate) mod acquire;
-mod break_;
+pub(crate) mod break_;
 mod completions;
 mod hold;
 mod ls;
@@ -11,6 +11,8 @@ mod renew;
 mod run;
 mod schema;
 mod show;
+mod top;
+mod watch;
 
 use crate::args::{Cli, Verb};
 use crate::connect::block_on;
@@ -22,6 +24,7 @@ pub(crate) fn dispatch(cli: Cli) -> Outcome {
     match cli.verb {
         Verb::Run(run) => run::run(store, &run),
         Verb::Ls(ls) => block_on(ls::run(store, &ls)),
+        Verb::Top(_) => block_on(top::run(store)),
         Verb::Show(show) => block_on(show::run(store, &show)),
         Verb::Acquire(acquire) => block_on(acquire::run(store, &acquire)),
         Verb::Renew(renew) => block_on(renew::run(store, &renew)),

@@ -32,6 +32,11 @@ pub(crate) fn asks_to_end(signal: Signal) -> bool {
     ENDING.contains(&signal)
 }
 
+/// Whether a signal is one by which the terminal stops a process.
+pub(crate) fn asks_to_stop(signal: Signal) -> bool {
+    [Signal::TSTP, Signal::TTIN, Signal::TTOU].contains(&signal)
+}
+
 /// A signal that came.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caught {
@@ -58,6 +63,13 @@ impl Signals {
     pub(crate) fn ending() -> io::Result<Signals> {
         let mut signals = Signals(Vec::with_capacity(ENDING.len() + PASSED_ON.len()));
         signals.catch(&ENDING)?;
+        Ok(signals)
+    }
+
+    /// Catches all of these.
+    pub(crate) fn all() -> io::Result<Signals> {
+        let mut signals = Signals::ending()?;
+        signals.pass_on()?;
         Ok(signals)
     }
 

@@ -14,7 +14,7 @@ use super::events::{Event, Events, StopWord};
 use super::fork::{NotBegun, Start};
 use super::kin::{Stat, signal_all};
 use super::loss::{Plan, Stage, Step};
-use super::signals::{Caught, Signals};
+use super::signals::{Caught, Signals, asks_to_stop};
 use super::sys;
 use crate::args::{OnLost, Orphans, Run};
 use crate::documents::whole_ms;
@@ -184,7 +184,7 @@ impl Supervisor<'_> {
             None if group_has_it => {}
             None => self.child.pass_on(signal),
             // We could not stop with them: somebody has to renew the lock. So they go on.
-            Some(_) if [Signal::TSTP, Signal::TTIN, Signal::TTOU].contains(&signal) => {}
+            Some(_) if asks_to_stop(signal) => {}
             Some(_) if self.run.orphans == Orphans::Wait => signal_orphans(signal, group_has_it),
             Some(_) => self.child.inner().iter().for_each(|inner| signal_all(inner, signal, group_has_it)),
         }

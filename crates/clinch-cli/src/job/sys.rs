@@ -180,6 +180,17 @@ pub(crate) fn die_by(signal: Signal) {
 /// Stops this process by a signal with its default action, as the terminal would have done, and comes back when
 /// it is continued, with the CONT consumed. `false`: the kernel ignored the stop, since no shell is there to undo it.
 pub(crate) fn stop(signal: Signal) -> bool {
+    // SAFETY: sends a signal to this thread.
+    stop_by(signal, || unsafe { libc::raise(signal.as_raw()) })
+}
+
+/// As [`stop`], all of this process's group, of which nobody else was told.
+pub(crate) fn stop_group(signal: Signal) -> bool {
+    // SAFETY: sends a signal.
+    stop_by(signal, || unsafe { libc::kill(0, signal.as_raw()) })
+}
+
+fn stop_by(signal: Signal, send: impl FnOnce() -> libc::c_int) -> bool {
     with_blocked(Some(libc::SIGCONT), || {
         // SAFETY: all pointers are to locals that outlive the calls; the saved action is restored unchanged. A blocked
         // CONT still continues the process and stays pending, so that `sigtimedwait` can tell whether it came.
@@ -188,7 +199,7 @@ pub(crate) fn stop(signal: Signal) -> bool {
             let mut default: libc::sigaction = std::mem::zeroed();
             default.sa_sigaction = libc::SIG_DFL;
             libc::sigaction(signal.as_raw(), &default, saved.as_mut_ptr());
-            libc::raise(signal.as_raw());
+            send();
             libc::sigaction(signal.as_raw(), saved.as_ptr(), null_mut());
             let mut set = MaybeUninit::uninit();
             libc::sigemptyset(set.as_mut_ptr());

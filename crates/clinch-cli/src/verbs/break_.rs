@@ -28,8 +28,7 @@ impl Victims {
         let own = state.as_ref().and_then(|state| state.closed_until).map(|until| (name.clone(), until));
         let turn = turn::name_of(name).zip(turn);
         let closed = own.into_iter().chain(turn).filter(|_| only.is_none()).collect();
-        let mut claims = state.map(|state| state.claims).unwrap_or_default();
-        claims.retain(|claim| only.map_or(claim.granted, |only| claim.id == only));
+        let claims = victims(&state.map(|state| state.claims).unwrap_or_default(), only);
         if claims.is_empty() && only.is_some() {
             return Err(Failure::new(NOBODY, format!("lock \"{name}\" has no such claim")));
         }
@@ -45,22 +44,13 @@ impl Victims {
 
     /// Takes all away; tells what became of each, in the order of their lines.
     async fn end(&self, locks: &Locks, name: &str) -> Vec<Result<ResultJson, (ResultJson, Failure)>> {
-        // All at once, since to be told takes each holder its time; and all of them before anything is told here.
-        let evict = |victim: &ClaimState| {
-            let (locks, name, id) = (locks.clone(), name.to_owned(), victim.id);
-            tokio::spawn(async move { locks.evict(&name, id).await })
-        };
-        let evictions: Vec<_> = self.claims.iter().map(evict).collect();
-        let mut results = Vec::new();
-        for (victim, eviction) in self.claims.iter().zip(evictions) {
-            let freed = eviction.await.map_err(|error| Failure::system("cannot wait for an eviction", error));
-            let result = |word| ResultJson::new(name, victim.id, word);
-            results.push(match freed.and_then(|freed| Ok(freed?)) {
-                Ok(Freed::Removed) => Ok(result(ResultWord::Evicted)),
-                Ok(Freed::Absent) => Ok(result(ResultWord::Gone)),
-                Err(failure) => Err((result(ResultWord::Failed), failure)),
-            });
-        }
+        let ended = evict(locks, name, self.claims.clone()).await.into_iter();
+        let mut results: Vec<_> = ended
+            .map(|(victim, freed)| {
+                let result = ResultJson::new(name, victim.id, outcome(&freed));
+                freed.map_or_else(|failure| Err((result.clone(), failure)), |_| Ok(result.clone()))
+            })
+            .collect();
         for (name, _) in &self.closed {
             let result = |word| ResultJson::of_lock(name, word);
             let opened = async {
@@ -108,6 +98,52 @@ pub(crate) async fn run(store: &Store, args: &Break) -> Outcome {
     failure.map_or(Ok(0), Err)
 }
 
+/// The claims that a lock is to be taken from: those that hold it, or the one that was named.
+pub(crate) fn victims(claims: &[ClaimState], only: Option<ClaimId>) -> Vec<ClaimState> {
+    let meant = |claim: &&ClaimState| only.map_or(claim.granted, |only| claim.id == only);
+    claims.iter().filter(meant).cloned().collect()
+}
+
+/// Takes a lock from them, all at once, since to be told takes each holder its time; tells of all when all of it is done.
+pub(crate) async fn evict(
+    locks: &Locks,
+    name: &str,
+    victims: Vec<ClaimState>,
+) -> Vec<(ClaimState, Result<Freed, Failure>)> {
+    let begin = |victim: ClaimState| {
+        let (locks, name, id) = (locks.clone(), name.to_owned(), victim.id);
+        (victim, tokio::spawn(async move { locks.evict(&name, id).await }))
+    };
+    let begun: Vec<_> = victims.into_iter().map(begin).collect();
+    let mut ended = Vec::with_capacity(begun.len());
+    for (victim, eviction) in begun {
+        let freed = eviction.await.map_err(|error| Failure::system("cannot wait for an eviction", error));
+        ended.push((victim, freed.and_then(|freed| Ok(freed?))));
+    }
+    ended
+}
+
+/// What became of an eviction.
+fn outcome(freed: &Result<Freed, Failure>) -> ResultWord {
+    match freed {
+        Ok(Freed::Removed) => ResultWord::Evicted,
+        Ok(Freed::Absent) => ResultWord::Gone,
+        Err(_) => ResultWord::Failed,
+    }
+}
+
+/// What became of evictions of the holders of a lock, in one line.
+pub(crate) fn in_words(name: &str, ended: &[(ClaimState, Result<Freed, Failure>)]) -> String {
+    let words = ended.iter().map(|(victim, freed)| match freed {
+        Err(failure) => format!("failed: {}: {}", describe(victim), failure.message),
+        Ok(_) => format!("{}: {}", outcome(freed).text(), describe(victim)),
+    });
+    format!("lock \"{}\": {}", printable(name), words.collect::<Vec<_>>().join("; "))
+}
+
+/// What is asked before it is done.
+pub(crate) const QUESTION: &str = "Take it away? Its job may still be running.";
+
 /// Shows the victims and asks, where there is somebody to ask.
 fn confirmed(name: &str, victims: &Victims) -> Result<bool, Failure> {
     if !rustix::termios::isatty(rustix::stdio::stdin()) {
@@ -117,12 +153,9 @@ fn confirmed(name: &str, victims: &Victims) -> Result<bool, Failure> {
     for line in victims.lines() {
         text += &format!("  {line}\n");
     }
-    text += match victims.claims.is_empty() {
-        true => "Open it? [y/N] ",
-        false => "Take it away? Its job may still be running. [y/N] ",
-    };
+    let question = if victims.claims.is_empty() { "Open it?" } else { QUESTION };
     let failed = |error| Failure::system("cannot ask", error);
-    write!(io::stderr(), "{text}").map_err(failed)?;
+    write!(io::stderr(), "{text}{question} [y/N] ").map_err(failed)?;
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line).map_err(failed)?;
     Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))

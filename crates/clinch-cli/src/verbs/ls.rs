@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use clinch::backend::LockState;
 use glob::Pattern;
 
+use super::watch;
 use crate::args::{Ls, Store};
 use crate::connect::connect;
 use crate::documents::{LockJson, LocksJson, document};
@@ -14,12 +15,15 @@ use crate::table::{Look, table};
 
 pub(crate) async fn run(store: &Store, ls: &Ls) -> Outcome {
     let wanted = Wanted::of(ls);
+    if let Some(every) = ls.watch {
+        return watch::run(store, wanted, every).await;
+    }
     let mut locks = connect(store).await?.list(wanted.beginning).await?;
     locks.retain_mut(|lock| wanted.keeps(lock));
     if ls.json {
         show(&document(LocksJson { locks: locks.iter().map(LockJson::from).collect() })?)?;
     } else if locks.is_empty() {
-        say(format_args!("no lock{} is {}", wanted.named(), wanted.stands()));
+        say(wanted.none());
     } else {
         show(&table(&locks, Look::of_stdout(ls.wide), SystemTime::now()))?;
     }
@@ -27,10 +31,10 @@ pub(crate) async fn run(store: &Store, ls: &Ls) -> Outcome {
 }
 
 /// What is to be listed.
-struct Wanted<'a> {
-    ls: &'a Ls,
+pub(super) struct Wanted<'a> {
+    pub(super) ls: &'a Ls,
     /// What names begin with in any case.
-    beginning: &'a str,
+    pub(super) beginning: &'a str,
     pattern: Option<Pattern>,
 }
 
@@ -46,7 +50,7 @@ impl<'a> Wanted<'a> {
     }
 
     /// Whether a lock is listed; takes from it the claims that are not.
-    fn keeps(&self, lock: &mut LockState) -> bool {
+    pub(super) fn keeps(&self, lock: &mut LockState) -> bool {
         let name = lock.name.as_str();
         // Names may hold a star, too.
         let is_named = name.starts_with(&self.ls.names)
@@ -57,6 +61,11 @@ impl<'a> Wanted<'a> {
         }
         lock.claims.retain(|claim| if claim.granted { held } else { waiting });
         is_named && !lock.claims.is_empty()
+    }
+
+    /// That there is none.
+    pub(super) fn none(&self) -> String {
+        format!("no lock{} is {}", self.named(), self.stands())
     }
 
     fn named(&self) -> String {

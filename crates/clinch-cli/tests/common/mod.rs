@@ -4,6 +4,7 @@
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
 
+pub mod pty;
 pub mod terminal;
 
 use std::io::Read as _;

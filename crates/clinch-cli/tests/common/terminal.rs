@@ -5,10 +5,7 @@ use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{Mode, OFlags};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-
-use super::{Running, World, eventually};
+use super::{Running, World, eventually, pty};
 
 /// An interactive shell on a terminal of its own.
 pub struct Terminal {
@@ -19,20 +16,13 @@ pub struct Terminal {
 
 impl Terminal {
     pub fn new(world: &World) -> Terminal {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let path = ptsname(&master, Vec::new()).unwrap();
-        let open = || {
-            rustix::fs::open(&path, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap()
-        };
+        let (keys, open) = pty::open();
         let mut command = Command::new("env");
         command.args(["--default-signal", "setsid", "--ctty", "bash", "--norc", "--noprofile", "-i"]);
         command.current_dir(world.path(".")).env("CLINCH", env!("CARGO_BIN_EXE_clinch"));
         command.env("CLINCH_URL", world.url()).env("HISTFILE", "/dev/null").env_remove("CLINCH_HELD");
         command.stdin(Stdio::from(open())).stdout(Stdio::from(open())).stderr(Stdio::from(open()));
         let shell = Running(command.spawn().unwrap());
-        let keys = File::from(master);
         let seen = Arc::new(Mutex::new(String::new()));
         let (mut screen, written) = (keys.try_clone().unwrap(), seen.clone());
         std::thread::spawn(move || {

@@ -1,0 +1,202 @@
+//! The terminal's second screen, and the way back from it whatever ends us.
+
+use std::io::{self, BufWriter, IsTerminal, Stdout};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ratatui::backend::CrosstermBackend;
+use ratatui::crossterm::cursor::{Hide, Show};
+use ratatui::crossterm::event::{DisableBracketedPaste, EnableBracketedPaste};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::style::Print;
+use ratatui::crossterm::terminal::{
+    DisableLineWrap, EnableLineWrap, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode,
+    enable_raw_mode,
+};
+use ratatui::layout::Rect;
+use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
+use rustix::process::Signal;
+
+use crate::exit::{Failure, SIGNAL_BASE};
+use crate::job::signals::asks_to_stop;
+use crate::job::sys;
+use crate::table::is_dumb;
+
+/// What a frame takes at most, as a rule: it is written at once, so that nobody sees half of it.
+const FRAME: usize = 1 << 16;
+
+/// What a terminal is taken for that does not say how large it is.
+const USUAL: Rect = Rect::new(0, 0, 80, 24);
+
+/// Whether the second screen is shown.
+static SHOWN: AtomicBool = AtomicBool::new(false);
+
+/// Ends colours and the like.
+const PLAIN: &str = "\x1b[0m";
+
+/// Whether our stdout is a terminal on which one can write anywhere.
+pub(crate) fn is_there() -> bool {
+    io::stdout().is_terminal() && !is_dumb()
+}
+
+/// The second screen, until dropped.
+pub(crate) struct Screen {
+    /// Whether keys are read one by one.
+    has_keys: bool,
+    terminal: Terminal<CrosstermBackend<BufWriter<Stdout>>>,
+    area: Rect,
+}
+
+impl Screen {
+    pub(crate) fn enter(has_keys: bool) -> Result<Screen, Failure> {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let report = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |panic| {
+                leave();
+                report(panic);
+            }));
+        });
+        let area = area();
+        let backend = CrosstermBackend::new(BufWriter::with_capacity(FRAME, io::stdout()));
+        // Its size is told by us, who ask the terminal that is written to.
+        let options = TerminalOptions { viewport: Viewport::Fixed(area) };
+        let terminal = Terminal::with_options(backend, options).map_err(failed)?;
+        let mut screen = Screen { has_keys, terminal, area };
+        screen.enter_again()?;
+        Ok(screen)
+    }
+
+    /// How large it is now.
+    pub(crate) fn area(&self) -> Rect {
+        self.area
+    }
+
+    pub(crate) fn draw(&mut self, what: impl FnOnce(&mut Frame<'_>)) -> Result<(), Failure> {
+        self.terminal.draw(what).map(drop).map_err(failed)
+    }
+
+    /// After somebody else had the terminal.
+    fn enter_again(&mut self) -> Result<(), Failure> {
+        let enter = || {
+            if self.has_keys {
+                // What the terminal was like is looked at anew: who had it meanwhile may have changed it.
+                disable_raw_mode()?;
+                enable_raw_mode()?;
+            }
+            SHOWN.store(true, Ordering::Relaxed);
+            // What is pasted must not be taken for keys.
+            execute!(io::stdout(), EnterAlternateScreen, Hide, DisableLineWrap, EnableBracketedPaste)
+        };
+        enter().map_err(failed)?;
+        self.fit()
+    }
+
+    /// Takes on the terminal's size; all of it is drawn anew.
+    fn fit(&mut self) -> Result<(), Failure> {
+        self.area = area();
+        self.terminal.resize(self.area).map_err(failed)
+    }
+
+    /// Has us do what a signal asks for: be stopped and come back, or end. `None`: we go on.
+    pub(crate) fn heed(&mut self, signal: Signal) -> Result<Option<u8>, Failure> {
+        match signal {
+            Signal::WINCH => self.fit()?,
+            Signal::CONT => self.enter_again()?,
+            signal if asks_to_stop(signal) => self.stop()?,
+            signal => return Ok(Some(end_by(signal))),
+        }
+        Ok(None)
+    }
+
+    /// Is stopped, as by Ctrl-Z, until somebody has us go on.
+    pub(crate) fn stop(&mut self) -> Result<(), Failure> {
+        if sys::is_ignored(Signal::TSTP) {
+            return Ok(());
+        }
+        leave();
+        sys::stop_group(Signal::TSTP);
+        self.enter_again()
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        leave();
+    }
+}
+
+/// Ends as a signal has us end; the code for where it cannot.
+pub(crate) fn end_by(signal: Signal) -> u8 {
+    leave();
+    sys::die_by(signal);
+    SIGNAL_BASE + u8::try_from(signal.as_raw()).unwrap_or(0)
+}
+
+/// How large the terminal is that is written to.
+fn area() -> Rect {
+    let size = rustix::termios::tcgetwinsize(rustix::stdio::stdout());
+    let area = size.map_or(USUAL, |size| Rect::new(0, 0, size.ws_col, size.ws_row));
+    if area.is_empty() { USUAL } else { area }
+}
+
+fn failed(error: io::Error) -> Failure {
+    Failure::system("cannot write to the terminal", error)
+}
+
+/// Makes the terminal what it was.
+fn leave() {
+    if !SHOWN.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    // They fail when the terminal is gone, and then it is nobody's.
+    let plain = Print(PLAIN);
+    let _ = execute!(io::stdout(), plain, DisableBracketedPaste, EnableLineWrap, Show, LeaveAlternateScreen);
+    let _ = disable_raw_mode();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::{LocalModes, tcgetattr};
+
+    use super::*;
+
+    #[test]
+    #[ignore = "what the test below runs on a terminal"]
+    fn panics() {
+        let _screen = Screen::enter(true).unwrap();
+        panic!("on purpose");
+    }
+
+    #[test]
+    fn a_panic_gives_the_terminal_back_before_it_is_told() {
+        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&ours).unwrap();
+        unlockpt(&ours).unwrap();
+        let path = ptsname(&ours, Vec::new()).unwrap();
+        let path = path.to_str().unwrap();
+        let open = || std::fs::File::options().read(true).write(true).open(path).unwrap();
+        let kept = open();
+        let mut test = Command::new("setsid");
+        test.arg("--ctty").arg(std::env::current_exe().unwrap()).env("TERM", "xterm");
+        test.args(["--exact", "screen::tests::panics", "--ignored", "--nocapture", "--test-threads=1"]);
+        test.stdin(Stdio::from(open())).stdout(Stdio::from(open())).stderr(Stdio::from(open()));
+        assert!(!test.status().unwrap().success());
+        let modes = tcgetattr(&kept).unwrap().local_modes;
+        assert!(modes.contains(LocalModes::ICANON | LocalModes::ECHO));
+        // All that was written is there already, since it ended.
+        let (mut bytes, mut terminal) = ([0; 1 << 14], std::fs::File::from(ours));
+        let mut shown = String::new();
+        while !shown.contains("on purpose") {
+            let len = terminal.read(&mut bytes).unwrap();
+            shown += &String::from_utf8_lossy(&bytes[..len]);
+        }
+        let at = |text: &str| shown.find(text).unwrap();
+        assert!(at("\x1b[?1049h") < at("\x1b[?1049l") && at("\x1b[?1049l") < at("on purpose"), "{shown:?}");
+        assert!(at("\x1b[?25h") < at("on purpose"), "{shown:?}");
+    }
+}
