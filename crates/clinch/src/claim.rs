@@ -141,6 +141,23 @@ pub struct Owner {
 impl Owner {
     /// The longest label, in bytes.
     pub const MAX_LABEL: usize = 128;
+
+    /// This process, without a label.
+    pub fn of_this_process() -> Owner {
+        let text = |text: &str, max: usize| -> String {
+            let clean = text.chars().filter(|c| !c.is_control());
+            clean
+                .scan(0, |len, c| {
+                    *len += c.len_utf8();
+                    (*len <= max).then_some(c)
+                })
+                .collect()
+        };
+        let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok());
+        let user = user.unwrap_or_else(|| format!("uid {}", rustix::process::geteuid().as_raw()));
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Owner { host: text(&host, 64), pid: std::process::id(), user: text(&user, 32), label: String::new() }
+    }
 }
 
 /// One attempt to hold a lock.

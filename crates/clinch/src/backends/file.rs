@@ -7,6 +7,7 @@
 //! | file | is for |
 //! | --- | --- |
 //! | `dir.rs` | the directory: where, whose, on what file system; names to file names |
+//! | `examine.rs` | what its promises rest on, for people |
 //! | `ofd.rs` | the byte-range locks themselves |
 //! | `layout.rs` | what stands in a lock file, and where |
 //! | `lock_file.rs` | one open lock file: who is live in it, taking a ticket |
@@ -35,6 +36,8 @@
 #[cfg(target_os = "linux")]
 mod dir;
 #[cfg(target_os = "linux")]
+mod examine;
+#[cfg(target_os = "linux")]
 mod layout;
 #[cfg(target_os = "linux")]
 mod lock_file;
@@ -57,6 +60,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::Backend;
+use crate::check::Check;
 use crate::env::Env;
 use crate::error::Result;
 use crate::url::StoreUrl;
@@ -93,6 +97,26 @@ pub fn default_dir() -> Result<std::path::PathBuf> {
 
 /// Opens the store of a URL: `file:///dir[?network-fs=allow]`, or `file://` for the user's default directory.
 pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
+    let network_allowed = network_allowed(url)?;
+    open_on(Path::new(&url.path), env.clone(), network_allowed)
+}
+
+/// Looks at the directory of a URL, also at one that is refused.
+#[cfg(target_os = "linux")]
+pub(crate) fn examine_url(url: &mut StoreUrl) -> Result<Vec<Check>> {
+    let network_allowed = network_allowed(url)?;
+    url.finish()?;
+    examine::examine(Path::new(&url.path), network_allowed)
+}
+
+/// Refuses, as everything of `file://` does elsewhere.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn examine_url(_url: &mut StoreUrl) -> Result<Vec<Check>> {
+    Err(unsupported())
+}
+
+/// Whether a URL says that a network file system may be used; refuses one that is not for this host.
+fn network_allowed(url: &mut StoreUrl) -> Result<bool> {
     let network_allowed = match url.take("network-fs")?.as_deref() {
         None => false,
         Some("allow") => true,
@@ -108,7 +132,7 @@ pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>
             "file:// is for this host: write file:///DIRECTORY, with an absolute path",
         ));
     }
-    open_on(Path::new(&url.path), env.clone(), network_allowed)
+    Ok(network_allowed)
 }
 
 #[cfg(target_os = "linux")]

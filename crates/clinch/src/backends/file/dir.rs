@@ -1,6 +1,7 @@
 //! The directory of lock files: where it is, whose it is, what it lies on, and how files in it are opened.
 
 use std::fmt;
+use std::fs::Metadata;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -91,12 +92,9 @@ impl Dir {
         if link.is_symlink() && !trusted(link.uid(), user) {
             return Err(Error::new(
                 ErrorKind::Refused,
-                format!(
-                    "{} is a symbolic link that user {} made; name the directory itself",
-                    path.display(),
-                    link.uid()
-                ),
-            ));
+                format!("{} is a symbolic link that user {} made", path.display(), link.uid()),
+            )
+            .with_remedy("name the directory itself"));
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let descriptor =
@@ -135,6 +133,17 @@ impl Dir {
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(self.failed(file, error)),
         }
+    }
+
+    /// Whose it is, and what others may do in it.
+    pub(super) fn metadata(&self) -> Result<Metadata> {
+        std::fs::metadata(&self.path)
+            .map_err(|error| self.failed(".", Errno::from_io_error(&error).unwrap_or(Errno::IO)))
+    }
+
+    /// Where it was opened.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Makes the creation of a file durable.
@@ -340,16 +349,23 @@ pub(super) fn bell(name_hash: u128, ticket: u64) -> u64 {
     (name_hash as u64).wrapping_add(ticket) % BELLS
 }
 
+/// The default directory of root.
+pub(super) const ROOT_DIR: &str = "/var/lib/clinch";
+
 /// The default directory of this user.
 pub(super) fn default_path() -> Result<PathBuf> {
     if rustix::process::geteuid().is_root() {
-        return Ok(PathBuf::from("/var/lib/clinch"));
+        return Ok(PathBuf::from(ROOT_DIR));
     }
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
     state.map(|state| state.join("clinch")).ok_or_else(|| {
         Error::invalid("neither XDG_STATE_HOME nor HOME is set; name the lock directory, as in file:///path")
     })
+}
+
+/// A directory that a variable names, which counts only as a whole path.
+pub(super) fn absolute(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 /// Whether files of this user cannot harm us.
@@ -363,37 +379,32 @@ fn check_owner(path: &Path, owner: u32, mode: u32, user: u32) -> Result<bool> {
     if !trusted(owner, user) {
         return Err(Error::new(
             ErrorKind::Refused,
-            format!(
-                "{} belongs to user {owner}, who could swap lock files; use a directory of your own",
-                path.display()
-            ),
-        ));
+            format!("{} belongs to user {owner}, who could swap lock files", path.display()),
+        )
+        .with_remedy("use a directory of your own"));
     }
     let writable = mode & 0o022 != 0;
     if writable && mode & STICKY == 0 {
         return Err(Error::new(
             ErrorKind::Refused,
-            format!(
-                "others can replace files in {} (mode {:o}); run chmod go-w on it",
-                path.display(),
-                mode & 0o7777
-            ),
-        ));
+            format!("others can replace files in {} (mode {:o})", path.display(), mode & 0o7777),
+        )
+        .with_remedy("run chmod go-w on it"));
     }
     Ok(writable)
 }
 
-fn check_file_system(path: &Path, magic: u32) -> Result<()> {
+pub(super) fn check_file_system(path: &Path, magic: u32) -> Result<()> {
     match NETWORK_FILE_SYSTEMS.iter().find(|(known, _)| *known == magic) {
         None => Ok(()),
         Some((_, system)) => Err(Error::new(
             ErrorKind::Refused,
             format!(
-                "{} is on {system}, where byte-range locks do not reliably reach other hosts and a change wakes nobody; \
-                 use a local directory, or ?network-fs=allow if only this host uses it",
+                "{} is on {system}, where byte-range locks do not reliably reach other hosts and a change wakes nobody",
                 path.display()
             ),
-        )),
+        )
+        .with_remedy("use a local directory, or ?network-fs=allow if only this host uses it")),
     }
 }
 
