@@ -57,7 +57,7 @@ impl Limits {
     }
 
     /// Of a verb that waits for nothing but answers.
-    fn of_a_question(env: &Env) -> Limits {
+    pub(crate) fn of_a_question(env: &Env) -> Limits {
         Limits { env: env.clone(), until: None, answer: Some((ANSWER_FOR, env.clock().now() + ANSWER_FOR)) }
     }
 

@@ -19,8 +19,8 @@ const CUT: &str = "…";
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Look {
     /// How wide it may be; `None`: as wide as it is.
-    width: Option<usize>,
-    colour: bool,
+    pub(crate) width: Option<usize>,
+    pub(crate) colour: bool,
 }
 
 impl Look {

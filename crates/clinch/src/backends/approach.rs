@@ -1,8 +1,7 @@
-//! What to say of a server that could not be reached, and of a round trip to one that could.
+//! What to say of a server that could not be reached.
 
 use std::error::Error as _;
 use std::io;
-use std::time::Duration;
 
 use crate::check::Check;
 use crate::error::Error;
@@ -30,9 +29,4 @@ pub(super) fn unreached(error: &Error) -> Check {
         }
         _ => Check::failed("tcp", error, "look at the route and at firewalls, or mend the host in the URL"),
     }
-}
-
-/// A time that is worth a look in thousandths of a millisecond.
-pub(super) fn short(time: Duration) -> String {
-    format!("{:.1} ms", time.as_secs_f64() * 1000.0)
 }

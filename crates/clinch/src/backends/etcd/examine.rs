@@ -11,7 +11,7 @@ use super::link::{self, Link, Next};
 use super::settings::{Address, Settings};
 use super::store::Store;
 use super::wire::{self, StatusRequest, StatusResponse};
-use crate::backends::approach::{short, unreached};
+use crate::backends::approach::unreached;
 use crate::check::{Check, Verdict};
 use crate::error::ErrorKind;
 
@@ -65,8 +65,8 @@ impl Store {
         match self.status(endpoint, address).await {
             Err(failed) => seen.checks.push(failed),
             Ok(status) => {
-                let time = short(self.now().since(begun));
-                seen.checks.push(Check::pass("reach", format!("connected and answered within {time}")));
+                let time = self.now().since(begun);
+                seen.checks.push(Check::pass("reach", format!("connected and answered within {time:.1?}")));
                 seen.checks.extend([version(&status), role(&status), alarms(&status), size(&status)]);
                 seen.cluster = status.header.map(|header| header.cluster);
             }
@@ -92,7 +92,8 @@ impl Store {
         let answer = link.unary(wire::STATUS, StatusRequest {}, None, PATIENCE).await;
         answer.map_err(|status| {
             let failure = Failure::new(status, link.server());
-            Check::failed("server", &failure.into_error(), no_etcd)
+            let what = if failure.is_leaderless() { "role" } else { "server" };
+            Check::failed(what, &failure.into_error(), no_etcd)
         })
     }
 

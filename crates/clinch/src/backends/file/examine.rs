@@ -37,7 +37,7 @@ pub(super) fn examine(path: &Path, network_allowed: bool) -> Result<Vec<Check>> 
     ];
     match is_named {
         true => checks.push(Check::pass(
-            "others",
+            "users",
             "another user is refused here: two users neither hold one lock nor wait for each other",
         )),
         false => checks.extend([exclusion(&users), others(&users, &meta)]),
@@ -90,14 +90,13 @@ fn mounted(path: &Path) -> Option<String> {
 
 /// Whom the default directory is for.
 fn exclusion(users: &[User]) -> Check {
-    let us = user(users, rustix::process::geteuid().as_raw());
-    Check::pass(
-        "users",
-        format!(
-            "only jobs of {us} exclude each other here; the default of root, of other users and of another XDG_STATE_HOME is another \
-             directory"
-        ),
-    )
+    let us = rustix::process::geteuid();
+    let not = match us.is_root() {
+        true => "other users",
+        false => "root, other users, and jobs with another XDG_STATE_HOME, as cron's,",
+    };
+    let us = user(users, us.as_raw());
+    Check::pass("users", format!("only jobs of {us} exclude each other here; {not} have other directories"))
 }
 
 /// Other default directories, of ours or of other users, that are in use.

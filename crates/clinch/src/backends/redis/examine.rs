@@ -14,7 +14,7 @@ use super::link::Link;
 use super::resp::Command;
 use super::route::Route;
 use super::settings::{Address, Settings, Topology};
-use crate::backends::approach::{short, unreached};
+use crate::backends::approach::unreached;
 use crate::check::{Check, Verdict};
 use crate::error::{Error, ErrorKind};
 
@@ -92,7 +92,10 @@ pub(super) async fn server(dialer: &Dialer, address: &Address, part: Part) -> Ve
 async fn reach(dialer: &Dialer, address: &Address, checks: &mut Vec<Check>) -> Option<Link> {
     let begun = dialer.env.now();
     let failed = match dialer.limited(address, dialer.reach(address)).await {
-        Err(error) => unreached(&error),
+        Err(error) => match address {
+            Address::Tcp(..) => unreached(&error),
+            Address::Unix(_) => Check { what: "socket", ..unreached(&error) },
+        },
         Ok(stream) => match dialer.limited(address, dialer.encrypted(stream, address)).await {
             Err(error) => Check::failed(
                 "tls",
@@ -102,8 +105,8 @@ async fn reach(dialer: &Dialer, address: &Address, checks: &mut Vec<Check>) -> O
             Ok(stream) => match dialer.limited(address, dialer.login_over(stream, address, None)).await {
                 Err(error) => not_let_in(&error),
                 Ok((link, _)) => {
-                    let time = short(dialer.env.now().since(begun));
-                    checks.push(Check::pass("reach", format!("connected and logged in within {time}")));
+                    let time = dialer.env.now().since(begun);
+                    checks.push(Check::pass("reach", format!("connected and logged in within {time:.1?}")));
                     return Some(link);
                 }
             },

@@ -13,6 +13,9 @@ use crate::check::Check;
 /// A right to a command, how to try it, and what is lost without it; nothing: everything is.
 struct Right(&'static str, &'static [&'static str], &'static str);
 
+/// A lock by whose keys the rights are tried; nothing of it changes.
+const PROBE: &str = "probe";
+
 /// What stands for a key of nobody's, and for a channel, in what is tried.
 const KEY: &str = "{key}";
 const CHANNEL: &str = "{channel}";
@@ -115,7 +118,7 @@ fn needed(settings: &Settings, part: Part, is_followed: bool) -> Vec<&'static Ri
 
 /// The keys that are written to, each with the pattern that gives the right to it.
 fn key_patterns(prefix: &str, part: Part) -> Vec<(String, String)> {
-    let lock = [prefix, "~probe"].concat();
+    let lock = [prefix, PROBE].concat();
     let mut keys = vec![(lock.clone(), format!("~{prefix}*"))];
     if matches!(part, Part::Voter { .. }) {
         let all = || "~clinch:~*".to_owned();
@@ -143,7 +146,7 @@ pub(super) async fn rights(
     is_followed: bool,
 ) -> Result<Vec<Check>, Failure> {
     let prefix = &dialer.settings.prefix;
-    let lock = [prefix, "~probe"].concat();
+    let lock = [prefix, PROBE].concat();
     let key = match part {
         Part::Voter { .. } => format!("{VOUCHER}:probe"),
         _ => Home::of(slot_of(&lock)).key(":probe:", &lock).concat(),

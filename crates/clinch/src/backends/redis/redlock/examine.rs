@@ -64,7 +64,7 @@ impl Quorum {
                 let left = humantime::format_duration(left);
                 Check::warn(
                     "vote",
-                    format!("its vote counts in {left}: {why}"),
+                    format!("its vote counts in {left} at most: {why}"),
                     format!("wait for {left}, in which clients may come and go"),
                 )
             }
