@@ -23,10 +23,12 @@ const CHANNEL: &str = "{channel}";
 /// For how long that key is there, at most: a moment.
 const MOMENT_MS: &str = "5000";
 
+const REMEDY: &str = "give this user these rights by ACL SETUSER";
+
 const UNTOLD: &str = "waiters ask ten times a second instead of being told";
 const UNLISTED: &str = "`clinch ls` cannot list";
 const UNNOTICED: &str = "a connection that died is noticed late";
-const UNKNOWN: &str = "the eviction policy is not checked";
+const UNKNOWN: &str = "version, role, eviction policy and persistence are not known";
 const UNENDED: &str = "a release after a broken connection takes up to 7 s more";
 const UNSCRIPTED: &str = "without scripts there is the lean mode alone: no queue, no tokens, no readers";
 const UNSURE: &str = "a master that was replaced is noticed by its first refusal only";
@@ -226,11 +228,10 @@ fn told(lacking: &[Lacking]) -> Vec<Check> {
     let line = |loss: &str| {
         let rights: Vec<&str> =
             lacking.iter().filter(|lacking| lacking.without == loss).map(|lacking| &*lacking.right).collect();
-        let rights = rights.join(" ");
-        let remedy = format!("give this user {rights}");
+        let seen = format!("this user lacks {}", rights.join(" "));
         match loss {
-            "" => Check::fail("rights", format!("this user lacks {rights}"), remedy),
-            loss => Check::warn("rights", format!("this user lacks {rights}: {loss}"), remedy),
+            "" => Check::fail("rights", seen, REMEDY),
+            loss => Check::warn("rights", format!("{seen}: {loss}"), REMEDY),
         }
     };
     match losses.is_empty() {
