@@ -1,9 +1,11 @@
 //! What a store says of itself: one thing that was looked at, how it stands, and what to do about it.
 
 use std::borrow::Cow;
+#[cfg(any(feature = "etcd", feature = "file", feature = "redis"))]
 use std::error::Error as _;
 use std::fmt;
 
+#[cfg(any(feature = "etcd", feature = "file", feature = "redis"))]
 use crate::error::Error;
 
 /// How one thing stands.
@@ -69,6 +71,7 @@ impl Check {
     }
 
     /// What an error tells, with what to do where it does not say that itself.
+    #[cfg(any(feature = "etcd", feature = "file", feature = "redis"))]
     pub(crate) fn failed(what: &'static str, error: &Error, otherwise: &'static str) -> Check {
         let mut seen = error.what().to_owned();
         let mut cause = error.source();
@@ -85,6 +88,7 @@ impl Check {
     }
 
     /// The same, where others do for what fails.
+    #[cfg(any(feature = "etcd", feature = "redis"))]
     pub(crate) fn spared(mut self) -> Check {
         self.verdict = self.verdict.min(Verdict::Warn);
         self

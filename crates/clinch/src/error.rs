@@ -58,17 +58,20 @@ impl Error {
     }
 
     /// The same error with what to do about it, if that is known: told after what failed.
+    #[cfg(any(feature = "etcd", feature = "file", feature = "redis"))]
     pub(crate) fn with_remedy(mut self, remedy: impl Into<Cow<'static, str>>) -> Error {
         self.0.remedy = Some(remedy.into()).filter(|remedy| !remedy.is_empty());
         self
     }
 
     /// What failed, without what to do about it.
+    #[cfg(any(feature = "etcd", feature = "file", feature = "redis"))]
     pub(crate) fn what(&self) -> &str {
         &self.0.message
     }
 
     /// What to do about it, where that is known.
+    #[cfg(any(feature = "etcd", feature = "file", feature = "redis"))]
     pub(crate) fn remedy(&self) -> Option<&str> {
         self.0.remedy.as_deref()
     }

@@ -36,7 +36,7 @@ const DEFAULT_TTL: Duration = Duration::from_secs(30);
 /// | `redis://host`, `redis+sentinel://`, `redis+cluster://`, ... | Redis or Valkey; see [`backends::redis`](crate::backends::redis) |
 ///
 /// Every URL takes `ttl=` (100 ms to 24 h, default 30 s), `drift=` (1 to 25, default 10: by how many percent the clocks of
-/// the store and of this host may run apart; see [`Drift`]) and `require=` (a comma-separated list of [`Capabilities`]
+/// the store and of this host may run apart; see [`Drift`](crate::Drift)) and `require=` (a comma-separated list of [`Capabilities`]
 /// that the store must have). Unknown keys are errors.
 ///
 /// Any executor will do. A tokio runtime that polls what is asked here also drives its connections, so its only thread must not be

@@ -24,10 +24,10 @@ const NARROW: usize = 24;
 pub(crate) async fn run(store: &Store, doctor: &Doctor) -> Outcome {
     let url = doctor.target.clone().unwrap_or_else(|| store.url.clone());
     let store = Store { url };
-    let mut report = Report::default();
-    report.checks = Locks::examine(&store.url, Env::host(Lane::here()?)).await?;
+    let mut checks = Locks::examine(&store.url, Env::host(Lane::here()?)).await?;
     // After what the URL means.
-    report.checks.insert(report.checks.len().min(1), who());
+    checks.insert(checks.len().min(1), who());
+    let mut report = Report { checks, ..Report::default() };
     match connect(&store).await {
         Ok(locks) => {
             let locks = locks.label(LABEL)?;

@@ -103,7 +103,7 @@ pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>
 
 /// Looks at the directory of a URL, also at one that is refused.
 #[cfg(target_os = "linux")]
-pub(crate) fn examine_url(url: &mut StoreUrl) -> Result<Vec<Check>> {
+pub(crate) fn examine_url(url: &mut StoreUrl, _env: &Env) -> Result<Vec<Check>> {
     let network_allowed = network_allowed(url)?;
     url.finish()?;
     examine::examine(Path::new(&url.path), network_allowed)
@@ -111,7 +111,7 @@ pub(crate) fn examine_url(url: &mut StoreUrl) -> Result<Vec<Check>> {
 
 /// Refuses, as everything of `file://` does elsewhere.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn examine_url(_url: &mut StoreUrl) -> Result<Vec<Check>> {
+pub(crate) fn examine_url(_url: &mut StoreUrl, _env: &Env) -> Result<Vec<Check>> {
     Err(unsupported())
 }
 

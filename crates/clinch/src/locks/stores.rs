@@ -61,7 +61,7 @@ pub(super) async fn examine(url: &mut StoreUrl, env: &Env) -> Result<Vec<Check>>
             Ok(memory.examine().await)
         }
         #[cfg(feature = "file")]
-        "file" => crate::backends::file::examine_url(url),
+        "file" => crate::backends::file::examine_url(url, env),
         #[cfg(feature = "etcd")]
         "etcd" | "etcds" => crate::backends::etcd::examine_url(url, env).await,
         #[cfg(feature = "redis")]
