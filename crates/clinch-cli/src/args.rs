@@ -94,7 +94,8 @@ impl Cli {
             | Verb::Acquire(Acquire { json, .. })
             | Verb::Renew(Renew { json, .. })
             | Verb::Release(Release { json, .. })
-            | Verb::Break(Break { json, .. }) => *json,
+            | Verb::Break(Break { json, .. })
+            | Verb::Doctor(Doctor { json, .. }) => *json,
             _ => false,
         }
     }
@@ -133,6 +134,7 @@ pub(crate) enum Verb {
     Renew(Renew),
     Release(Release),
     Break(Break),
+    Doctor(Doctor),
     Completions(Completions),
     Man(Man),
     Schema(Schema),
@@ -399,6 +401,22 @@ pub(crate) struct Break {
     pub(crate) json: bool,
 }
 
+/// Look whether a store is fit for locks, and say what to do where it is not
+///
+/// Prints one line for each thing that was looked at, with pass, warn or fail: what the URL means and who asks; the way to each server;
+/// what it is like, or whose the directory is; what our user may not do; how long answers take; what the store promises; and a lock that is
+/// really acquired, renewed and released. Exits with 0 when all pass, with 1 when something could be better, with 2 when something fails.
+#[derive(Args, Debug)]
+#[command(after_long_help = DOCTOR_LONG)]
+pub(crate) struct Doctor {
+    /// The store, where it is not that of -u or CLINCH_URL. A URL with a password belongs into CLINCH_URL
+    #[arg(value_name = "URL")]
+    pub(crate) target: Option<String>,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// Print a shell's completion script
 #[derive(Args, Debug)]
 pub(crate) struct Completions {
@@ -433,6 +451,7 @@ pub(crate) enum Format {
     Renew,
     Release,
     Break,
+    Doctor,
     Error,
     Message,
 }
@@ -523,6 +542,14 @@ Example:
   lock=$(clinch acquire nightly --ttl 10m) || exit; eval \"$lock\"
   ./step-one && clinch renew \"$name\" \"$claim\" --ttl 10m && ./step-two
   clinch release \"$name\" \"$claim\"";
+
+const DOCTOR_LONG: &str = "\
+JSON (--json): v, the version of this form, 1; verdict, the worst one; checks, each with what (always the same word), at (the server, or
+null), verdict (pass, warn or fail), seen, and remedy (null where it passes); round_trip, with calls, p50_us and p99_us; capabilities, what
+the store promises, by the names that require= takes; lock, with name, acquire_us, renew_us and release_us. The last three are null where
+it did not come to that.
+
+The lock is clinch-doctor/USER@HOST, so that a directory is not filled with the locks of each look.";
 
 #[cfg(test)]
 mod tests {

@@ -59,7 +59,7 @@ impl Limits {
     }
 
     /// Of a verb that waits for nothing but answers.
-    fn of_a_question(env: &Env) -> Limits {
+    pub(crate) fn of_a_question(env: &Env) -> Limits {
         let now = env.clock().now();
         Limits { env: env.clone(), since: now, until: None, answer: Some((ANSWER_FOR, now + ANSWER_FOR)) }
     }

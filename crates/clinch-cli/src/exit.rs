@@ -4,7 +4,8 @@
 //! | --- | --- |
 //! | 0 to 255 | of `run`: the child's own |
 //! | 128 + n | the child, or the wrapper while it waited, was ended by signal n |
-//! | 1 | of `show`: nobody holds the lock |
+//! | 1 | of `show`: nobody holds the lock; of `doctor`: something could be better |
+//! | 2 | of `doctor`: something fails |
 //! | 64 | usage: wrong arguments, or something that this store cannot do |
 //! | 69 | the store could not be reached, has no room, or cannot say whether the lock is taken |
 //! | 70 | something of this host failed that should have worked |

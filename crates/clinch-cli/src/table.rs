@@ -15,8 +15,8 @@ use crate::output::{is_foreign, local, printable, short};
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Look {
     /// How wide it may be; `None`: as wide as it is.
-    width: Option<usize>,
-    colour: bool,
+    pub(crate) width: Option<usize>,
+    pub(crate) colour: bool,
 }
 
 impl Look {

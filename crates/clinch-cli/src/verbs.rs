@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod break_;
 mod completions;
+mod doctor;
 mod hold;
 mod ls;
 mod man;
@@ -30,6 +31,7 @@ pub(crate) fn dispatch(cli: Cli) -> Outcome {
         Verb::Renew(renew) => block_on(renew::run(store, &renew)),
         Verb::Release(release) => block_on(release::run(store, &release)),
         Verb::Break(break_) => block_on(break_::run(store, &break_)),
+        Verb::Doctor(doctor) => block_on(doctor::run(store, &doctor)),
         Verb::Completions(completions) => completions::run(&completions),
         Verb::Man(man) => man::run(&man),
         Verb::Schema(schema) => schema::run(&schema),

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 
+use crate::check::Check;
 use crate::claim::{Claim, ClaimId, Loss, Mode, Owner};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
@@ -136,6 +137,12 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// what it held until it has released the claim, until its lease would have run out, or until [`NOTICE`] has passed,
     /// whichever comes first. A lock that lingers closed is opened, whatever becomes of the claim.
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed>;
+
+    /// Looks at what the promises of this store rest on, and says how each thing stands: what its URL means, its servers or directory,
+    /// our rights there. Changes nothing that a lock is made of.
+    async fn examine(&self) -> Vec<Check> {
+        Vec::new()
+    }
 
     /// Gives back what the client keeps in the store for claims to come. Called once no more are made; may be dropped at any
     /// poll.

@@ -1,6 +1,8 @@
 //! The stores. Each knows how to take one step at a time; everything above a step is the engine's.
 
 #[cfg(any(feature = "etcd", feature = "redis"))]
+mod approach;
+#[cfg(any(feature = "etcd", feature = "redis"))]
 mod driven;
 #[cfg(feature = "etcd")]
 pub mod etcd;

@@ -141,6 +141,25 @@ pub struct Owner {
 impl Owner {
     /// The longest label, in bytes.
     pub const MAX_LABEL: usize = 128;
+
+    /// This process, without a label.
+    pub fn of_this_process() -> Owner {
+        let text = |text: &str, max: usize| -> String {
+            let clean = text.chars().filter(|c| !c.is_control());
+            clean
+                .scan(0, |len, c| {
+                    *len += c.len_utf8();
+                    (*len <= max).then_some(c)
+                })
+                .collect()
+        };
+        // What the environment says may be of whoever started this by su or sudo.
+        let uid = nix::unistd::geteuid();
+        let user = nix::unistd::User::from_uid(uid).ok().flatten();
+        let user = user.map_or_else(|| format!("uid {uid}"), |user| user.name);
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Owner { host: text(&host, 64), pid: std::process::id(), user: text(&user, 32), label: String::new() }
+    }
 }
 
 /// One attempt to hold a lock.

@@ -226,6 +226,7 @@ macro_rules! __for_each_property {
             }
             steps {
                 claim_applied_twice
+                fit_store_is_called_unfit
                 lease_outlives_its_ttl
                 modes_that_are_not_there
                 place_lost_by_asking_again

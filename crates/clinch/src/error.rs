@@ -39,6 +39,8 @@ pub struct Error(Box<Inner>);
 struct Inner {
     kind: ErrorKind,
     message: Cow<'static, str>,
+    /// What to do about it.
+    remedy: Option<Cow<'static, str>>,
     loss: Option<Loss>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
@@ -46,13 +48,32 @@ struct Inner {
 impl Error {
     /// An error of this kind; for writers of backends.
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Error {
-        Error(Box::new(Inner { kind, message: message.into(), loss: None, source: None }))
+        Error(Box::new(Inner { kind, message: message.into(), remedy: None, loss: None, source: None }))
     }
 
     /// The same error with its cause.
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
         self.0.source = Some(source.into());
         self
+    }
+
+    /// The same error with what to do about it, if that is known: told after what failed.
+    #[cfg(any(feature = "etcd", feature = "file", feature = "redis"))]
+    pub(crate) fn with_remedy(mut self, remedy: impl Into<Cow<'static, str>>) -> Error {
+        self.0.remedy = Some(remedy.into()).filter(|remedy| !remedy.is_empty());
+        self
+    }
+
+    /// What failed, without what to do about it.
+    #[cfg(any(feature = "etcd", feature = "file", feature = "redis"))]
+    pub(crate) fn what(&self) -> &str {
+        &self.0.message
+    }
+
+    /// What to do about it, where that is known.
+    #[cfg(any(feature = "etcd", feature = "file", feature = "redis"))]
+    pub(crate) fn remedy(&self) -> Option<&str> {
+        self.0.remedy.as_deref()
     }
 
     /// What the caller may conclude.
@@ -78,7 +99,9 @@ impl Error {
     /// The same words for another who waited for the same thing; the cause stays with the first.
     #[cfg(any(feature = "etcd", feature = "redis"))]
     pub(crate) fn again(&self) -> Error {
-        Error::new(self.kind(), self.0.message.clone())
+        let mut again = Error::new(self.kind(), self.0.message.clone());
+        again.0.remedy = self.0.remedy.clone();
+        again
     }
 
     /// Whether repeating the same step can help without anybody changing anything.
@@ -89,13 +112,16 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.message.fmt(f)
+        match &self.0.remedy {
+            Some(remedy) => write!(f, "{}; {remedy}", self.0.message),
+            None => self.0.message.fmt(f),
+        }
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.0.kind, self.0.message)?;
+        write!(f, "{:?}: {self}", self.0.kind)?;
         let mut cause = self.source();
         while let Some(error) = cause {
             write!(f, ": {error}")?;

@@ -78,6 +78,7 @@ mod acquire;
 pub mod backend;
 pub mod backends;
 mod calm;
+mod check;
 mod claim;
 mod claimed;
 mod clock;
@@ -113,6 +114,7 @@ mod url;
 
 pub use crate::acquire::Acquire;
 pub use crate::backend::Capabilities;
+pub use crate::check::{Check, Verdict};
 pub use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode, Owner};
 pub use crate::clock::{Clock, Instant};
 pub use crate::drift::Drift;

@@ -1,15 +1,16 @@
 //! The entry point: a URL or a backend becomes [`Locks`], and names become primitives.
-//!
-//! The one file that names backends, as `url/scheme.rs` alone names what their URLs begin with.
+
+mod stores;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::stores::{Asked, examine, open};
 use crate::acquire::{LeaseOptions, Target};
 use crate::backend::{Backend, Capabilities, Freed, LockState, Renewal};
+use crate::check::Check;
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode, Owner};
-use crate::drift::Drift;
 use crate::engine::Engine;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
@@ -20,7 +21,6 @@ use crate::mutex::Mutex;
 use crate::name::LockName;
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
-use crate::url::{StoreUrl, no_store};
 
 /// The TTL when nobody says another: long enough to ride out a failover, short enough that a crashed holder is no drama.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -36,7 +36,7 @@ const DEFAULT_TTL: Duration = Duration::from_secs(30);
 /// | `redis://host`, `redis+sentinel://`, `redis+cluster://`, ... | Redis or Valkey; see [`backends::redis`](crate::backends::redis) |
 ///
 /// Every URL takes `ttl=` (100 ms to 24 h, default 30 s), `drift=` (1 to 25, default 10: by how many percent the clocks of
-/// the store and of this host may run apart; see [`Drift`]) and `require=` (a comma-separated list of [`Capabilities`]
+/// the store and of this host may run apart; see [`Drift`](crate::Drift)) and `require=` (a comma-separated list of [`Capabilities`]
 /// that the store must have). Unknown keys are errors.
 ///
 /// Any executor will do. A tokio runtime that polls what is asked here also drives its connections, so its only thread must not be
@@ -84,21 +84,40 @@ impl Locks {
     ///
     /// As [`connect`], and [`ErrorKind::Closed`] for a world of the process that this one was forked from.
     pub async fn connect(url: &str, env: Env) -> Result<Locks> {
-        let mut url = StoreUrl::parse(url)?;
-        let ttl = url.take_duration("ttl")?;
-        let require = url.take("require")?;
-        let env = match url.take_number("drift")? {
-            Some(percent) => env.with_drift(Drift::percent(percent)?),
-            None => env,
-        };
+        let Asked { mut url, env, ttl, require } = Asked::parse(url, env)?;
         let backend = env.here(open(&mut url, &env)).await?;
         url.finish()?;
-        backend.capabilities().require(&require.unwrap_or_default())?;
+        backend.capabilities().require(&require)?;
         let locks = Locks::new(backend, env);
         match ttl {
             Some(ttl) => locks.ttl(ttl),
             None => Ok(locks),
         }
+    }
+
+    /// Looks at what the promises of the store of this URL rest on, also of one that [`connect`] refuses or does not reach, and says how
+    /// each thing stands. What [`Backend::examine`] says of a store that was made otherwise.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`] for a URL that is wrong, [`ErrorKind::Unsupported`] for a store that this build or platform does not have.
+    /// What else is amiss is a [`Check`] that does not pass.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use clinch::{Env, Lane, Locks, Verdict};
+    ///
+    /// for check in Locks::examine("memory://", Env::host(Lane::thread())).await? {
+    ///     println!("{} {}: {}", check.verdict, check.what, check.seen);
+    ///     assert_eq!(check.verdict, Verdict::Pass);
+    /// }
+    /// # Ok::<_, clinch::Error>(()) }).unwrap();
+    /// ```
+    pub async fn examine(url: &str, env: Env) -> Result<Vec<Check>> {
+        let Asked { mut url, env, .. } = Asked::parse(url, env)?;
+        env.here(examine(&mut url, &env)).await
     }
 
     /// The locks of a backend that was made otherwise.
@@ -108,7 +127,7 @@ impl Locks {
             max_hold: None,
             manual: false,
             isolated: false,
-            owner: this_process().clone(),
+            owner: Arc::new(Owner::of_this_process()),
         };
         Locks { engine: Engine::new(backend, env), options }
     }
@@ -338,52 +357,10 @@ impl fmt::Debug for Locks {
     }
 }
 
-/// Opens the store of a URL.
-async fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
-    match url.scheme.as_str() {
-        #[cfg(feature = "memory")]
-        "memory" => crate::backends::memory::open_url(url, env),
-        #[cfg(feature = "file")]
-        "file" => crate::backends::file::open_url(url, env),
-        #[cfg(feature = "etcd")]
-        "etcd" | "etcds" => crate::backends::etcd::open_url(url, env).await,
-        #[cfg(feature = "redis")]
-        scheme if matches!(scheme.split('+').next(), Some("redis" | "rediss")) => {
-            crate::backends::redis::open_url(url, env).await
-        }
-        #[cfg(feature = "redis")]
-        "redlock" | "redlocks" => crate::backends::redis::redlock::open_url(url, env).await,
-        other => Err(no_store(other)),
-    }
-}
-
-/// Who this process is, for the owner records.
-fn this_process() -> Arc<Owner> {
-    let text = |text: &str, max: usize| -> String {
-        let clean = text.chars().filter(|c| !c.is_control());
-        clean
-            .scan(0, |len, c| {
-                *len += c.len_utf8();
-                (*len <= max).then_some(c)
-            })
-            .collect()
-    };
-    // What the environment says may be of whoever started this by su or sudo.
-    let uid = nix::unistd::geteuid();
-    let user = nix::unistd::User::from_uid(uid).ok().flatten();
-    let user = user.map_or_else(|| format!("uid {uid}"), |user| user.name);
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    Arc::new(Owner {
-        host: text(&host, 64),
-        pid: std::process::id(),
-        user: text(&user, 32),
-        label: String::new(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::url::StoreUrl;
 
     #[tokio::test]
     async fn what_is_listed_as_a_store_is_one() {

@@ -15,7 +15,10 @@ use std::path::{Path, PathBuf};
 const LAYERS: [(&str, &[&str]); 9] = [
     (
         "values",
-        &["calm", "claim", "drift", "error", "fence", "name", "process", "queue", "sync", "token", "url"],
+        &[
+            "calm", "check", "claim", "drift", "error", "fence", "name", "process", "queue", "sync", "token",
+            "url",
+        ],
     ),
     ("time", &["clock", "lease"]),
     ("world", &["env", "lane", "net", "random", "readable", "timer"]),

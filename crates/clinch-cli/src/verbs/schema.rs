@@ -9,6 +9,7 @@ use crate::documents::{
 use crate::exit::Outcome;
 use crate::job::events::Line;
 use crate::output::show;
+use crate::verbs::doctor::ReportJson;
 
 pub(crate) fn run(args: &Schema) -> Outcome {
     let schema = match args.format {
@@ -18,6 +19,7 @@ pub(crate) fn run(args: &Schema) -> Outcome {
         Format::Acquire => of::<Document<LeaseJson>>(),
         Format::Renew | Format::Release => of::<Document<ResultJson>>(),
         Format::Break => of::<Document<ResultsJson>>(),
+        Format::Doctor => of::<Document<ReportJson<'_>>>(),
         Format::Error => of::<Document<ErrorJson>>(),
         Format::Message => of::<Document<MessageJson>>(),
     };

@@ -79,6 +79,7 @@ mod claims;
 mod client;
 mod cuttable;
 mod enter;
+mod examine;
 mod failure;
 mod flight;
 mod free;
@@ -104,6 +105,7 @@ mod wire;
 use std::sync::Arc;
 
 use crate::backend::Backend;
+use crate::check::Check;
 use crate::env::Env;
 use crate::error::Result;
 use crate::url::StoreUrl;
@@ -127,4 +129,11 @@ pub(crate) async fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Ba
     let store = store::Store::new(client);
     store.check().await?;
     Ok(Arc::new(store))
+}
+
+/// Looks at the members of a URL, also at such as are refused.
+pub(crate) async fn examine_url(url: &mut StoreUrl, env: &Env) -> Result<Vec<Check>> {
+    let settings = settings::Settings::parse(url)?;
+    url.finish()?;
+    Ok(store::Store::new(client::Client::new(env.clone(), settings)).examine().await)
 }

@@ -7,6 +7,7 @@
 //! | file | is for |
 //! | --- | --- |
 //! | `dir.rs` | the directory: where it is, and whether it still is there |
+//! | `examine.rs` | what its promises rest on, for people |
 //! | `opening.rs` | how files in it are opened and made |
 //! | `access.rs` | who may use a directory, and a file in it |
 //! | `home.rs` | the directory of a user who names none |
@@ -59,6 +60,8 @@ mod access;
 #[cfg(target_os = "linux")]
 mod dir;
 #[cfg(target_os = "linux")]
+mod examine;
+#[cfg(target_os = "linux")]
 mod home;
 #[cfg(target_os = "linux")]
 mod layout;
@@ -89,6 +92,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::Backend;
+use crate::check::Check;
 use crate::env::Env;
 use crate::error::Result;
 use crate::url::StoreUrl;
@@ -103,7 +107,7 @@ use crate::url::StoreUrl;
 /// change; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on systems other than Linux, whose open file
 /// description locks this needs.
 pub fn open(dir: &Path, env: Env) -> Result<Arc<dyn Backend>> {
-    open_on(dir, env, false, false)
+    open_on(dir, env, Asked::default())
 }
 
 /// The directory that `file://` alone means: `~/.local/state/clinch`, and `/var/lib/clinch` for root. The home is the one that the
@@ -125,6 +129,41 @@ pub fn default_dir() -> Result<std::path::PathBuf> {
 
 /// Opens the store of a URL: `file:///dir[?network-fs=allow][&share=group]`, or `file://` for the user's default directory.
 pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
+    let asked = asked(url)?;
+    open_on(Path::new(&url.path), env.clone(), asked)
+}
+
+/// Looks at the directory of a URL, also at one that is refused.
+#[cfg(target_os = "linux")]
+pub(crate) fn examine_url(url: &mut StoreUrl, _env: &Env) -> Result<Vec<Check>> {
+    let asked = asked(url)?;
+    url.finish()?;
+    examine::examine(Path::new(&url.path), asked.into())
+}
+
+/// Refuses, as everything of `file://` does elsewhere.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn examine_url(_url: &mut StoreUrl, _env: &Env) -> Result<Vec<Check>> {
+    Err(unsupported())
+}
+
+/// What a URL says of its directory.
+#[derive(Clone, Copy, Default)]
+struct Asked {
+    network_allowed: bool,
+    shared: bool,
+}
+
+#[cfg(target_os = "linux")]
+impl From<Asked> for dir::Options {
+    fn from(asked: Asked) -> dir::Options {
+        let share = if asked.shared { access::Share::Group } else { access::Share::No };
+        dir::Options { network_allowed: asked.network_allowed, share }
+    }
+}
+
+/// Takes it; refuses a URL that is not for this host.
+fn asked(url: &mut StoreUrl) -> Result<Asked> {
     let network_allowed = take_word(url, "network-fs", "allow")?;
     let shared = take_word(url, "share", "group")?;
     if !matches!(url.authority.as_str(), "" | "localhost") {
@@ -137,7 +176,7 @@ pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>
             "share=group needs a directory that is not one user's: file:///run/lock/clinch?share=group",
         ));
     }
-    open_on(Path::new(&url.path), env.clone(), network_allowed, shared)
+    Ok(Asked { network_allowed, shared })
 }
 
 /// Takes a key that has one value; says whether it is there.
@@ -153,15 +192,14 @@ fn take_word(url: &mut StoreUrl, key: &'static str, word: &str) -> Result<bool> 
 }
 
 #[cfg(target_os = "linux")]
-fn open_on(dir: &Path, env: Env, network_allowed: bool, shared: bool) -> Result<Arc<dyn Backend>> {
-    let share = if shared { access::Share::Group } else { access::Share::No };
-    let dir = dir::Dir::open(dir, dir::Options { network_allowed, share })?;
+fn open_on(dir: &Path, env: Env, asked: Asked) -> Result<Arc<dyn Backend>> {
+    let dir = dir::Dir::open(dir, asked.into())?;
     let file = store::File::new(dir, env)?;
     Ok(file)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn open_on(_dir: &Path, _env: Env, _network_allowed: bool, _shared: bool) -> Result<Arc<dyn Backend>> {
+fn open_on(_dir: &Path, _env: Env, _asked: Asked) -> Result<Arc<dyn Backend>> {
     Err(unsupported())
 }
 

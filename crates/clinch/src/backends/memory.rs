@@ -17,6 +17,7 @@ use crate::backend::{
     Backend, Busy, Capabilities, ClaimState, Freed, Grant, LockState, NOTICE, Progress, Renewal, TAKE_WITHIN,
     Wake,
 };
+use crate::check::Check;
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
 use crate::clock::Instant;
 use crate::env::Env;
@@ -253,6 +254,13 @@ impl Backend for Memory {
             inline: true,
             ..Capabilities::default()
         }
+    }
+
+    async fn examine(&self) -> Vec<Check> {
+        vec![Check::pass(
+            "url",
+            "the memory of this process: nobody else sees its locks, and they end with it",
+        )]
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Progress> {

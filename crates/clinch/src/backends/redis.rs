@@ -112,6 +112,7 @@ mod cluster;
 mod copies;
 mod dating;
 mod dial;
+mod examine;
 mod failure;
 mod inbox;
 mod keys;
@@ -135,6 +136,7 @@ mod wire;
 use std::sync::Arc;
 
 use crate::backend::Backend;
+use crate::check::Check;
 use crate::env::Env;
 use crate::error::Result;
 use crate::url::StoreUrl;
@@ -155,4 +157,11 @@ pub(crate) async fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Ba
     // What the URL says too much is refused before anything is sent.
     url.finish()?;
     check::open(settings, env.clone()).await
+}
+
+/// Looks at the servers of a URL, also at such as are refused.
+pub(crate) async fn examine_url(url: &mut StoreUrl, env: &Env) -> Result<Vec<Check>> {
+    let settings = settings::Settings::parse(url)?;
+    url.finish()?;
+    Ok(store::Store::new(settings, env.clone())?.examine().await)
 }

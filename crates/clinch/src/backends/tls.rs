@@ -99,13 +99,11 @@ pub(super) async fn over(
     match TlsConnector::from(config.clone()).connect(name, stream).await {
         Ok(stream) => Ok(Box::new(stream)),
         // A server that goes away in the middle is not one that lies.
-        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => Err(Error::new(
-            ErrorKind::Refused,
-            format!(
-                "no TLS with {host}: {error}; ca= names the authority to trust, {plain} speaks without TLS"
-            ),
-        )
-        .with_source(error)),
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+            Err(Error::new(ErrorKind::Refused, format!("no TLS with {host}: {error}"))
+                .with_remedy(format!("ca= names the authority to trust, {plain} speaks without TLS"))
+                .with_source(error))
+        }
         Err(error) => {
             Err(Error::new(ErrorKind::Unavailable, format!("TLS with {host} failed: {error}"))
                 .with_source(error))

@@ -13,6 +13,7 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 use crate::backend::{Backend, Capabilities, ClaimState, Freed, LockState, Progress, Renewal, Wake};
+use crate::check::Check;
 use crate::claim::{Claim, ClaimId, Loss};
 use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, Result};
@@ -315,6 +316,10 @@ impl Backend for Faulty {
     fn shard(&self, name: &LockName) -> u64 {
         assert!(!lock(&self.script).panicking.contains(&Step::Renew), "a panic in the backend (injected)");
         self.inner.shard(name)
+    }
+
+    async fn examine(&self) -> Vec<Check> {
+        self.inner.examine().await
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Progress> {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::Fixture;
 use super::client::{Client, LONG_TTL, answered, eventually, unique, until_past};
 use crate::backend::{Backend, Freed, Progress, Renewal};
+use crate::check::Verdict;
 use crate::claim::{Claim, Mode};
 use crate::error::{ErrorKind, Result};
 use crate::token::Token;
@@ -38,6 +39,17 @@ pub async fn claim_applied_twice(fixture: &dyn Fixture) {
         assert!(matches!(client.faults.verify(&claim).await.unwrap(), Renewal::Renewed(_)));
         assert_eq!(client.faults.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
         client.sees_claims(&name, 0).await;
+    }
+}
+
+/// A store says how it is, beginning with what its URL means, and what to do about all that could be better.
+pub async fn fit_store_is_called_unfit(fixture: &dyn Fixture) {
+    let checks = Client::new(fixture).await.faults.examine().await;
+    assert_eq!(checks.first().map(|check| check.what), Some("url"), "{checks:?}");
+    for check in &checks {
+        assert_ne!(check.verdict, Verdict::Fail, "{check:?}");
+        assert_eq!(check.verdict == Verdict::Pass, check.remedy.is_none(), "{check:?}");
+        assert!(!check.seen.is_empty() && check.remedy.as_deref() != Some(""), "{check:?}");
     }
 }
 

@@ -84,7 +84,7 @@ impl Failure {
             return error.with_source(self.status);
         }
         let (kind, advice) = self.conclusion();
-        Error::new(kind, format!("{server} answered: {text}{advice}"))
+        Error::new(kind, format!("{server} answered: {text}")).with_remedy(advice.trim_start_matches("; "))
     }
 
     fn conclusion(&self) -> (ErrorKind, &'static str) {

@@ -88,7 +88,7 @@ mod tests {
             count.fetch_add(1, Ordering::Relaxed);
         });
         let take = |cluster, revision, least| {
-            let taken = history.take(Some(&Header { cluster, revision }), least, "h:1");
+            let taken = history.take(Some(&Header { cluster, revision, ..Header::default() }), least, "h:1");
             taken.map_err(|error| (error.kind(), turns.load(Ordering::Relaxed)))
         };
         take(7, 10, Some(0)).unwrap();

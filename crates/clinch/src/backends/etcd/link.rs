@@ -31,6 +31,7 @@ use crate::backends::pool::Connection;
 use crate::backends::tls;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
+use crate::net;
 
 /// How long opening a connection may take.
 const DIAL_FOR: Duration = Duration::from_secs(2);
@@ -107,14 +108,59 @@ impl Link {
         let Some(address) = settings.endpoints.get(endpoint) else {
             return Err(Error::invalid("the URL names no server"));
         };
-        tokio::select! {
-            biased;
-            link = connect(env, settings, address, endpoint, next) => link,
-            () = env.sleep_until(env.now() + DIAL_FOR) => Err(Error::new(
-                ErrorKind::Unavailable,
-                format!("{address} did not answer within {DIAL_FOR:?}"),
-            )),
-        }
+        let open = async {
+            let stream = reach(env, address).await?;
+            Link::over(encrypted(settings, address, stream).await?, env, settings, endpoint, next).await
+        };
+        limited(env, address, open).await
+    }
+
+    /// Speaks HTTP/2 over a stream to an endpoint.
+    pub(super) async fn over(
+        stream: Box<dyn net::Stream>,
+        env: &Env,
+        settings: &Settings,
+        endpoint: usize,
+        next: &Arc<Next>,
+    ) -> Result<Link> {
+        let Some(address) = settings.endpoints.get(endpoint) else {
+            return Err(Error::invalid("the URL names no server"));
+        };
+        let scheme = if settings.tls.is_some() { "https" } else { "http" };
+        let (traffic, life) = (Arc::new(Traffic::default()), Arc::new(Life::default()));
+        let stream = Cuttable::new(stream, life.clone());
+        let mut builder = http2::Builder::new(Spawner(env.process()));
+        builder.timer(TokioTimer::new()).keep_alive_interval(PING_EVERY).keep_alive_timeout(PING_FOR);
+        let (sender, connection) = builder
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| unreachable(address, &error).with_source(error))?;
+        let origin = Uri::builder()
+            .scheme(scheme)
+            .authority(address.to_string())
+            .path_and_query("/")
+            .build()
+            .map_err(|error| Error::invalid(format!("\"{address}\" is no host")).with_source(error))?;
+        let driver = async {
+            // Whoever waits for an answer is told that the connection broke, and why.
+            let _ = connection.await;
+        };
+        let link = Link {
+            sender,
+            origin,
+            server: address.to_string(),
+            endpoint,
+            env: env.clone(),
+            next: next.clone(),
+            traffic: traffic.clone(),
+            life: life.clone(),
+        };
+        let probe = Probe { grpc: link.grpc(), traffic: traffic.clone() };
+        let (probe, next) = (move || probe.clone().ask(), next.clone());
+        let silent = move || next.leave(endpoint);
+        let driving = drive(driver, probe, silent, env.clone(), traffic, Gone(life));
+        env.process().spawn(driving);
+        Ok(link)
     }
 
     /// The server's address, for people.
@@ -240,62 +286,42 @@ fn prepared<T>(message: T, token: Option<&Token>) -> Request<T> {
     request
 }
 
-async fn connect(
+/// Gives up on a step of opening that takes too long.
+pub(super) async fn limited<T>(
     env: &Env,
+    address: &Address,
+    step: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    tokio::select! {
+        biased;
+        done = step => done,
+        () = env.sleep_until(env.now() + DIAL_FOR) => Err(Error::new(
+            ErrorKind::Unavailable,
+            format!("{address} did not answer within {DIAL_FOR:?}"),
+        )),
+    }
+}
+
+/// A stream to a member, as it is.
+pub(super) async fn reach(env: &Env, address: &Address) -> Result<Box<dyn net::Stream>> {
+    let connected = env.connector().connect(&address.host, address.port).await;
+    connected.map_err(|error| unreachable(address, &error).with_source(error))
+}
+
+fn unreachable(address: &Address, error: &dyn std::error::Error) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("no connection to {address}: {error}"))
+}
+
+/// The same stream with TLS, where that is asked for.
+pub(super) async fn encrypted(
     settings: &Settings,
     address: &Address,
-    endpoint: usize,
-    next: &Arc<Next>,
-) -> Result<Link> {
-    let unreachable = |error: &dyn std::error::Error| {
-        Error::new(ErrorKind::Unavailable, format!("no connection to {address}: {error}"))
-    };
-    let mut stream = env
-        .connector()
-        .connect(&address.host, address.port)
-        .await
-        .map_err(|error| unreachable(&error).with_source(error))?;
-    let scheme = match &settings.tls {
-        Some(config) => {
-            stream = tls::over(stream, config, &address.host, SCHEMES.plain).await?;
-            "https"
-        }
-        None => "http",
-    };
-    let (traffic, life) = (Arc::new(Traffic::default()), Arc::new(Life::default()));
-    let stream = Cuttable::new(stream, life.clone());
-    let mut builder = http2::Builder::new(Spawner(env.process()));
-    builder.timer(TokioTimer::new()).keep_alive_interval(PING_EVERY).keep_alive_timeout(PING_FOR);
-    let (sender, connection) = builder
-        .handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| unreachable(&error).with_source(error))?;
-    let origin = Uri::builder()
-        .scheme(scheme)
-        .authority(address.to_string())
-        .path_and_query("/")
-        .build()
-        .map_err(|error| Error::invalid(format!("\"{address}\" is no host")).with_source(error))?;
-    let driver = async {
-        // Whoever waits for an answer is told that the connection broke, and why.
-        let _ = connection.await;
-    };
-    let link = Link {
-        sender,
-        origin,
-        server: address.to_string(),
-        endpoint,
-        env: env.clone(),
-        next: next.clone(),
-        traffic: traffic.clone(),
-        life: life.clone(),
-    };
-    let probe = Probe { grpc: link.grpc(), traffic: traffic.clone() };
-    let (probe, next) = (move || probe.clone().ask(), next.clone());
-    let silent = move || next.leave(endpoint);
-    let driving = drive(driver, probe, silent, env.clone(), traffic, Gone(life));
-    env.process().spawn(driving);
-    Ok(link)
+    stream: Box<dyn net::Stream>,
+) -> Result<Box<dyn net::Stream>> {
+    match &settings.tls {
+        Some(config) => tls::over(stream, config, &address.host, SCHEMES.plain).await,
+        None => Ok(stream),
+    }
 }
 
 /// Asks a member whether it serves. Any answer will do, also that we may not read that key.

@@ -21,6 +21,7 @@ use super::watch::Watcher;
 use super::wire::{self, KeyValue};
 use crate::backend::{self, Backend, Capabilities, Freed, LockState, Progress, Renewal, Wake};
 use crate::backends::times::GUARD;
+use crate::check::Check;
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
@@ -200,6 +201,10 @@ impl Backend for Store {
             failover: true,
             ..Capabilities::default()
         }
+    }
+
+    async fn examine(&self) -> Vec<Check> {
+        self.examine_all().await
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Progress> {

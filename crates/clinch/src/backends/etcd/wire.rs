@@ -14,11 +14,14 @@ pub(super) const LEASE_KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
 pub(super) const LEASE_TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
 pub(super) const WATCH: &str = "/etcdserverpb.Watch/Watch";
 pub(super) const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
+pub(super) const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Header {
     #[prost(uint64, tag = "1")]
     pub(super) cluster: u64,
+    #[prost(uint64, tag = "2")]
+    pub(super) member: u64,
     #[prost(int64, tag = "3")]
     pub(super) revision: i64,
 }
@@ -276,6 +279,30 @@ pub(super) struct LeaseTimeToLiveResponse {
     /// What every renewal makes it.
     #[prost(int64, tag = "4")]
     pub(super) granted: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct StatusRequest {}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct StatusResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
+    #[prost(string, tag = "2")]
+    pub(super) version: String,
+    #[prost(int64, tag = "3")]
+    pub(super) size: i64,
+    /// The member that leads; zero when there is none.
+    #[prost(uint64, tag = "4")]
+    pub(super) leader: u64,
+    /// Alarms, and that there is no leader.
+    #[prost(string, repeated, tag = "8")]
+    pub(super) errors: Vec<String>,
+    #[prost(bool, tag = "10")]
+    pub(super) is_learner: bool,
+    /// The largest size; zero before version 3.6, which does not tell.
+    #[prost(int64, tag = "12")]
+    pub(super) quota: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]

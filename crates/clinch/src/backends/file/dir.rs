@@ -1,6 +1,7 @@
 //! The directory of lock files: where it is, whose it is, what it lies on, and how files in it are opened.
 
 use std::fmt;
+use std::fs::Metadata;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -109,6 +110,23 @@ impl Dir {
     /// Whether all users of the directory share all files.
     pub(super) fn is_of_a_group(&self) -> bool {
         matches!(self.sharing, Sharing::Group(_))
+    }
+
+    /// Whose it is, and what others may do in it.
+    pub(super) fn metadata(&self) -> Result<Metadata> {
+        std::fs::metadata(&self.path)
+            .map_err(|error| self.failed(".", Errno::from_io_error(&error).unwrap_or(Errno::IO)))
+    }
+
+    /// How it is used; what it lies on was looked at when it was opened.
+    pub(super) fn options(&self) -> Options {
+        let share = if self.is_of_a_group() { Share::Group } else { Share::No };
+        Options { network_allowed: true, share }
+    }
+
+    /// Where it was opened.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Makes the creation of a file durable.

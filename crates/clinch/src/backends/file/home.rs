@@ -9,12 +9,15 @@ use super::users::{self, Me};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Below the home of a user.
-const BELOW_HOME: &str = ".local/state/clinch";
+pub(super) const BELOW_HOME: &str = ".local/state/clinch";
+
+/// The default directory of root.
+pub(super) const OF_ROOT: &str = "/var/lib/clinch";
 
 /// The default directory of this user.
 pub(super) fn default_path(me: &Me) -> Result<PathBuf> {
     if me.is_root() {
-        return Ok(PathBuf::from("/var/lib/clinch"));
+        return Ok(PathBuf::from(OF_ROOT));
     }
     let home = users::home(me.id).filter(|home| home.is_absolute());
     // In a container the user may be a mere number.
@@ -51,7 +54,8 @@ pub(super) fn check_earlier(path: &Path, me: &Me) -> Result<()> {
     ))
 }
 
-fn variable(name: &str) -> Option<PathBuf> {
+/// A directory that a variable names, which counts only as a whole path.
+pub(super) fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 

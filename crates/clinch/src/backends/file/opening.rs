@@ -114,7 +114,7 @@ impl Dir {
         amiss.unwrap_or_else(|| self.failed(file, error))
     }
 
-    fn failed(&self, file: &str, error: Errno) -> Error {
+    pub(super) fn failed(&self, file: &str, error: Errno) -> Error {
         let path = self.path.join(file);
         if error == Errno::MFILE || error == Errno::NFILE {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;

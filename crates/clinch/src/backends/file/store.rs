@@ -14,6 +14,7 @@ use super::slot::{GIVES_ENDS, Glance, Slot, not_held};
 use super::times::{RECHECK_UNWATCHED, SOME_TIME, TRY_FOR, TRY_FOR_A_LOOK};
 use super::watch::Watcher;
 use crate::backend::{Backend, Capabilities, ClaimState, Freed, LockState, NOTICE, Progress, Renewal, Wake};
+use crate::check::Check;
 use crate::claim::{ByClaim, Claim, ClaimId, Loss, LossKind};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
@@ -226,6 +227,11 @@ impl Backend for File {
             inline: true,
             ..Capabilities::default()
         }
+    }
+
+    async fn examine(&self) -> Vec<Check> {
+        // What the URL allowed is not known any more, and was checked when it was opened.
+        super::examine::examine(self.dir.path(), self.dir.options()).unwrap_or_default()
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Progress> {

@@ -106,10 +106,10 @@ fn is_there(answer: Result<Value>) -> Result<bool> {
 /// What a server says of itself.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Server {
-    major: u32,
-    role: String,
-    maxmemory: u64,
-    policy: String,
+    pub(super) major: u32,
+    pub(super) role: String,
+    pub(super) maxmemory: u64,
+    pub(super) policy: String,
     /// Names this run of the server; empty when it does not say.
     pub(super) run: String,
     /// Names the history of its data in this run: another one, where it was a replica meanwhile.
@@ -120,10 +120,14 @@ pub(super) struct Server {
     pub(super) logs_writes: bool,
 }
 
+/// What INFO tells, by name.
+pub(super) fn fields(info: &str) -> HashMap<&str, &str> {
+    info.lines().filter_map(|line| line.trim_end().split_once(':')).collect()
+}
+
 impl Server {
     pub(super) fn read(info: &str) -> Server {
-        let fields: HashMap<&str, &str> =
-            info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
+        let fields = fields(info);
         let field = |name: &str| fields.get(name).copied().unwrap_or_default();
         let version = field("redis_version").split('.').next().unwrap_or_default();
         Server {
@@ -148,7 +152,8 @@ impl Server {
     pub(super) fn refuse_replica(&self) -> Result<()> {
         match self.role.as_str() {
             "slave" => unfit(
-                "this server is a replica, which grants nothing: give the address of its master, or redis+sentinel://",
+                "this server is a replica, which grants nothing",
+                "give the address of its master, or redis+sentinel://",
             ),
             _ => Ok(()),
         }
@@ -156,22 +161,38 @@ impl Server {
 
     /// Refuses servers on which a lock is no lock.
     pub(super) fn refuse_unfit(&self, eviction_allowed: bool) -> Result<()> {
-        if self.role == "active-replica" {
-            return unfit(
-                "this KeyDB is an active replica: two of them grant the same lock to two holders; use a server without \
-                 active-replica",
-            );
+        self.refuse_active()?;
+        self.refuse_evicting(eviction_allowed)
+    }
+
+    /// Refuses a server that grants what another grants, too.
+    pub(super) fn refuse_active(&self) -> Result<()> {
+        match self.role.as_str() {
+            "active-replica" => unfit(
+                "this KeyDB is an active replica: two of them grant the same lock to two holders",
+                "use a server without active-replica",
+            ),
+            _ => Ok(()),
         }
-        // Every lock has an expiry, so both families of policies may drop one.
-        let evicts = self.policy.starts_with("allkeys") || self.policy.starts_with("volatile");
-        if evicts && self.maxmemory > 0 && !eviction_allowed {
-            return unfit(format!(
-                "with maxmemory-policy {} this server drops locks when its memory is full, and then two hold one: set \
-                 noeviction, or say eviction=allow in the URL to take the risk",
+    }
+
+    /// Refuses a server that may drop locks, unless the URL takes that risk.
+    pub(super) fn refuse_evicting(&self, allowed: bool) -> Result<()> {
+        if allowed || !self.evicts() {
+            return Ok(());
+        }
+        unfit(
+            format!(
+                "with maxmemory-policy {} this server drops locks when its memory is full, and then two hold one",
                 self.policy
-            ));
-        }
-        Ok(())
+            ),
+            "set maxmemory-policy noeviction, or say eviction=allow in the URL to take the risk",
+        )
+    }
+
+    /// Whether it may drop locks: every lock has an expiry, so both families of policies may.
+    pub(super) fn evicts(&self) -> bool {
+        self.maxmemory > 0 && (self.policy.starts_with("allkeys") || self.policy.starts_with("volatile"))
     }
 }
 
@@ -189,15 +210,15 @@ impl Server {
             // Who may not ask is believed to know.
             Ok(_) | Err(_) => return Ok(()),
         };
-        unfit(format!(
-            "durable=on says that this server keeps what it acknowledged, but {forgets}: set appendonly yes and appendfsync \
-             always, or leave durable=on away"
-        ))
+        unfit(
+            format!("durable=on says that this server keeps what it acknowledged, but {forgets}"),
+            "set appendonly yes and appendfsync always, or leave durable=on away",
+        )
     }
 }
 
-fn unfit(why: impl Into<Cow<'static, str>>) -> Result<()> {
-    Err(Error::new(ErrorKind::Refused, why))
+fn unfit(why: impl Into<Cow<'static, str>>, remedy: &'static str) -> Result<()> {
+    Err(Error::new(ErrorKind::Refused, why).with_remedy(remedy))
 }
 
 #[cfg(test)]

@@ -45,6 +45,11 @@ impl Cluster {
         Cluster { seeds: seeds.into(), map: Arc::default(), lessons: Pool::default() }
     }
 
+    /// The servers that the URL names.
+    pub(super) fn seeds(&self) -> &[Address] {
+        &self.seeds
+    }
+
     /// The server that has a slot, as far as is known.
     pub(super) fn owner(&self, slot: u16) -> Option<Arc<Node>> {
         lock(&self.map).owner(slot)

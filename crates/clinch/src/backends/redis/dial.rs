@@ -60,6 +60,11 @@ impl Dialer {
 
     /// A stream to a server.
     pub(super) async fn stream(&self, address: &Address) -> Result<Box<dyn Stream>> {
+        self.encrypted(self.reach(address).await?, address).await
+    }
+
+    /// A stream to a server, as it is.
+    pub(super) async fn reach(&self, address: &Address) -> Result<Box<dyn Stream>> {
         let failed = |error: std::io::Error| {
             Error::new(ErrorKind::Unavailable, format!("no connection to {address}: {error}"))
                 .with_source(error)
@@ -67,13 +72,21 @@ impl Dialer {
         let connector = self.env.connector();
         match address {
             Address::Unix(path) => connector.connect_unix(path).await.map_err(failed),
-            Address::Tcp(host, port) => {
-                let stream = connector.connect(host, *port).await.map_err(failed)?;
-                match &self.settings.tls {
-                    Some(config) => tls::over(stream, config, host, self.settings.schemes.plain).await,
-                    None => Ok(stream),
-                }
+            Address::Tcp(host, port) => connector.connect(host, *port).await.map_err(failed),
+        }
+    }
+
+    /// The same stream with TLS, where that is asked for.
+    pub(super) async fn encrypted(
+        &self,
+        stream: Box<dyn Stream>,
+        address: &Address,
+    ) -> Result<Box<dyn Stream>> {
+        match (address, &self.settings.tls) {
+            (Address::Tcp(host, _), Some(config)) => {
+                tls::over(stream, config, host, self.settings.schemes.plain).await
             }
+            _ => Ok(stream),
         }
     }
 
@@ -86,13 +99,11 @@ impl Dialer {
         tokio::select! {
             biased;
             opened = step => opened,
-            () = self.env.sleep_until(self.env.now() + PATIENCE) => Err(Error::new(
-                ErrorKind::Unavailable,
-                format!(
-                    "{address} did not answer within {PATIENCE:?}{}",
-                    if self.settings.tls.is_some() { "; does it speak TLS?" } else { "" }
-                ),
-            )),
+            () = self.env.sleep_until(self.env.now() + PATIENCE) => {
+                let late = format!("{address} did not answer within {PATIENCE:?}");
+                let error = Error::new(ErrorKind::Unavailable, late);
+                Err(if self.settings.tls.is_some() { error.with_remedy("does it speak TLS?") } else { error })
+            }
         }
     }
 
@@ -111,8 +122,18 @@ impl Dialer {
     }
 
     async fn login(&self, address: &Address, pushes: Option<Pushes>) -> Result<(Link, Protocol)> {
+        self.login_over(self.stream(address).await?, address, pushes).await
+    }
+
+    /// Logs in over a stream.
+    pub(super) async fn login_over(
+        &self,
+        stream: Box<dyn Stream>,
+        address: &Address,
+        pushes: Option<Pushes>,
+    ) -> Result<(Link, Protocol)> {
         let Settings { credentials, db, resp2, .. } = &self.settings;
-        let link = Link::new(self.stream(address).await?, pushes, address, self.env.clone());
+        let link = Link::new(stream, pushes, address, self.env.clone());
         let mut protocol = if *resp2 { Protocol::Two } else { Protocol::Three };
         let said = match protocol {
             Protocol::Two => authenticate(&link, credentials).await,
@@ -199,5 +220,6 @@ pub(super) fn cannot_log_in(address: &Address, failure: Failure) -> Error {
             (kind, format!("{code} {detail}"), advice)
         }
     };
-    Error::new(kind, format!("{address} did not let us in: {why}{advice}"))
+    Error::new(kind, format!("{address} did not let us in: {why}"))
+        .with_remedy(advice.trim_start_matches("; "))
 }

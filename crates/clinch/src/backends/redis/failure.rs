@@ -169,7 +169,8 @@ impl Failure {
         // A script's error ends in where it was raised, which tells a user nothing.
         let detail = detail.split(" script: ").next().unwrap_or_default().trim();
         let (kind, advice) = meaning(&code).unwrap_or((ErrorKind::Unsupported, ""));
-        Error::new(kind, format!("{server} answered {code} {detail}{advice}"))
+        Error::new(kind, format!("{server} answered {code} {detail}"))
+            .with_remedy(advice.trim_start_matches("; "))
     }
 }
 

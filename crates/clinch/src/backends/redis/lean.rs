@@ -23,6 +23,7 @@ use super::waiting::POLL;
 use crate::backend::{
     Backend, Busy, Capabilities, ClaimState, Freed, Grant, LockState, NOTICE, Progress, Renewal, Wake,
 };
+use crate::check::Check;
 use crate::claim::{Claim, ClaimId, Mode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
@@ -200,6 +201,10 @@ fn renewal(held: bool, left: Option<Duration>) -> Renewal {
 impl Backend for Lean {
     fn capabilities(&self) -> Capabilities {
         Capabilities { expiry: true, detached: true, processes: true, hosts: true, ..Capabilities::default() }
+    }
+
+    async fn examine(&self) -> Vec<Check> {
+        self.store.examine().await
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Progress> {

@@ -102,6 +102,7 @@
 //! | `clinch:~{voucher}:<hash>` | string | what clients of one group saw of the server: `<servers>?prefix=..&max_ttl=..&drift=..&durable=..&fencing=..`, what they have in common; `<run>`, the server's `run_id`, and how many bytes it was given as a replica in this run, where these are 0 with what it was promoted from (`master_replid2`); where it does not count them, its `master_replid`; a hexadecimal number, with one bit for each server, in the order of their addresses, whose last token it was given; and for each other server `<its run_id>=<since>,<compared>,<ahead at least>,<ahead at most>` in µs, with its address in place of that where `durable=on`; gone 30 days after its last use |
 
 mod claims;
+mod examine;
 mod free;
 mod group;
 mod node;
@@ -126,11 +127,12 @@ use futures_util::stream::FuturesUnordered;
 
 use self::group::Group;
 use self::node::Node;
-use self::settings::Plan;
+use self::settings::{Plan, Rules};
 use self::store::Quorum;
 use super::dial::Dialer;
 use super::settings::Topology;
 use crate::backend::Backend;
+use crate::check::Check;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::url::StoreUrl;
@@ -148,24 +150,43 @@ pub async fn open(url: &str, env: Env) -> Result<Arc<dyn Backend>> {
     env.here(open_url(&mut url, &env)).await
 }
 
+/// The servers of a URL, which nobody has met yet.
+struct Servers {
+    nodes: Vec<Arc<Node>>,
+    rules: Rules,
+}
+
+impl Servers {
+    fn parse(url: &mut StoreUrl, env: &Env) -> Result<Servers> {
+        let Plan { nodes: settings, rules } = Plan::parse(url)?;
+        // What the URL says too much is refused before anything is sent.
+        url.finish()?;
+        let addresses = settings.iter().filter_map(|settings| match &settings.topology {
+            Topology::Single(address) => Some(address),
+            _ => None,
+        });
+        let group = Arc::new(Group::of(addresses, &rules, env.drift()));
+        let runs = Arc::default();
+        let mut nodes = Vec::new();
+        for settings in settings {
+            let Topology::Single(address) = &settings.topology else { continue };
+            let address = address.clone();
+            let dialer = Arc::new(Dialer { env: env.clone(), settings });
+            nodes.push(Node::new(address, dialer, rules.clone(), group.clone(), Arc::clone(&runs)));
+        }
+        Ok(Servers { nodes, rules })
+    }
+}
+
+/// Looks at the servers of a URL, also at such as are refused.
+pub(crate) async fn examine_url(url: &mut StoreUrl, env: &Env) -> Result<Vec<Check>> {
+    let Servers { nodes, rules } = Servers::parse(url, env)?;
+    Ok(Quorum::new(env.clone(), nodes, rules).examine().await)
+}
+
 /// Opens the store of a URL, as soon as a quorum lets us in; what the other servers have to say is waited for a moment.
 pub(crate) async fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>> {
-    let Plan { nodes: settings, rules } = Plan::parse(url)?;
-    // What the URL says too much is refused before anything is sent.
-    url.finish()?;
-    let addresses = settings.iter().filter_map(|settings| match &settings.topology {
-        Topology::Single(address) => Some(address),
-        _ => None,
-    });
-    let group = Arc::new(Group::of(addresses, &rules, env.drift()));
-    let runs = Arc::default();
-    let mut nodes = Vec::new();
-    for settings in settings {
-        let Topology::Single(address) = &settings.topology else { continue };
-        let address = address.clone();
-        let dialer = Arc::new(Dialer { env: env.clone(), settings });
-        nodes.push(Node::new(address, dialer, rules.clone(), group.clone(), Arc::clone(&runs)));
-    }
+    let Servers { nodes, rules } = Servers::parse(url, env)?;
     let needed = votes::quorum(nodes.len());
     let meet = |node: &Arc<Node>| {
         let node = node.clone();

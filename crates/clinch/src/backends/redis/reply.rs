@@ -67,6 +67,13 @@ pub(super) fn list(value: &Value) -> Result<&[Value]> {
     }
 }
 
+/// What TIME answered, in microseconds.
+pub(super) fn micros(time: &Value) -> Option<u64> {
+    let [seconds, micros] = list(time).ok()? else { return None };
+    let part = |value: &Value| value.text()?.parse::<u64>().ok();
+    part(seconds)?.checked_mul(1_000_000)?.checked_add(part(micros)?)
+}
+
 /// Whether one of the numbers of a list is such a one.
 pub(super) fn has(value: &Value, is: impl Fn(i64) -> bool) -> bool {
     list(value).is_ok_and(|all| all.iter().any(|one| number(one).is_ok_and(&is)))

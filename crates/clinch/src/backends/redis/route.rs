@@ -342,6 +342,29 @@ impl Route {
         }
     }
 
+    /// The servers that the URL names or leads to, as far as can be found out, and whether locks need them. An error says that no
+    /// master is known.
+    pub(super) async fn addresses(&self) -> Result<Vec<(Address, bool)>> {
+        let cluster = match &self.kind {
+            Kind::One(node) => return Ok(vec![(self.dialer.locate(&node.endpoint).await?, true)]),
+            Kind::Cluster(cluster) => cluster,
+        };
+        // Where that cannot be learnt, those of the URL tell why.
+        let _ = cluster.learn(&self.dialer).await;
+        let owner = |node: Arc<Node>| match &node.endpoint {
+            Endpoint::At(address) => Some((address.clone(), true)),
+            Endpoint::Master(_) => None,
+        };
+        let mut addresses: Vec<_> = cluster.owners().into_iter().filter_map(owner).collect();
+        let are_known = !addresses.is_empty();
+        for seed in cluster.seeds() {
+            if !addresses.iter().any(|(known, _)| known == seed) {
+                addresses.push((seed.clone(), !are_known));
+            }
+        }
+        Ok(addresses)
+    }
+
     /// One connection to each server that has locks.
     pub(super) async fn masters(&self) -> Result<Vec<Arc<Link>>> {
         let nodes = match &self.kind {

@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{Stream, StreamExt};
 use tokio::sync::Notify;
@@ -19,6 +20,7 @@ use super::resp::{Command, Value};
 use super::route::Node;
 use super::settings::{Address, Credentials};
 use super::wire::Pushes;
+use crate::check::{Check, Verdict};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
@@ -175,6 +177,22 @@ impl Sentinel {
                 Ok(Said { epoch, master: Address::Tcp(host, port) })
             }
             _ => Err(nonsense()),
+        }
+    }
+
+    /// What each sentinel says.
+    pub(super) async fn examine(&self, dialer: &Dialer) -> Vec<Check> {
+        let look = async |address: &Address| {
+            let check = match dialer.limited(address, self.ask(dialer, address)).await {
+                Ok(said) => Check::pass("sentinel", format!("names {} as the master", said.master)),
+                Err(error) => Check::failed("sentinel", &error, "start it, or mend the sentinels in the URL"),
+            };
+            check.at(address)
+        };
+        let checks = join_all(self.sentinels.iter().map(look)).await;
+        match checks.iter().any(|check| check.verdict == Verdict::Pass) {
+            true => checks.into_iter().map(Check::spared).collect(),
+            false => checks,
         }
     }
 

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use super::claims::{Asked, Claims, is_lone_try};
 use super::dating::millis;
 use super::dial::Dialer;
+use super::examine;
 use super::failure;
 use super::keys::{Home, INBOXES, Keys, lock_key, refuse_reserved, slot_of};
 use super::reply::{self, Claimed};
@@ -20,6 +21,7 @@ use super::settings::{Fleet, Settings};
 use crate::backend::{
     Backend, Busy, Capabilities, Freed, LockState, NOTICE, Progress, Renewal, TAKE_WITHIN, Wake,
 };
+use crate::check::Check;
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Owner};
 use crate::clock::Instant;
 use crate::env::Env;
@@ -226,6 +228,10 @@ impl Backend for Store {
             restart: true,
             ..Capabilities::default()
         }
+    }
+
+    async fn examine(&self) -> Vec<Check> {
+        examine::examine(&self.dialer, &self.route).await
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Progress> {

@@ -10,7 +10,7 @@ use super::super::dial::Dialer;
 use super::super::failure::Failure;
 use super::super::inbox::Inbox;
 use super::super::reply;
-use super::super::resp::{Command, Sixteen, Value};
+use super::super::resp::{Command, Sixteen};
 use super::super::settings::Address;
 use super::group::Group;
 use super::settings::Rules;
@@ -251,7 +251,7 @@ impl Node {
         let answers = self.call_on(&line, [&Command::new("TIME"), &get]).await?;
         let received = self.now();
         let [time, left] = answers.as_slice() else { return Ok(()) };
-        if let Some(us) = micros(time).filter(|_| self.is_met_by(&line)) {
+        if let Some(us) = reply::micros(time).filter(|_| self.is_met_by(&line)) {
             self.clock_read(us, sent, received);
         }
         self.left(&line, Left::read(reply::lossy(left), &self.group));
@@ -319,13 +319,6 @@ impl Node {
     fn failed(&self, failure: Failure) -> Error {
         failure.into_error(&self.address.to_string())
     }
-}
-
-/// What TIME answered, in microseconds.
-fn micros(time: &Value) -> Option<u64> {
-    let [seconds, micros] = reply::list(time).ok()? else { return None };
-    let part = |value: &Value| value.text()?.parse::<u64>().ok();
-    part(seconds)?.checked_mul(1_000_000)?.checked_add(part(micros)?)
 }
 
 /// A time without what is too fine to be read.

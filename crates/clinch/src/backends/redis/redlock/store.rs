@@ -19,6 +19,7 @@ use super::turns::{Ear, Turns};
 use super::vote::Ballot;
 use super::votes::{Tally, Verdict, quorum};
 use crate::backend::{Backend, Busy, Capabilities, Freed, Grant, LockState, Progress, Renewal, Wake};
+use crate::check::Check;
 use crate::claim::{Claim, ClaimId, Mode};
 use crate::clock::Instant;
 use crate::env::Env;
@@ -177,6 +178,10 @@ impl Backend for Quorum {
             failover: true,
             ..Capabilities::default()
         }
+    }
+
+    async fn examine(&self) -> Vec<Check> {
+        self.examine_all().await
     }
 
     fn longest_ttl(&self) -> Duration {

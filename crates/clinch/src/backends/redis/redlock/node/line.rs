@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::timing::Patience;
 use super::super::turns::Ear;
-use super::{Left, Node, micros};
+use super::{Left, Node};
 use crate::backends::pool::Connection;
 use crate::backends::redis::check::Server;
 use crate::backends::redis::dial::Endpoint;
@@ -178,7 +178,7 @@ impl Node {
         };
         self.runs.join(&self.address, &run, link.ended(), received)?;
         self.met(&run, server.uptime, left, link.ended(), received);
-        if let Some(us) = time.ok().and_then(|time| micros(&time)) {
+        if let Some(us) = time.ok().and_then(|time| reply::micros(&time)) {
             self.clock_read(us, sent, received);
         }
         lock(&self.known).patience = Patience::new(received.since(begun) / 3);
