@@ -20,7 +20,8 @@ fn printed(process: &mut Running) -> Lines<BufReader<ChildStdout>> {
 }
 
 fn document(lines: &mut Lines<BufReader<ChildStdout>>) -> Vec<Value> {
-    serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap()
+    let document: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+    document["locks"].as_array().unwrap().clone()
 }
 
 /// Waits until a store was asked so often.
@@ -111,15 +112,18 @@ fn a_store_out_of_reach_is_told_in_one_line_and_waited_for() {
     redis.pause();
     let mut watch = world.start(["ls", "--json", "--watch=0.1"]);
     let mut errors = BufReader::new(watch.0.stderr.take().unwrap()).lines();
-    let mut said = || errors.next().unwrap().unwrap();
-    assert!(said().starts_with("clinch: no answer yet"));
+    let mut said = || {
+        let said: Value = serde_json::from_str(&errors.next().unwrap().unwrap()).unwrap();
+        said["message"].as_str().unwrap().to_owned()
+    };
+    assert!(said().starts_with("no answer yet"));
     redis.resume();
-    assert_eq!(said(), "clinch: the store answers again");
+    assert_eq!(said(), "the store answers again");
     let mut lines = printed(&mut watch);
     assert_eq!(document(&mut lines), Vec::<Value>::new());
     redis.kill();
     let line = said();
-    assert!(line.starts_with("clinch: no answer since "), "{line}");
+    assert!(line.starts_with("no answer since "), "{line}");
     watch.signal(Signal::INT);
     assert_eq!(watch.wait().signal(), Some(2));
 }

@@ -26,6 +26,9 @@ use crate::top::view;
 /// How often the store is looked at.
 const EVERY: Duration = Duration::from_secs(1);
 
+/// How long a key is waited for that is there: with no time at all none is read.
+const MOMENT: Duration = Duration::from_millis(1);
+
 pub(crate) async fn run(store: &Store) -> Outcome {
     if !std::io::stdin().is_terminal() || !screen::is_there() {
         return Err(Failure::usage(
@@ -120,7 +123,7 @@ fn read_keys(tell: &UnboundedSender<Key>) -> std::io::Result<()> {
         if fds.iter().any(|fd| fd.revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL)) {
             return Ok(());
         }
-        while event::poll(Duration::ZERO)? {
+        while event::poll(MOMENT)? {
             if let Some(key) = Key::of(event::read()?)
                 && tell.send(key).is_err()
             {

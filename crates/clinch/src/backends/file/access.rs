@@ -4,6 +4,7 @@
 //! could split a lock in two. So the mode of the directory decides who shares it, and the URL must say the same: two processes that
 //! took one directory for different things would else not exclude each other.
 
+use std::borrow::Cow;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -55,25 +56,30 @@ impl Sharing {
         let (owner, mode, shown) = (stat.st_uid, stat.st_mode, path.display());
         if is_for_a_group(mode) {
             let group = users::group(stat.st_gid);
-            return refused(format!("{shown} is shared by {group}; use file://{shown}?share=group"));
+            return refused(
+                format!("{shown} is shared by {group}"),
+                format!("use file://{shown}?share=group"),
+            );
         }
         if !me.trusts(owner) {
             if me.is_root() {
                 return Ok(Sharing::Foreign(owner));
             }
             let owner = users::user(owner);
-            return refused(format!(
-                "{shown} belongs to {owner}, who could swap lock files; use a directory of your own, \
-                 or one for several users, as {FOR_SEVERAL_USERS}"
-            ));
+            return refused(
+                format!("{shown} belongs to {owner}, who could swap lock files"),
+                format!("use a directory of your own, or one for several users, as {FOR_SEVERAL_USERS}"),
+            );
         }
         let writable = mode & 0o022 != 0;
         if writable && mode & STICKY == 0 {
             let mode = mode & 0o7777;
-            return refused(format!(
-                "others can replace files in {shown} (mode {mode:o}); run chmod go-w on it; \
-                 for several users, run chmod 3770 on it and use file://{shown}?share=group"
-            ));
+            return refused(
+                format!("others can replace files in {shown} (mode {mode:o})"),
+                format!(
+                    "run chmod go-w on it; for several users, run chmod 3770 on it and use file://{shown}?share=group"
+                ),
+            );
         }
         Ok(if writable { Sharing::Beside } else { Sharing::Own })
     }
@@ -82,32 +88,31 @@ impl Sharing {
         let (owner, mode, shown) = (stat.st_uid, stat.st_mode, path.display());
         let group = users::group(stat.st_gid);
         let amiss = if mode & 0o002 != 0 {
-            Some("anybody can put files into it; run chmod o-w on it".to_owned())
+            Some(("anybody can put files into it".to_owned(), "run chmod o-w on it".to_owned()))
         } else if mode & 0o020 == 0 {
-            Some(format!(
-                "{group} cannot put files into it; run chmod 3770 on it, or use file://{shown} if it is for one user"
-            ))
+            let remedy = format!("run chmod 3770 on it, or use file://{shown} if it is for one user");
+            Some((format!("{group} cannot put files into it"), remedy))
         } else if mode & STICKY == 0 {
-            Some("members of its group can replace each other's files; run chmod +t on it".to_owned())
+            let seen = "members of its group can replace each other's files";
+            Some((seen.to_owned(), "run chmod +t on it".to_owned()))
         } else if owner != 0 && mode & SETGID == 0 {
-            Some(format!(
-                "it is neither root's nor setgid, but {}'s; run chmod g+s on it",
-                users::user(owner)
-            ))
+            let seen = format!("it is neither root's nor setgid, but {}'s", users::user(owner));
+            Some((seen, "run chmod g+s on it".to_owned()))
         } else {
             None
         };
-        if let Some(amiss) = amiss {
-            return refused(format!(
-                "{shown} is no directory for share=group (mode {:o}): {amiss}",
-                mode & 0o7777
-            ));
+        if let Some((amiss, remedy)) = amiss {
+            let mode = mode & 0o7777;
+            return refused(
+                format!("{shown} is no directory for share=group (mode {mode:o}): {amiss}"),
+                remedy,
+            );
         }
         if !me.is_in(stat.st_gid) {
-            return refused(format!(
-                "{shown} is shared by {group}, and {} is not in it; add that user to the group and log in again",
-                users::user(me.id)
-            ));
+            return refused(
+                format!("{shown} is shared by {group}, and {} is not in it", users::user(me.id)),
+                "add that user to the group and log in again",
+            );
         }
         check_parents(path, owner, me)?;
         Ok(Sharing::Group(stat.st_gid))
@@ -123,27 +128,32 @@ impl Sharing {
         let shown = path.display();
         if !is_regular(stat) {
             let owner = users::user(stat.st_uid);
-            return refused(format!(
-                "{shown}, which {owner} put there, is no plain file; lock files always are"
-            ));
+            return refused(
+                format!("{shown}, which {owner} put there, is no plain file; lock files always are"),
+                "remove it",
+            );
         }
         let (mode, linked) = (stat.st_mode, stat.st_nlink > 1);
         match self {
             Sharing::Own | Sharing::Foreign(_) => Ok(()),
-            Sharing::Beside if !me.trusts(stat.st_uid) || linked || mode & 0o022 != 0 => refused(format!(
-                "{shown} was put there by {}, can be written by others or has another name; \
-                 use a directory of your own (mode 0700), or one for several users, as {FOR_SEVERAL_USERS}",
-                users::user(stat.st_uid)
-            )),
+            Sharing::Beside if !me.trusts(stat.st_uid) || linked || mode & 0o022 != 0 => refused(
+                format!(
+                    "{shown} was put there by {}, can be written by others or has another name",
+                    users::user(stat.st_uid)
+                ),
+                format!(
+                    "use a directory of your own (mode 0700), or one for several users, as {FOR_SEVERAL_USERS}"
+                ),
+            ),
             Sharing::Group(group) if linked || stat.st_gid != group || mode & 0o062 != 0o060 => {
-                refused(format!(
-                    "{shown} ({}, {}, mode {:o}) is not as share=group makes it: with one name, of {} and mode 0660; \
-                 make it so with chgrp and chmod, or remove it when nobody holds its lock",
+                let seen = format!(
+                    "{shown} ({}, {}, mode {:o}) is not as share=group makes it: with one name, of {} and mode 0660",
                     users::user(stat.st_uid),
                     users::group(stat.st_gid),
                     mode & 0o7777,
                     users::group(group)
-                ))
+                );
+                refused(seen, "make it so with chgrp and chmod, or remove it when nobody holds its lock")
             }
             Sharing::Beside | Sharing::Group(_) => Ok(()),
         }
@@ -158,10 +168,10 @@ impl Sharing {
     pub(super) fn check_for_writing(self, path: &Path) -> Result<()> {
         let Sharing::Foreign(owner) = self else { return Ok(()) };
         let (shown, owner) = (path.display(), users::user(owner));
-        refused(format!(
-            "{shown} belongs to {owner}: root may look at its locks, not take or change them; run this as that user, \
-             or have both use one directory, as {FOR_SEVERAL_USERS}"
-        ))
+        refused(
+            format!("{shown} belongs to {owner}: root may look at its locks, not take or change them"),
+            format!("run this as that user, or have both use one directory, as {FOR_SEVERAL_USERS}"),
+        )
     }
 }
 
@@ -181,12 +191,8 @@ pub(super) fn hint(path: &Path, share: Share) -> String {
 /// Says how to make a directory for several users. It is not made by whoever comes first: it would be theirs.
 pub(super) fn not_made(path: &Path) -> Error {
     let shown = path.display();
-    Error::new(
-        ErrorKind::Refused,
-        format!(
-            "there is no {shown}, which a group is to share; make it as root: install -d -g GROUP -m 3770 {shown}"
-        ),
-    )
+    Error::new(ErrorKind::Refused, format!("there is no {shown}, which a group is to share"))
+        .with_remedy(format!("make it as root: install -d -g GROUP -m 3770 {shown}"))
 }
 
 fn is_for_a_group(mode: u32) -> bool {
@@ -197,8 +203,8 @@ fn is_regular(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode).is_file()
 }
 
-fn refused<T>(message: String) -> Result<T> {
-    Err(Error::new(ErrorKind::Refused, message))
+fn refused<T>(message: String, remedy: impl Into<Cow<'static, str>>) -> Result<T> {
+    Err(Error::new(ErrorKind::Refused, message).with_remedy(remedy))
 }
 
 /// Refuses a directory in whose place others could put another, by the path as it is spelled and by where that leads.
@@ -212,14 +218,14 @@ fn check_parents(path: &Path, owner: u32, me: &Me) -> Result<()> {
             let (entry, above) =
                 (child.symlink_metadata().map_err(unseen)?, parent.metadata().map_err(unseen)?);
             if !parent_is_safe((above.uid(), above.mode()), entry.uid(), owner, me) {
-                return refused(format!(
-                    "others can put something else in place of {}, since they may write to {} (of {}, mode {:o}); \
-                     a directory for share=group needs safe ones above it",
+                let seen = format!(
+                    "others can put something else in place of {}, since they may write to {} (of {}, mode {:o})",
                     child.display(),
                     parent.display(),
                     users::user(above.uid()),
                     above.mode() & 0o7777
-                ));
+                );
+                return refused(seen, "a directory for share=group needs safe ones above it");
             }
         }
     }

@@ -22,10 +22,8 @@ pub(super) fn default_path(me: &Me) -> Result<PathBuf> {
     let home = users::home(me.id).filter(|home| home.is_absolute());
     // In a container the user may be a mere number.
     let home = home.or_else(|| variable("HOME")).ok_or_else(|| {
-        Error::invalid(format!(
-            "{} has no home directory; name the lock directory, as in file:///path",
-            users::user(me.id)
-        ))
+        Error::invalid(format!("{} has no home directory", users::user(me.id)))
+            .with_remedy("name the lock directory, as in file:///path")
     })?;
     Ok(home.join(BELOW_HOME))
 }
@@ -48,10 +46,13 @@ pub(super) fn check_earlier(path: &Path, me: &Me) -> Result<()> {
         ErrorKind::Refused,
         format!(
             "file:// is {path} whatever XDG_STATE_HOME and HOME say, but {found}, where earlier versions went by these, has lock \
-             files: locks in the two do not exclude each other. When clinch -u file://{found} ls shows none, remove that directory; \
-             or go on with it by CLINCH_URL=file://{found}, which cron then needs too"
+             files: locks in the two do not exclude each other"
         ),
-    ))
+    )
+    .with_remedy(format!(
+        "when clinch -u file://{found} ls shows none, remove that directory; or go on with it by CLINCH_URL=file://{found}, \
+         which cron then needs too"
+    )))
 }
 
 /// A directory that a variable names, which counts only as a whole path.

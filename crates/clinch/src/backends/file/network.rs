@@ -34,11 +34,11 @@ pub(super) fn check_file_system(path: &Path, magic: u32) -> Result<()> {
         Some((_, system)) => Err(Error::new(
             ErrorKind::Refused,
             format!(
-                "{} is on {system}, where byte-range locks do not reliably reach other hosts and a change wakes nobody; \
-                 use a local directory, or ?network-fs=allow if only this host uses it",
+                "{} is on {system}, where byte-range locks do not reliably reach other hosts and a change wakes nobody",
                 path.display()
             ),
-        )),
+        )
+        .with_remedy("use a local directory, or ?network-fs=allow if only this host uses it")),
     }
 }
 
