@@ -8,12 +8,16 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 use crate::backend::Busy;
-use crate::claim::ClaimId;
+use crate::claim::{ByClaim, ClaimId};
 
 /// The waiters for one lock, the first before the others.
 #[derive(Default)]
 pub(super) struct Seats {
+    /// By number.
     seats: VecDeque<Seat>,
+    numbers: ByClaim<u64>,
+    /// How many seats were taken.
+    taken: u64,
     word: Word,
 }
 
@@ -27,6 +31,7 @@ struct Word {
 
 pub(super) struct Seat {
     id: ClaimId,
+    number: u64,
     /// Rings when there is something to do for this waiter.
     pub(super) woken: Arc<Notify>,
     /// The number of the word that it has heard last.
@@ -80,7 +85,8 @@ impl Seats {
 
     /// A waiter's seat, how many are before it, and what there is to hear for it.
     pub(super) fn find(&self, id: ClaimId) -> Option<(usize, &Seat, News)> {
-        let (at, seat) = self.seats.iter().enumerate().find(|(_, seat)| seat.id == id)?;
+        let at = self.position(id)?;
+        let seat = self.seats.get(at)?;
         let news = match () {
             () if seat.is_due(&self.word, at == 0) => News::Due,
             () if seat.heard != self.word.number => News::Some,
@@ -89,11 +95,19 @@ impl Seats {
         Some((at, seat, news))
     }
 
+    fn position(&self, id: ClaimId) -> Option<usize> {
+        let number = self.numbers.get(&id)?;
+        self.seats.binary_search_by_key(number, |seat| seat.number).ok()
+    }
+
     /// Gives a waiter's seat, behind all others if it had none, and how many are before it.
     fn take(&mut self, id: ClaimId) -> Option<(usize, &mut Seat, &Word)> {
-        let at = self.seats.iter().position(|seat| seat.id == id).unwrap_or(self.seats.len());
+        let at = self.position(id).unwrap_or(self.seats.len());
         if at == self.seats.len() {
-            self.seats.push_back(Seat { id, woken: Arc::default(), heard: 0, doubts: false });
+            let number = self.taken;
+            self.taken += 1;
+            self.numbers.insert(id, number);
+            self.seats.push_back(Seat { id, number, woken: Arc::default(), heard: 0, doubts: false });
         }
         self.seats.get_mut(at).map(|seat| (at, seat, &self.word))
     }
@@ -136,8 +150,9 @@ impl Seats {
 
     /// Gives a seat back: how many were before it.
     pub(super) fn rise(&mut self, id: ClaimId) -> Option<usize> {
-        let at = self.seats.iter().position(|seat| seat.id == id)?;
+        let at = self.position(id)?;
         self.seats.remove(at);
+        self.numbers.remove(&id);
         Some(at)
     }
 }
