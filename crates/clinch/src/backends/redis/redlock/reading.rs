@@ -229,5 +229,9 @@ mod tests {
         assert_eq!(closed(&[99], &[15, 14]), seconds(15), "two of three are closed until then");
         assert_eq!(closed(&[99, 98], &[15]), None);
         assert_eq!(closed(&[99], &[]), None);
+        let value = r#"000102030405060708090a0b0c0d0e0f 1700000000000000 1700000000000000 {"host":"h","pid":7,"user":"me","label":""}"#;
+        let held = Holding { holder: reply::holder(value, None), ..with(&[9, 8], &[15]) };
+        let state = held.into_state(&name, 2, SystemTime::UNIX_EPOCH).unwrap();
+        assert_eq!((state.claims[0].expires_in, state.closed_until), (seconds(8), None));
     }
 }

@@ -354,6 +354,15 @@ mod tests {
             turns.rise("k", b);
         }
         turns.sit("k", a, DOUBT);
+        assert!(turns.follow("k", b).is_some());
+        turns.held("k", Some(c));
+        turns.sit("k", a, Busy::default());
+        turns.rise("k", a);
+        turns.freed("k", c);
+        assert_eq!(duty(b), Some(Duty::Step));
+        assert!(turns.follow("k", b).is_none(), "what was said is over");
+        turns.rise("k", b);
+        turns.sit("k", a, DOUBT);
         assert!(turns.follow("k", c).is_some());
         turns.rise("k", a);
         assert_eq!((duty(c), duty(c)), (Some(Duty::Step), Some(Duty::Watch)), "nobody else would ask for it");
