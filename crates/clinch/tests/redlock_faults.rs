@@ -9,13 +9,15 @@
 )]
 
 use std::error::Error as _;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clinch::backend::Freed;
-use clinch::{ErrorKind, Guard, Locks, LossKind, Released};
+use clinch::{Error, ErrorKind, Guard, Locks, LossKind, Released};
 use clinch_testkit::{Proxy, Redis, RedisBuilder, Reply, vouch};
+use tokio::task::JoinHandle;
 
 mod common;
 
@@ -25,8 +27,12 @@ use common::{PATIENCE, eventually, lock, queue, stand_in, unique};
 mod clocks;
 #[path = "redlock_faults/durable.rs"]
 mod durable;
+#[path = "redlock_faults/eviction.rs"]
+mod eviction;
 #[path = "redlock_faults/late.rs"]
 mod late;
+#[path = "redlock_faults/meeting.rs"]
+mod meeting;
 #[path = "redlock_faults/minority.rs"]
 mod minority;
 #[path = "redlock_faults/race.rs"]

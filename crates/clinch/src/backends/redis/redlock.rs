@@ -72,7 +72,8 @@
 //! they have the servers tell, too). A hand-over costs each client that waits one round of requests, and a second one if it loses,
 //! to be told again. Where no claim is seen to have a quorum, each withdraws, and asks again after a random pause; one that does not
 //! wait, a few times. Of several that try at the same moment it may be that none gets the lock, and is told so (`Unavailable`): where one
-//! of them must, have them wait for some seconds.
+//! of them must, have them wait for some seconds. The same is told of a lock that is held by a bare quorum of which a server hangs, while
+//! the holder's next renewal has yet to bring its vote to the others: what can be seen of it could as well be left of a claim that lost.
 //!
 //! # Rights
 //!
@@ -105,10 +106,12 @@ mod claims;
 mod examine;
 mod free;
 mod group;
+mod meeting;
 mod node;
 mod reading;
 mod renewal;
 mod round;
+mod seats;
 mod settings;
 mod store;
 mod timing;

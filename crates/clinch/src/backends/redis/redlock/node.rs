@@ -146,6 +146,11 @@ impl Node {
         lock(&self.known).patience.wait(ttl)
     }
 
+    /// How long its answers take; `None`: the last one did not come.
+    pub(super) fn trip(&self) -> Option<Duration> {
+        lock(&self.known).patience.trip()
+    }
+
     /// For how long a vote is waited for that still decides.
     pub(super) fn patience_for_vote(&self, ttl: Duration) -> Duration {
         lock(&self.known).patience.wait_for_vote(ttl)

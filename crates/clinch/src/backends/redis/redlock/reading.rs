@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::super::keys::is_reserved;
 use super::super::listing::{lock_pattern, scan};
@@ -23,16 +23,20 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Who holds a lock, as some of the servers say.
 struct Holding {
     who: String,
-    /// It was evicted, and has not let go yet.
-    evicted: bool,
     holder: Option<ClaimState>,
     /// For how long each of them still has it, if it says.
     lefts: Vec<Option<Duration>>,
+    /// The same, of those that were told that it was evicted: it has their votes no more, and has not let go yet.
+    evicted: Vec<Option<Duration>>,
     /// The token that each of them has: they may differ where one was not needed to agree, or was set anew.
     tokens: Vec<Option<Token>>,
 }
 
 impl Holding {
+    fn of(who: String, holder: Option<ClaimState>) -> Holding {
+        Holding { who, holder, lefts: Vec::new(), evicted: Vec::new(), tokens: Vec::new() }
+    }
+
     fn note(&mut self, left: Option<Duration>, token: Option<Token>) {
         self.lefts.push(left);
         self.tokens.push(token);
@@ -45,23 +49,42 @@ impl Holding {
         self.tokens.iter().flatten().copied().find(|token| votes(token) >= quorum)
     }
 
-    /// What a quorum holds; `None`: these are too few.
-    fn into_state(mut self, quorum: usize) -> Option<ClaimState> {
+    /// Whether the answers of so many more servers would change nothing.
+    fn is_known(&self, quorum: usize, pending: usize) -> bool {
+        let votes = self.lefts.len();
+        if votes >= quorum {
+            return self.tokens.iter().all(Option::is_none) || self.token(quorum).is_some();
+        }
+        votes + self.evicted.len() >= quorum && votes + pending < quorum
+    }
+
+    /// What a quorum holds, or keeps closed; `None`: these are too few.
+    fn into_state(self, name: &LockName, quorum: usize, now: SystemTime) -> Option<LockState> {
         let token = self.token(quorum);
+        let is_held = self.lefts.len() >= quorum;
+        let mut lefts = self.lefts;
+        lefts.extend(self.evicted.into_iter().filter(|_| !is_held));
         // It is held until the last of a quorum ends; what has no end is the longest.
-        self.lefts.sort_unstable_by_key(|left| left.unwrap_or(Duration::MAX));
-        let expires_in = self.lefts.get(self.lefts.len().checked_sub(quorum)?).copied().flatten();
-        Some(ClaimState { expires_in, token, ..self.holder? })
+        lefts.sort_unstable_by_key(|left| left.unwrap_or(Duration::MAX));
+        let expires_in = lefts.get(lefts.len().checked_sub(quorum)?).copied().flatten();
+        let name = name.clone();
+        match expires_in.filter(|_| !is_held) {
+            // It is shown no more, but the lock is not free yet.
+            Some(left) => Some(LockState { name, claims: vec![], closed_until: Some(now + left) }),
+            None => {
+                let claims = vec![ClaimState { expires_in, token, ..self.holder? }];
+                Some(LockState { name, claims, closed_until: None })
+            }
+        }
     }
 }
 
 impl Quorum {
-    /// Gives for how long a lock's key lives on each server, and then what it holds, to `take`, until that is enough.
+    /// Gives what each server says to `take`, until that is enough: for how long a lock's key lives there, and what it holds.
     pub(super) async fn read(
         &self,
         name: &LockName,
-        mut take: impl FnMut(Option<Duration>, &str) -> bool,
-        mut failed: impl FnMut(Error),
+        mut take: impl FnMut(Result<(Option<Duration>, String)>) -> bool,
     ) {
         let key = self.key(name);
         let mut left = Command::new("PTTL");
@@ -73,70 +96,49 @@ impl Quorum {
         for (at, node) in self.nodes.iter().enumerate() {
             round.ask(at, PATIENCE, read_on(node.clone(), commands.clone()));
         }
-        round
-            .answers(|_, answer| match answer {
-                Ok((left, value)) => take(left, &value),
-                Err(error) => {
-                    failed(error);
-                    false
-                }
-            })
-            .await;
+        round.answers(|_, answer| take(answer)).await;
     }
 
     /// One lock, if a quorum says that somebody holds it.
     pub(super) async fn state_of(&self, name: &LockName) -> Result<Option<LockState>> {
         let mut holdings: Vec<Holding> = Vec::new();
-        let (mut answers, mut failure) = (0, None);
+        let (mut answers, mut pending, mut failure) = (0, self.nodes.len(), None);
         let quorum = self.quorum();
-        self.read(
-            name,
-            |left, value| {
-                answers += 1;
-                if value.is_empty() {
-                    return false;
-                }
-                let holder = reply::holder(value, left);
-                let evicted = reply::is_evicted(value);
-                let who = who(value, holder.as_ref());
-                let token = holder.as_ref().and_then(|holder| holder.token).filter(|_| self.rules.fencing);
-                match holdings.iter_mut().find(|holding| holding.who == who) {
-                    Some(known) => known.note(left, token),
-                    None => {
-                        holdings.push(Holding {
-                            who,
-                            evicted,
-                            holder,
-                            lefts: vec![left],
-                            tokens: vec![token],
-                        });
+        self.read(name, |answer| {
+            pending -= 1;
+            match answer {
+                Ok((left, value)) => {
+                    answers += 1;
+                    if !value.is_empty() {
+                        self.note(&mut holdings, left, &value);
                     }
                 }
-                holdings.iter().any(|holding| match token {
-                    Some(_) => holding.token(quorum).is_some(),
-                    None => holding.lefts.len() >= quorum,
-                })
-            },
-            |error| failure = Some(error),
-        )
+                Err(error) => failure = Some(error),
+            }
+            holdings.iter().any(|holding| holding.is_known(quorum, pending))
+        })
         .await;
         if let Some(error) = failure.filter(|_| answers < quorum) {
             return Err(self.too_few(answers, error));
         }
-        let held = holdings.into_iter().find_map(|holding| {
-            let evicted = holding.evicted;
-            Some((holding.into_state(quorum)?, evicted))
-        });
-        Ok(held.map(|(claim, evicted)| {
-            let name = name.clone();
-            // It is shown no more, but the lock is not free yet.
-            match claim.expires_in.filter(|_| evicted) {
-                Some(left) => {
-                    LockState { name, claims: vec![], closed_until: Some(self.env.clock().wall() + left) }
-                }
-                None => LockState { name, claims: vec![claim], closed_until: None },
-            }
-        }))
+        let now = self.env.clock().wall();
+        Ok(holdings.into_iter().find_map(|holding| holding.into_state(name, quorum, now)))
+    }
+
+    /// Counts what one server has for its holder.
+    fn note(&self, holdings: &mut Vec<Holding>, left: Option<Duration>, value: &str) {
+        let holder = reply::holder(value, left);
+        let who = who(value, holder.as_ref());
+        let token = holder.as_ref().and_then(|holder| holder.token).filter(|_| self.rules.fencing);
+        let at = holdings.iter().position(|holding| holding.who == who).unwrap_or(holdings.len());
+        if at == holdings.len() {
+            holdings.push(Holding::of(who, holder));
+        }
+        match holdings.get_mut(at) {
+            Some(holding) if reply::is_evicted(value) => holding.evicted.push(left),
+            Some(holding) => holding.note(left, token),
+            None => {}
+        }
     }
 
     /// The names under which a server has something that may be a lock, in order.
@@ -192,19 +194,44 @@ async fn read_on(node: Arc<Node>, commands: Arc<(Command, Command)>) -> Result<(
 mod tests {
     use super::*;
 
+    fn holding(tokens: &[Option<Token>]) -> Holding {
+        let mut holding = Holding::of("a".into(), None);
+        tokens.iter().for_each(|token| holding.note(None, *token));
+        holding
+    }
+
     #[test]
     fn the_token_of_a_holder_is_the_one_that_a_quorum_has() {
         let token = Token::new;
-        let holding = |tokens: &[Option<Token>]| Holding {
-            who: "a".into(),
-            evicted: false,
-            holder: None,
-            lefts: vec![None; tokens.len()],
-            tokens: tokens.to_vec(),
-        };
         assert_eq!(holding(&[token(5), token(7)]).token(2), None, "one of two is none of a quorum");
         assert_eq!(holding(&[token(5), token(7), token(7)]).token(2), token(7));
         assert_eq!(holding(&[token(9), token(7), token(7)]).token(2), token(7), "one that was set anew");
         assert_eq!(holding(&[None, None]).token(2), None);
+    }
+
+    #[test]
+    fn what_is_held_and_what_is_closed_is_told_apart_as_soon_as_it_can_be() {
+        let seconds = |time: u64| Some(Duration::from_secs(time));
+        let with = |lefts: &[u64], evicted: &[u64]| Holding {
+            lefts: lefts.iter().map(|left| seconds(*left)).collect(),
+            evicted: evicted.iter().map(|left| seconds(*left)).collect(),
+            ..holding(&[])
+        };
+        let known = |lefts: &[u64], evicted: &[u64], pending| with(lefts, evicted).is_known(2, pending);
+        assert!(!known(&[9], &[], 2) && !known(&[], &[9], 2), "neither has a quorum");
+        assert!(!known(&[9], &[9], 1), "the third may have it still");
+        assert!(known(&[9], &[9], 0) && known(&[], &[9, 9], 1) && known(&[9, 9], &[], 1));
+        let name = LockName::new("k").unwrap();
+        let closed = |lefts: &[u64], evicted: &[u64]| {
+            let state = with(lefts, evicted).into_state(&name, 2, SystemTime::UNIX_EPOCH)?;
+            state.closed_until?.duration_since(SystemTime::UNIX_EPOCH).ok()
+        };
+        assert_eq!(closed(&[99], &[15, 14]), seconds(15), "two of three are closed until then");
+        assert_eq!(closed(&[99, 98], &[15]), None);
+        assert_eq!(closed(&[99], &[]), None);
+        let value = r#"000102030405060708090a0b0c0d0e0f 1700000000000000 1700000000000000 {"host":"h","pid":7,"user":"me","label":""}"#;
+        let held = Holding { holder: reply::holder(value, None), ..with(&[9, 8], &[15]) };
+        let state = held.into_state(&name, 2, SystemTime::UNIX_EPOCH).unwrap();
+        assert_eq!((state.claims[0].expires_in, state.closed_until), (seconds(8), None));
     }
 }

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use super::super::keys::{lock_key, refuse_reserved};
 use super::super::store::{OwnerText, deleted};
 use super::claims::{Claims, Entry};
+use super::meeting;
 use super::node::Node;
 use super::renewal::evicted;
 use super::round::Background;
@@ -29,9 +30,6 @@ use crate::token::Token;
 
 /// How often a waiter asks that waits for servers that do not vote.
 pub(super) const ASK_AGAIN: Duration = Duration::from_secs(1);
-
-/// How often in a row claims that meet ask again after a short pause.
-const MEETINGS: u32 = 6;
 
 /// A lock on several servers that know nothing of each other.
 pub(super) struct Quorum {
@@ -110,10 +108,9 @@ impl Quorum {
             // Claims met, and would meet again if all of them asked when all have withdrawn. Where that goes on, it is no meeting: one has
             // a server that says nothing, or others have one server each and keep it.
             None if !decided => {
-                let trip =
-                    self.nodes.iter().map(|node| node.patience(claim.ttl)).min().unwrap_or_default() / 5;
-                let pause = timing::split_pause(trip, entry.splits(), self.env.random().jitter());
-                Some((now + pause, entry.splits() >= MEETINGS))
+                let trip = meeting::trip_to(self.quorum(), self.nodes.iter().filter_map(|node| node.trip()));
+                let pause = meeting::split_pause(trip, entry.splits(), self.env.random().jitter());
+                Some((now + pause, entry.splits() >= meeting::MEETINGS))
             }
             None => None,
         };
@@ -122,7 +119,7 @@ impl Quorum {
         let busy =
             Busy { ahead: 1, holder, undecided: !decided, detail: Some(detail.into()), ..Busy::default() };
         if claim.enqueue {
-            self.turns.sit(key, claim.id, Some(&busy));
+            self.turns.sit(key, claim.id, busy.clone());
         }
         if claim.enqueue && decided {
             let holder = busy.holder.as_ref().map(|holder| holder.id);
@@ -209,9 +206,8 @@ impl Backend for Quorum {
         let entry = self.entry(claim.id);
         if claim.enqueue
             && !entry.take_impatience()
-            && let Some(busy) = self.turns.must_wait(&key, claim.id)
+            && let Some(busy) = self.turns.follow(&key, claim.id)
         {
-            self.turns.sit(&key, claim.id, None);
             return Ok(Progress::Busy(busy));
         }
         let progress = self.take_step(claim, &key, &entry).await;
@@ -240,21 +236,22 @@ impl Backend for Quorum {
         let mut ours = Vec::new();
         let (mut gone, mut is_evicted, mut silent) = (0, false, None);
         let id = claim.id.to_string();
-        self.read(
-            &claim.name,
-            |left, value| {
-                let rest = value.strip_prefix(&id);
-                // A star: a client of one of the servers waits for it.
-                match rest.is_some_and(|rest| rest.starts_with([' ', '*'])) {
-                    // Without an end, so at least for as long as a renewal would make it.
-                    true => ours.push(left.unwrap_or(claim.ttl)),
-                    false => gone += 1,
+        self.read(&claim.name, |answer| {
+            match answer {
+                Ok((left, value)) => {
+                    let rest = value.strip_prefix(&id);
+                    // A star: a client of one of the servers waits for it.
+                    match rest.is_some_and(|rest| rest.starts_with([' ', '*'])) {
+                        // Without an end, so at least for as long as a renewal would make it.
+                        true => ours.push(left.unwrap_or(claim.ttl)),
+                        false => gone += 1,
+                    }
+                    is_evicted |= rest.is_some_and(|rest| rest.starts_with('!'));
                 }
-                is_evicted |= rest.is_some_and(|rest| rest.starts_with('!'));
-                ours.len() >= self.quorum() || gone > self.nodes.len() - self.quorum()
-            },
-            |error| silent = Some(error),
-        )
+                Err(error) => silent = Some(error),
+            }
+            ours.len() >= self.quorum() || gone > self.nodes.len() - self.quorum()
+        })
         .await;
         if let Some(at) = ours.len().checked_sub(self.quorum()) {
             ours.sort_unstable();

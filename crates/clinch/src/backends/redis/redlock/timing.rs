@@ -85,6 +85,11 @@ impl Patience {
         self.strikes = (self.strikes + 1).min(8);
     }
 
+    /// How long an answer takes; `None`: the last one did not come.
+    pub(super) fn trip(&self) -> Option<Duration> {
+        (self.strikes == 0).then_some(self.smooth)
+    }
+
     /// For how long an answer is waited for, on leases of `ttl`: never for a large part of them.
     pub(super) fn wait(&self, ttl: Duration) -> Duration {
         let (least, most) = PATIENCE;
@@ -259,12 +264,6 @@ pub(super) fn stands_in(now: Instant, uptime: u64, seen: Instant) -> bool {
     now.since(seen) < Duration::from_secs(uptime.saturating_sub(1))
 }
 
-/// The pause before the next attempt after a split vote: longer with every one, and random, so that one comes first.
-pub(super) fn split_pause(round_trip: Duration, splits: u32, jitter: f64) -> Duration {
-    let most = (round_trip * 2 + Duration::from_millis(1)).saturating_mul(1 << splits.min(6));
-    most.min(Duration::from_millis(100)).mul_f64(jitter.clamp(0.0, 1.0))
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -436,14 +435,5 @@ mod tests {
         let seen = Instant::from_nanos(90 * SECOND);
         assert!(stands_in(now, 3600, seen) && stands_in(now, 12, seen));
         assert!(!stands_in(now, 11, seen) && !stands_in(now, 0, seen));
-    }
-
-    #[test]
-    fn split_votes_part_ever_further() {
-        let trip = Duration::from_millis(1);
-        assert_eq!(split_pause(trip, 0, 1.0), Duration::from_millis(3));
-        assert_eq!(split_pause(trip, 2, 0.5), Duration::from_millis(6));
-        assert_eq!(split_pause(trip, 1000, 1.0), Duration::from_millis(100));
-        assert_eq!(split_pause(trip, 5, 0.0), Duration::ZERO);
     }
 }

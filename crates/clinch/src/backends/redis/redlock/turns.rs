@@ -4,13 +4,14 @@
 //! they would split the votes among themselves. Waiters of different programs do compete. Nor need the servers tell of a
 //! lock that this client holds itself: its release does.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use super::super::inbox::Listener;
+use super::seats::{News, Seats};
 use crate::backend::{Busy, ClaimState, Grant};
 use crate::claim::{Claim, ClaimId};
 use crate::clock::Instant;
@@ -29,11 +30,9 @@ pub(super) struct Turns {
 
 /// Who waits for one lock.
 struct Queue {
-    seats: VecDeque<Seat>,
+    seats: Seats,
     /// The servers on which the lock's key has changed since the first began to watch, one bit for each.
     changed: u64,
-    /// What the first was answered last.
-    busy: Busy,
     hold: Hold,
     /// When the first has something to do, or since when.
     due: Instant,
@@ -45,14 +44,8 @@ enum Hold {
     Elsewhere,
     /// A claim of this client has it, and tells when it goes.
     Here(ClaimId),
-    /// It has gone.
+    /// It has gone, or nobody could say: the first asks, once.
     Gone,
-}
-
-#[derive(Clone)]
-struct Seat {
-    id: ClaimId,
-    woken: Arc<Notify>,
 }
 
 /// What a waiter has to do.
@@ -62,8 +55,8 @@ pub(super) enum Duty {
     Stay,
     /// See to it that the servers tell when the lock comes free.
     Watch,
-    /// Ask.
-    Ask,
+    /// Take a step: ask, or hear what was said to another.
+    Step,
 }
 
 /// A waiter's place.
@@ -71,6 +64,9 @@ pub(super) struct Turn {
     /// Whether it is the first.
     pub(super) first: bool,
     pub(super) duty: Duty,
+    pub(super) news: News,
+    /// Whether the first has had something to do for a turn, and has not done it.
+    pub(super) neglected: bool,
     /// Rings when that changes, and for the first when a key changes.
     pub(super) woken: Arc<Notify>,
 }
@@ -80,45 +76,38 @@ impl Turns {
         Turns { env, queues: Mutex::default() }
     }
 
-    /// What to answer a claim without asking the servers: another waiter of this client is first. `None`: ask them.
-    pub(super) fn must_wait(&self, key: &str, id: ClaimId) -> Option<Busy> {
-        let queues = lock(&self.queues);
-        let queue = queues.get(key)?;
-        let ahead = queue.seats.iter().position(|seat| seat.id == id).unwrap_or(queue.seats.len());
-        let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
-        (ahead > 0).then(|| Busy { ahead: ahead.saturating_add(1), ..queue.busy.clone() })
+    /// What to answer a claim without asking the servers: another waiter of this client is first, and it takes a seat behind;
+    /// or it is first, and has not heard what was said to another. `None`: ask them.
+    pub(super) fn follow(&self, key: &str, id: ClaimId) -> Option<Busy> {
+        lock(&self.queues).get_mut(key)?.seats.follow(id)
     }
 
-    /// Takes a seat, once. Tells the others what the servers said, if they were asked.
-    pub(super) fn sit(&self, key: &str, id: ClaimId, told: Option<&Busy>) {
+    /// Takes a seat, once, for a claim to which the servers have said this.
+    pub(super) fn sit(&self, key: &str, id: ClaimId, told: Busy) {
         let mut queues = lock(&self.queues);
         let queue = queues.entry(key.to_owned()).or_insert_with(|| Queue {
-            seats: VecDeque::new(),
+            seats: Seats::default(),
             changed: 0,
-            // Until the servers were asked.
-            busy: Busy { undecided: true, ..Busy::default() },
             hold: Hold::Elsewhere,
             due: self.env.now(),
         });
-        if !queue.seats.iter().any(|seat| seat.id == id) {
-            queue.seats.push_back(Seat { id, woken: Arc::default() });
-        }
-        if let Some(busy) = told {
-            queue.busy = busy.clone();
-        }
+        queue.seats.sit(id, told);
     }
 
     /// Gives a seat back; who is first then is told.
     pub(super) fn rise(&self, key: &str, id: ClaimId) {
         let mut queues = lock(&self.queues);
         let Some(queue) = queues.get_mut(key) else { return };
-        let Some(at) = queue.seats.iter().position(|seat| seat.id == id) else { return };
-        queue.seats.remove(at);
+        let Some(at) = queue.seats.rise(id) else { return };
         if queue.seats.is_empty() {
             queues.remove(key);
         } else if at == 0 {
             // Whoever is first now has a turn of its own.
             queue.due = self.env.now();
+            if queue.seats.are_in_doubt() {
+                // It has not asked, so it would not know when to ask again.
+                queue.hold = Hold::Gone;
+            }
             queue.call(queue.due);
         }
     }
@@ -136,7 +125,7 @@ impl Turns {
                 since: self.env.clock().wall(),
                 expires_in: grant.ttl,
             };
-            queue.busy = Busy { ahead: 1, holder: Some(holder), ..Busy::default() };
+            queue.seats.say(Busy { ahead: 1, holder: Some(holder), ..Busy::default() }, claim.id);
         }
     }
 
@@ -161,31 +150,29 @@ impl Turns {
     pub(super) fn of(&self, key: &str, id: ClaimId) -> Option<Turn> {
         let mut queues = lock(&self.queues);
         let queue = queues.get_mut(key)?;
-        let at = queue.seats.iter().position(|seat| seat.id == id)?;
+        let neglected = queue.due + TURN <= self.env.now();
+        let (at, seat, news) = queue.seats.find(id)?;
+        let (first, woken) = (at == 0, seat.woken.clone());
         let duty = match queue.hold {
-            _ if at > 0 => Duty::Stay,
-            Hold::Here(_) => Duty::Stay,
-            Hold::Elsewhere => Duty::Watch,
-            Hold::Gone => {
-                queue.hold = Hold::Elsewhere;
-                Duty::Ask
-            }
+            Hold::Gone if first => Duty::Step,
+            _ if news == News::Due => Duty::Step,
+            Hold::Elsewhere if first => Duty::Watch,
+            _ => Duty::Stay,
         };
-        Some(Turn { first: at == 0, duty, woken: queue.seats.get(at)?.woken.clone() })
+        if first && queue.hold == Hold::Gone {
+            queue.hold = Hold::Elsewhere;
+            queue.seats.forget();
+        }
+        Some(Turn { first, duty, news, neglected, woken })
     }
 
     /// Notes that a waiter, if it is the first, has nothing to do before a moment, unless something changes.
     pub(super) fn rests(&self, key: &str, id: ClaimId, until: Instant) {
         if let Some(queue) = lock(&self.queues).get_mut(key)
-            && queue.seats.front().is_some_and(|first| first.id == id)
+            && queue.seats.is_first(id)
         {
             queue.due = until;
         }
-    }
-
-    /// Whether the first has had something to do for a turn, and has not done it.
-    pub(super) fn is_neglected(&self, key: &str) -> bool {
-        lock(&self.queues).get(key).is_none_or(|queue| queue.due + TURN <= self.env.now())
     }
 
     /// Forgets what has changed so far.
@@ -217,9 +204,7 @@ impl Queue {
     /// Has the first see what there is to do.
     fn call(&mut self, now: Instant) {
         self.due = self.due.min(now);
-        if let Some(first) = self.seats.front() {
-            first.woken.notify_one();
-        }
+        self.seats.call();
     }
 }
 
@@ -249,19 +234,23 @@ impl Listener for Ear {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
+    use crate::claim::{Mode, Owner};
     use crate::lane::Lane;
+    use crate::name::LockName;
+    use crate::token::Token;
 
     #[test]
     fn the_first_looks_after_the_lock_and_the_next_follows() {
         let turns = Arc::new(Turns::new(Env::host(Lane::thread())));
         let [a, b, c] = [1, 2, 3].map(ClaimId::from_bits);
-        assert!(turns.must_wait("k", a).is_none());
-        turns.sit("k", a, Some(&Busy { ahead: 1, ..Busy::default() }));
-        assert!(turns.must_wait("k", a).is_none(), "the first asks again");
+        assert!(turns.follow("k", a).is_none());
+        turns.sit("k", a, Busy { ahead: 1, ..Busy::default() });
+        assert!(turns.follow("k", a).is_none(), "the first asks again");
         for id in [b, c, b] {
-            assert_eq!(turns.must_wait("k", id).map(|busy| busy.ahead), Some(if id == c { 3 } else { 2 }));
-            turns.sit("k", id, None);
+            assert_eq!(turns.follow("k", id).map(|busy| busy.ahead), Some(if id == c { 3 } else { 2 }));
         }
         let duty = |id| turns.of("k", id).map(|turn| turn.duty);
         assert_eq!((duty(a), duty(b)), (Some(Duty::Watch), Some(Duty::Stay)));
@@ -278,7 +267,7 @@ mod tests {
         assert_eq!(duty(b), None);
         turns.rise("k", a);
         assert_eq!(duty(c), Some(Duty::Watch));
-        assert!(turns.must_wait("k", c).is_none());
+        assert!(turns.follow("k", c).is_none());
         turns.rise("k", c);
         assert!(ear.is_idle());
     }
@@ -288,19 +277,95 @@ mod tests {
         let turns = Turns::new(Env::host(Lane::thread()));
         let [a, b, c] = [1, 2, 3].map(ClaimId::from_bits);
         let duty = |id| turns.of("k", id).map(|turn| turn.duty);
-        turns.sit("k", b, None);
-        turns.sit("k", c, None);
+        turns.sit("k", b, Busy::default());
+        assert!(turns.follow("k", c).is_some());
         turns.held("k", Some(a));
         assert_eq!((duty(b), duty(c)), (Some(Duty::Stay), Some(Duty::Stay)));
         turns.freed("k", c);
         assert_eq!(duty(b), Some(Duty::Stay), "another than the holder has gone");
         turns.freed("k", a);
         assert_eq!(duty(c), Some(Duty::Stay), "it is the turn of the first");
-        assert_eq!((duty(b), duty(b)), (Some(Duty::Ask), Some(Duty::Watch)), "it asks once");
+        assert_eq!((duty(b), duty(b)), (Some(Duty::Step), Some(Duty::Watch)), "it asks once");
         turns.held("k", Some(b));
         turns.rise("k", b);
         assert_eq!(duty(c), Some(Duty::Stay));
         turns.held("k", None);
         assert_eq!(duty(c), Some(Duty::Watch));
+    }
+
+    const DOUBT: Busy = Busy { ahead: 1, holder: None, place_ttl: None, undecided: true, detail: None };
+
+    fn claim(id: ClaimId) -> Claim {
+        let owner = Owner { host: "h".into(), pid: 1, user: "u".into(), label: String::new() };
+        Claim {
+            id,
+            name: LockName::new("k").unwrap(),
+            mode: Mode::Exclusive,
+            ttl: TURN,
+            enqueue: true,
+            place: false,
+            isolated: false,
+            owner: Arc::new(owner),
+        }
+    }
+
+    /// Whether a waiter was woken since the last look.
+    fn is_woken(turns: &Turns, id: ClaimId) -> bool {
+        turns.of("k", id).unwrap().woken.notified().now_or_never().is_some()
+    }
+
+    #[test]
+    fn who_was_left_in_doubt_hears_the_end_of_it_at_once_and_others_once_a_turn() {
+        let turns = Turns::new(Env::host(Lane::thread()));
+        let [a, b, c] = [1, 2, 3].map(ClaimId::from_bits);
+        let duty = |id| turns.of("k", id).map(|turn| turn.duty);
+        let news = |id| turns.of("k", id).map(|turn| turn.news);
+        turns.sit("k", a, DOUBT);
+        assert!(turns.follow("k", b).unwrap().undecided && !is_woken(&turns, b));
+        turns.sit("k", a, Busy::default());
+        assert!(is_woken(&turns, b) && !is_woken(&turns, a), "it was told itself");
+        assert_eq!((duty(a), duty(b)), (Some(Duty::Watch), Some(Duty::Step)));
+        assert!(!turns.follow("k", b).unwrap().undecided);
+        assert!(turns.follow("k", c).is_some());
+        assert_eq!((duty(b), news(b)), (Some(Duty::Stay), Some(News::None)), "it has heard all");
+        turns.sit("k", a, Busy::default());
+        assert_eq!((duty(b), news(b)), (Some(Duty::Stay), Some(News::Some)));
+        assert!(!is_woken(&turns, b) && !is_woken(&turns, c));
+    }
+
+    #[test]
+    fn who_becomes_the_first_hears_what_was_said_to_the_one_before() {
+        let turns = Turns::new(Env::host(Lane::thread()));
+        let [a, b, c] = [1, 2, 3].map(ClaimId::from_bits);
+        let duty = |id| turns.of("k", id).map(|turn| turn.duty);
+        for last in [DOUBT, Busy::default()] {
+            turns.sit("k", a, last);
+            assert!(turns.follow("k", b).is_some());
+            let token = Token::new(7).unwrap();
+            turns.granted("k", &claim(a), Grant { token, ttl: None, from: None });
+            turns.rise("k", a);
+            assert!(is_woken(&turns, b));
+            assert_eq!(duty(b), Some(Duty::Step));
+            assert_eq!(turns.follow("k", b).unwrap().holder.unwrap().id, a);
+            assert_eq!(duty(b), Some(Duty::Stay), "the holder's release is told");
+            turns.freed("k", a);
+            assert_eq!(duty(b), Some(Duty::Step));
+            assert!(turns.follow("k", b).is_none(), "it asks the servers");
+            turns.rise("k", b);
+        }
+        turns.sit("k", a, DOUBT);
+        assert!(turns.follow("k", b).is_some());
+        turns.held("k", Some(c));
+        turns.sit("k", a, Busy::default());
+        turns.rise("k", a);
+        turns.freed("k", c);
+        assert_eq!(duty(b), Some(Duty::Step));
+        assert!(turns.follow("k", b).is_none(), "what was said is over");
+        turns.rise("k", b);
+        turns.sit("k", a, DOUBT);
+        assert!(turns.follow("k", c).is_some());
+        turns.rise("k", a);
+        assert_eq!((duty(c), duty(c)), (Some(Duty::Step), Some(Duty::Watch)), "nobody else would ask for it");
+        assert!(turns.follow("k", c).is_none());
     }
 }

@@ -10,6 +10,7 @@ use super::super::inbox::{Inbox, Watched};
 use super::super::waiting::{POLL, ROUNDING};
 use super::claims::Entry;
 use super::round::Round;
+use super::seats::News;
 use super::store::{ASK_AGAIN, Quorum};
 use super::timing;
 use super::turns::{Duty, TURN};
@@ -84,7 +85,7 @@ impl Quorum {
             if look <= self.env.now() {
                 return;
             }
-            let Some(turn) = self.turns.of(&key, claim.id).filter(|turn| turn.duty != Duty::Ask) else {
+            let Some(turn) = self.turns.of(&key, claim.id).filter(|turn| turn.duty != Duty::Step) else {
                 return;
             };
             self.turns.rests(&key, claim.id, look);
@@ -97,30 +98,34 @@ impl Quorum {
         }
     }
 
-    /// Waits for as long as there is nothing to do for this waiter. Whether it is to watch the lock; otherwise, to ask.
+    /// Waits for as long as there is nothing to do for this waiter. Whether it is to watch the lock; otherwise, to take a step.
     async fn wait_for_turn(&self, key: &str, claim: &Claim, entry: &Entry) -> bool {
-        let patient_until = self.env.now() + self.varied(TURN);
+        let mut end = self.env.now() + self.varied(TURN);
+        let mut is_over = false;
         loop {
             let Some(turn) = self.turns.of(key, claim.id) else { return false };
             match turn.duty {
-                Duty::Stay => {}
                 Duty::Watch => return true,
-                Duty::Ask => return false,
-            }
-            tokio::select! {
-                biased;
-                () = turn.woken.notified() => {}
-                () = self.env.sleep_until(patient_until) => {
-                    if turn.first {
-                        return true;
-                    }
-                    if self.turns.is_neglected(key) {
-                        entry.lose_patience();
-                    }
-                    // Else its step asks no server, and tells what the first has heard meanwhile.
+                Duty::Step => return false,
+                Duty::Stay if !is_over => {}
+                Duty::Stay if turn.first => return true,
+                Duty::Stay if turn.neglected => {
+                    entry.lose_patience();
                     return false;
                 }
+                // Its step asks no server.
+                Duty::Stay if turn.news != News::None => return false,
+                Duty::Stay => {
+                    // It lives on.
+                    self.entry(claim.id);
+                    end = self.env.now() + self.varied(TURN);
+                }
             }
+            is_over = tokio::select! {
+                biased;
+                () = turn.woken.notified() => false,
+                () = self.env.sleep_until(end) => true,
+            };
         }
     }
 
