@@ -2,11 +2,12 @@
 
 use std::io::{self, Write};
 
-use rustix::process::getpgrp;
-use rustix::stdio::stderr;
+use rustix::process::getpid;
+use rustix::stdio::{stderr, stdout};
 use rustix::termios::{isatty, tcgetpgrp};
 
 use crate::grid::{Cut, cut};
+use crate::job::sys;
 use crate::output::{AT_ONCE, has_room, printable};
 use crate::table;
 
@@ -21,10 +22,15 @@ pub(crate) fn is_possible() -> bool {
     isatty(stderr()) && !table::is_dumb()
 }
 
+/// Whether we are what was typed at the prompt, and no part of a script or of a pipe, as far as can be seen.
+pub(crate) fn is_alone() -> bool {
+    isatty(stdout()) && sys::group() == getpid().as_raw_nonzero().get()
+}
+
 /// Whether the terminal is ours to write to. From the background, it is the shell's line that would be written over; and who writes from there may
 /// be stopped for it.
 pub(crate) fn is_ours() -> bool {
-    tcgetpgrp(stderr()).is_ok_and(|group| group == getpgrp())
+    tcgetpgrp(stderr()).is_ok_and(|group| group.as_raw_nonzero().get() == sys::group())
 }
 
 /// Puts a line in the place of the one before; says whether it stands there.

@@ -60,7 +60,8 @@ impl<'a> Waiting<'a> {
     pub(crate) fn of_run(run: &'a Run, limits: &'a Limits, events: &'a Events) -> Waiting<'a> {
         let waits = !run.patience.no_wait;
         let is_verbose = waits && run.verbose;
-        let is_shown = waits && !run.verbose && !run.quiet && !run.skip;
+        // Not in a script or beside a pager: others write there, too.
+        let is_shown = waits && !run.verbose && !run.quiet && !run.skip && status::is_alone();
         let mut waiting = Waiting::new(&run.name, limits, is_shown);
         waiting.events = Some(events).filter(|events| waits && events.wanted());
         waiting.is_verbose = is_verbose;

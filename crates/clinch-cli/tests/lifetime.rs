@@ -122,6 +122,26 @@ fn a_killed_wrapper_takes_the_orphans_along_that_it_waited_for() {
     eventually("the orphan is dead", || !runs(world.pid("daemon.pid")));
 }
 
+/// Children of the caller hear what is meant for the job, or are waited for as if it had left them behind.
+#[test]
+fn who_was_there_before_the_job_is_none_of_what_it_leaves_behind() {
+    let world = World::new();
+    let script = "sleep 60 & echo $! > before.pid; exec \"$CLINCH\" run --orphans wait x -c 'echo $$ > job.pid; exec sleep 60'";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).current_dir(world.path("."));
+    shell
+        .env("CLINCH", env!("CARGO_BIN_EXE_clinch"))
+        .env("CLINCH_URL", world.url())
+        .env_remove("CLINCH_HELD");
+    let mut run = Running(shell.spawn().unwrap());
+    world.pid("job.pid");
+    run.signal(Signal::TERM);
+    assert_eq!(run.code(), 128 + 15);
+    let before = world.pid("before.pid");
+    assert!(runs(before));
+    kill(before, Signal::KILL);
+}
+
 /// What watches over a job outlives it, keeps its caller's pipe open, or ends with it by the same name.
 #[test]
 fn the_watch_over_a_job_is_seen_by_nobody() {

@@ -18,7 +18,7 @@ exit 3"#;
 fn each_signal_reaches_the_job_once() {
     let world = World::new();
     let mut run = world.start(["run", "x", "-c", LOGGING_JOB]);
-    let job = world.pid("job.pid");
+    world.pid("job.pid");
     let signals = [
         (Signal::INT, "INT"),
         (Signal::TERM, "TERM"),
@@ -32,11 +32,6 @@ fn each_signal_reaches_the_job_once() {
         (Signal::TERM, "TERM"),
     ];
     for (sent, (signal, name)) in signals.into_iter().enumerate() {
-        if signal == Signal::CONT {
-            // Who sends this to one that is not stopped has sent it to all of a group, as shells do.
-            common::kill(job, Signal::STOP);
-            eventually("the job is stopped", || common::state(job) == Some('T'));
-        }
         run.signal(signal);
         eventually(&format!("{name} reaches the job"), || world.lines("log") > sent);
     }
@@ -62,16 +57,22 @@ fn the_jobs_whole_group_is_told() {
 fn a_signal_reaches_the_job_of_a_run_inside_once() {
     let world = World::new();
     world.write("job", LOGGING_JOB);
-    let inner = format!("'{}' run y sh ./job; exit $?", env!("CARGO_BIN_EXE_clinch"));
-    let mut run = world.start(["run", "x", "-c", &format!("trap : USR1 USR2; {inner}")]);
-    world.pid("job.pid");
-    for (sent, signal) in [Signal::USR1, Signal::USR2, Signal::USR1].into_iter().enumerate() {
-        run.signal(signal);
-        eventually("it reaches the job", || world.lines("log") > sent);
+    let clinch = env!("CARGO_BIN_EXE_clinch");
+    let below_a_shell = format!("trap : USR1 USR2; '{clinch}' run y sh ./job; exit $?");
+    for job in [&["-c", &below_a_shell][..], &["--", clinch, "run", "y", "sh", "./job"]] {
+        let mut run = world.start(["run", "x"].iter().chain(job).copied());
+        world.pid("job.pid");
+        for (sent, signal) in [Signal::USR1, Signal::USR2, Signal::USR1].into_iter().enumerate() {
+            run.signal(signal);
+            eventually("it reaches the job", || world.lines("log") > sent);
+        }
+        world.write("stop", "");
+        assert_eq!(run.code(), 3);
+        assert_eq!(world.read("log"), "USR1\nUSR2\nUSR1\n");
+        for file in ["stop", "log", "job.pid"] {
+            std::fs::remove_file(world.path(file)).unwrap();
+        }
     }
-    world.write("stop", "");
-    assert_eq!(run.code(), 3);
-    assert_eq!(world.read("log"), "USR1\nUSR2\nUSR1\n");
 }
 
 /// A job that leads a session of its own hears nothing; its children there, neither.
@@ -152,6 +153,29 @@ fn what_nohup_ignores_stays_ignored() {
     common::kill(job, Signal::HUP);
     world.write("stop", "");
     assert_eq!(run.code(), 5);
+}
+
+/// A job that counts on a closed pipe being no more than an error is killed by it.
+#[test]
+fn a_pipe_signal_that_the_caller_ignores_stays_ignored() {
+    let world = World::new();
+    for (ignores, mask) in [(true, "1000"), (false, "0000")] {
+        let mut command = std::process::Command::new("env");
+        command.arg(if ignores { "--ignore-signal=PIPE" } else { "--default-signal=PIPE" });
+        command.args([
+            env!("CARGO_BIN_EXE_clinch"),
+            "run",
+            "-u",
+            &world.url(),
+            "x",
+            "grep",
+            "SigIgn",
+            "/proc/self/status",
+        ]);
+        let output = command.env_remove("CLINCH_HELD").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        assert!(said.ends_with(mask), "{said}");
+    }
 }
 
 /// The end of the job is never heard of.

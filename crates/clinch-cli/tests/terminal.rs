@@ -186,6 +186,102 @@ fn a_job_that_ignores_ctrl_z_keeps_its_wrapper() {
     eventually("it is over", || !world.held("x"));
 }
 
+/// A part of the job that has a group of its own hears no Ctrl-Z: it goes on while the wrapper is stopped, and nobody renews its lock.
+#[test]
+fn ctrl_z_stops_all_of_the_job_and_fg_has_all_go_on() {
+    let world = World::new();
+    world.write("part", "echo $$ > part.pid; while [ ! -e stop ]; do echo tick >> ticks; sleep 0.02; done");
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x bash -c 'timeout 60 bash ./part; echo over.'\n");
+    let part = world.pid("part.pid");
+    let wrapper = holder(&world);
+    terminal.type_in("\x1a");
+    eventually("both are stopped", || state(part) == Some('T') && state(wrapper) == Some('T'));
+    let ticks = world.lines("ticks");
+    terminal.type_in("echo back $((40 + 2)); fg\n");
+    terminal.shows("back 42");
+    eventually("the part goes on", || world.lines("ticks") > ticks);
+    world.write("stop", "");
+    terminal.shows("over.");
+}
+
+/// Who stops a job and has it go on knows nothing of its wrapper: were that stopped, too, nobody would renew its lock any more.
+#[test]
+fn a_job_that_is_stopped_by_a_process_does_not_stop_its_wrapper() {
+    let world = World::new();
+    job_script(&world);
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x sh job.sh; echo rc=$?.\n");
+    let job = world.pid("job.pid");
+    let wrapper = holder(&world);
+    for signal in [Signal::STOP, Signal::TSTP] {
+        common::kill(job, signal);
+        eventually("the job is stopped", || state(job) == Some('T'));
+        common::kill(job, Signal::CONT);
+        let ticks = world.lines("ticks");
+        eventually("it goes on", || world.lines("ticks") > ticks + 3);
+        assert_ne!(state(wrapper), Some('T'));
+    }
+    world.write("stop", "");
+    terminal.shows("rc=3.");
+}
+
+/// A job that has a group of its own hears no key, and neither does anybody else.
+#[test]
+fn keys_reach_a_job_that_has_left_our_group() {
+    let world = World::new();
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x -- timeout 60 sh -c 'echo $$ > job.pid; exec sleep 60'\n");
+    let job = world.pid("job.pid");
+    let wrapper = holder(&world);
+    terminal.type_in("\x1a");
+    eventually("both are stopped", || state(job) == Some('T') && state(wrapper) == Some('T'));
+    terminal.type_in("fg\n");
+    eventually("both go on", || state(job) == Some('S') && state(wrapper) == Some('S'));
+    terminal.type_in("\x03");
+    terminal.type_in("echo back $((40 + 2))\n");
+    terminal.shows("back 42");
+    assert!(!world.held("x") && !runs(job));
+}
+
+/// The wrapper hears of a stop that is over, and stops the job again.
+#[test]
+fn a_job_that_stops_its_group_goes_on_after_fg() {
+    let world = World::new();
+    world.write(
+        "job.py",
+        "import os, signal\nfor n in range(6):\n    os.kill(0, signal.SIGTSTP)\n    print(f'round {n}.', flush=True)\n",
+    );
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x -- python3 job.py; echo rc=$?.\n");
+    for round in 0..6 {
+        eventually("it is stopped", || terminal.seen.lock().unwrap().matches("Stopped").count() > round);
+        terminal.type_in("fg\n");
+        terminal.shows(&format!("round {round}."));
+    }
+    eventually("it is over", || !world.held("x"));
+}
+
+/// What is left behind is stopped by the key, and waited for by who is not.
+#[test]
+fn ctrl_z_gives_the_prompt_back_while_something_left_behind_is_waited_for() {
+    let inner = "\"$CLINCH\" run x sh ./left & while [ ! -s left.pid ]; do sleep 0.02; done";
+    for job in [&format!("run x bash -c '{inner}'"), "run --orphans wait x bash -c 'sh ./left &'"] {
+        let world = World::new();
+        world.write("left", "echo $$ > left.pid; while [ ! -e stop ]; do sleep 0.02; done");
+        let mut terminal = Terminal::new(&world);
+        terminal.type_in(&format!("\"$CLINCH\" --url \"$CLINCH_URL\" {job}\n"));
+        let left = world.pid("left.pid");
+        let wrapper = holder(&world);
+        terminal.type_in("\x1a");
+        eventually("both are stopped", || state(left) == Some('T') && state(wrapper) == Some('T'));
+        terminal.type_in("echo back $((40 + 2)); fg\n");
+        terminal.shows("back 42");
+        world.write("stop", "");
+        eventually("it is over", || !world.held("x"));
+    }
+}
+
 /// In the background, the wrapper takes the terminal away from the shell.
 #[test]
 fn a_background_job_leaves_the_terminal_alone_until_fg() {

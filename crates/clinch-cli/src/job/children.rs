@@ -1,5 +1,7 @@
 //! Reaping: the child itself, and orphans that fall to us as process 1 or as their subreaper.
 
+use std::os::fd::OwnedFd;
+
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, WaitOptions, getpid, kill_process, wait, waitid,
@@ -9,6 +11,7 @@ use rustix::process::{
 use super::door::{Door, Inner};
 use super::kin::{Kin, Stat, children};
 use super::signals::asks_to_end;
+use super::sys;
 use super::watch::Watch;
 use crate::exit::SIGNAL_BASE;
 
@@ -43,32 +46,19 @@ impl Exit {
     }
 }
 
-/// What happened to the child.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
-    /// It ended and was not reaped yet.
-    Ended(Exit),
-    /// It was stopped by this signal.
-    Stopped(Signal),
-}
-
 impl Child {
     pub(crate) fn new(pid: Pid, kin: Kin, door: Door, watch: Watch) -> Child {
         Child { pid, exit: None, reaped: false, kin, door, watch }
     }
 
-    /// Looks whether the child has ended or stopped since the last look.
-    pub(crate) fn look(&mut self) -> Option<Change> {
+    /// How the child has ended, the first time that this is seen. It is not reaped yet.
+    pub(crate) fn look(&mut self) -> Option<Exit> {
         if self.exit.is_some() {
             return None;
         }
         let look = WaitIdOptions::NOHANG | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        if let Some(exit) = self.wait(look).and_then(|status| exit(&status)) {
-            self.exit = Some(exit);
-            return Some(Change::Ended(exit));
-        }
-        let stopped = self.wait(WaitIdOptions::NOHANG | WaitIdOptions::STOPPED)?.stopping_signal()?;
-        Signal::from_named_raw(stopped).map(Change::Stopped)
+        self.exit = self.wait(look).and_then(|status| exit(&status));
+        self.exit
     }
 
     /// Takes the ended child off the process table.
@@ -78,15 +68,34 @@ impl Child {
         self.reaped = true;
     }
 
-    /// Passes a signal on to the job.
-    pub(crate) fn pass_on(&self, signal: Signal) {
-        self.kin.pass_on(signal, self.pid);
+    /// Passes a signal on to the job, which has it already as far as it is in our process group where that has it.
+    pub(crate) fn pass_on(&self, signal: Signal, group_has_it: bool) {
+        self.kin.pass_on(signal, self.pid, group_has_it);
     }
 
-    /// Lets it go on if it is stopped.
-    pub(crate) fn go_on(&self) {
-        if !self.reaped && Stat::of(self.pid).is_some_and(|stat| stat.is_stopped) {
-            self.pass_on(Signal::CONT);
+    /// Whether its first process is stopped.
+    pub(crate) fn is_stopped(&self) -> bool {
+        !self.reaped && Stat::of(self.pid).is_some_and(|stat| stat.is_stopped)
+    }
+
+    /// Stops all of it that still runs, and the runs that it has left behind; tells whom.
+    pub(crate) fn hold(&mut self) -> Vec<OwnedFd> {
+        self.kin.hold(self.pid, self.door.inner())
+    }
+
+    /// Sends a signal to every child that the job has left behind, but for the members of our process group where they have it. They are ours
+    /// alone to reap, so no id can be anybody else's. The watch hears none.
+    pub(crate) fn signal_orphans(&self, signal: Signal, group_has_it: bool) {
+        let but = group_has_it.then(sys::group);
+        for pid in children(getpid(), true).filter(|pid| self.kin.has(*pid)) {
+            let has_it = but.is_some() && Stat::of(pid).map(|stat| stat.group) == but;
+            if !has_it {
+                let _ = kill_process(pid, signal);
+            }
+            if asks_to_end(signal) {
+                // Who is stopped does not hear it.
+                let _ = kill_process(pid, Signal::CONT);
+            }
         }
     }
 
@@ -114,21 +123,26 @@ impl Child {
         self.door.inner()
     }
 
-    /// Reaps every child that has ended, but for the main one; says whether any other is left.
-    pub(crate) fn reap_all(&self) -> bool {
+    /// Reaps every child that has ended, but for the main one; says whether any other is left that is of the job.
+    pub(crate) fn reap_all(&mut self) -> bool {
         if !self.reaped {
             // By name, since whoever reaps the main one by chance leaves its id to others.
             let ours = [self.pid, self.watch.pid()];
-            let others = children(getpid(), true).filter(|pid| !ours.contains(pid));
-            return others
-                .filter(|pid| !matches!(waitpid(Some(*pid), WaitOptions::NOHANG), Ok(Some(_))))
-                .count()
-                > 0;
+            let others: Vec<Pid> = children(getpid(), true).filter(|pid| !ours.contains(pid)).collect();
+            let mut left = false;
+            for pid in others {
+                match waitpid(Some(pid), WaitOptions::NOHANG) {
+                    Ok(Some(_)) => self.kin.forget(pid),
+                    _ => left |= self.kin.has(pid),
+                }
+            }
+            return left;
         }
         loop {
             match wait(WaitOptions::NOHANG) {
-                Ok(Some(_)) | Err(Errno::INTR) => {}
-                Ok(None) => return true,
+                Ok(Some((pid, _))) => self.kin.forget(pid),
+                Err(Errno::INTR) => {}
+                Ok(None) => return children(getpid(), true).any(|pid| self.kin.has(pid)),
                 Err(_) => return false,
             }
         }
@@ -145,20 +159,4 @@ fn exit(status: &WaitIdStatus) -> Option<Exit> {
 
 fn code(code: i32) -> Exit {
     Exit::Code(u8::try_from(code & 0xff).unwrap_or(u8::MAX))
-}
-
-/// Sends a signal to every child that is left, but for the members of our process group where they have it. They are ours alone to reap,
-/// so no id can be anybody else's. The watch hears none.
-pub(crate) fn signal_orphans(signal: Signal, group_has_it: bool) {
-    let but = Stat::of(getpid()).filter(|_| group_has_it).map(|us| us.group);
-    for pid in children(getpid(), true) {
-        let has_it = but.is_some() && Stat::of(pid).map(|stat| stat.group) == but;
-        if !has_it {
-            let _ = kill_process(pid, signal);
-        }
-        if asks_to_end(signal) {
-            // Who is stopped does not hear it.
-            let _ = kill_process(pid, Signal::CONT);
-        }
-    }
 }

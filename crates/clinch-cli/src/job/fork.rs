@@ -129,8 +129,8 @@ fn prepare(before: &Before<'_>) -> rustix::io::Result<bool> {
 
 /// In the child: what we catch ends it again, as it would end the command, which may not be there for long.
 fn forget_handlers() {
-    // The runtime of Rust ignores PIPE.
-    for signal in caught().map(|signal| signal.as_raw()).chain([libc::SIGPIPE]) {
+    let pipe = (!sys::ignored_pipe()).then_some(libc::SIGPIPE);
+    for signal in caught().map(|signal| signal.as_raw()).chain(pipe) {
         // SAFETY: the default action is no function of ours.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }

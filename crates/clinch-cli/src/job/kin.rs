@@ -17,6 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_si
 use super::door::Inner;
 use super::reentry::settled;
 use super::signals::asks_to_end;
+use super::sys;
 use crate::args::Orphans;
 
 /// How long is looked for those who are to be asked, which delays all else. Who is to be killed is looked for in any case.
@@ -38,26 +39,65 @@ pub(crate) struct Kin {
 impl Kin {
     /// Before the job is started.
     pub(crate) fn new(orphans: Orphans, watch: Pid) -> Kin {
-        let leaves = orphans == Orphans::Leave && !getpid().is_init();
-        let before = leaves.then(|| children(getpid(), true)).into_iter().flatten();
+        let is_init = getpid().is_init();
+        let before = (!is_init).then(|| children(getpid(), true)).into_iter().flatten();
+        let leaves = orphans == Orphans::Leave && !is_init;
         Kin { leaves, gathered: false, spared: before.chain([watch]).collect() }
+    }
+
+    /// Whether a child of ours is of the job, as far as is known.
+    pub(crate) fn has(&self, child: Pid) -> bool {
+        !self.spared.contains(&child)
+    }
+
+    /// A child has ended. Its id may be another's from now on.
+    pub(crate) fn forget(&mut self, child: Pid) {
+        self.spared.remove(&child);
     }
 
     /// From now on, what loses its parent is of the job. Before the first signal, since those orphan.
     pub(crate) fn gather(&mut self, leader: Pid) {
         if self.leaves && !std::mem::replace(&mut self.gathered, true) {
-            let ours = Stat::of(getpid()).map(|stat| stat.group);
-            // A daemon has a group of its own.
-            let is_daemon = |pid: &Pid| Stat::of(*pid).is_some_and(|stat| Some(stat.group) != ours);
-            self.spared.extend(children(getpid(), true).filter(|pid| *pid != leader).filter(is_daemon));
+            self.spared.extend(daemons(leader));
+        }
+    }
+
+    /// Stops all who still run, also the runs that were let in with all below them; tells whom.
+    pub(crate) fn hold(&self, leader: Pid, inner: &[Inner]) -> Vec<OwnedFd> {
+        let mut spared = self.spared.clone();
+        if self.leaves && !self.gathered {
+            spared.extend(daemons(leader));
+        }
+        let (mut held, mut met) = (Vec::new(), HashSet::new());
+        loop {
+            let before = met.len();
+            let mut stop = |stat: &Stat, process: &OwnedFd| {
+                // Who was stopped before is not for us to wake.
+                if met.insert(stat.pid)
+                    && !stat.is_stopped
+                    && pidfd_send_signal(process, Signal::STOP).is_ok()
+                {
+                    held.extend(process.try_clone());
+                }
+                true
+            };
+            self.meet(spared.clone(), inner, || None, &mut stop);
+            if met.len() == before {
+                return held;
+            }
         }
     }
 
     /// Passes a signal on: to the first process of the job, and to whatever descends from us in our process group or that one's. Once to each: a
     /// `clinch run` among them passes it on to what is below it.
-    pub(crate) fn pass_on(&self, signal: Signal, leader: Pid) {
-        let us = getpid();
-        let groups = [us, leader].map(|pid| Stat::of(pid).map(|stat| stat.group));
+    /// Where our group has it already, only to that of the first process, if it is another.
+    pub(crate) fn pass_on(&self, signal: Signal, leader: Pid, group_has_it: bool) {
+        let (us, ours) = (getpid(), sys::group());
+        let theirs = Stat::of(leader).map(|stat| stat.group).filter(|group| *group != ours);
+        let groups = [Some(ours).filter(|_| !group_has_it), theirs];
+        if groups == [None, None] {
+            return;
+        }
         let mut seen = self.spared.clone();
         // Twice, for whoever falls to us since its parent has just ended by that.
         for _ in 0..2 {
@@ -66,7 +106,7 @@ impl Kin {
                 if groups.contains(&Some(stat.group)) {
                     let _ = pidfd_send_signal(held, signal);
                 }
-                stat.pid == raw(leader) || !is_clinch(stat.pid)
+                !is_clinch(stat.pid)
             });
         }
     }
@@ -79,22 +119,41 @@ impl Kin {
 
     /// As above, to those that one look meets, which it tells too.
     fn signal_once(&self, signal: Signal, inner: &[Inner]) -> (bool, HashSet<Pid>) {
-        let us = getpid();
         let until = || (signal != Signal::KILL).then(|| Instant::now() + LOOK_FOR);
         // Who cannot look, perhaps for want of a descriptor, finds nobody, and knows nothing.
-        let (mut seen, mut found) = (self.spared.clone(), can_look().is_err());
+        let mut found = can_look().is_err();
         let mut send = |_: &Stat, held: &OwnedFd| {
             found |= pidfd_send_signal(held, signal).is_ok();
             // Who is stopped does not hear it.
             let _ = pidfd_send_signal(held, Signal::CONT);
             true
         };
-        descend(children(us, true).map(|child| (child, us)).collect(), &mut seen, until(), &mut send);
-        let inner: Vec<_> = inner.iter().filter_map(Inner::root).collect();
-        seen.retain(|pid| !self.spared.contains(pid) || !inner.iter().any(|(inner, _)| inner == pid));
-        descend(inner, &mut seen, until(), &mut send);
+        let seen = self.meet(self.spared.clone(), inner, until, &mut send);
         (found, seen)
     }
+
+    /// Meets all who descend from us but those that are spared, and then the runs that were let in with all below them, in any case.
+    fn meet(
+        &self,
+        spared: HashSet<Pid>,
+        inner: &[Inner],
+        until: impl Fn() -> Option<Instant>,
+        mut meet: impl FnMut(&Stat, &OwnedFd) -> bool,
+    ) -> HashSet<Pid> {
+        let (us, mut seen) = (getpid(), spared.clone());
+        descend(children(us, true).map(|child| (child, us)).collect(), &mut seen, until(), &mut meet);
+        let inner: Vec<_> = inner.iter().filter_map(Inner::root).collect();
+        seen.retain(|pid| !spared.contains(pid) || !inner.iter().any(|(inner, _)| inner == pid));
+        descend(inner, &mut seen, until(), &mut meet);
+        seen
+    }
+}
+
+/// What the job has left behind in process groups of its own.
+fn daemons(leader: Pid) -> impl Iterator<Item = Pid> {
+    let ours = sys::group();
+    let is_daemon = move |pid: &Pid| Stat::of(*pid).is_some_and(|stat| stat.group != ours);
+    children(getpid(), true).filter(move |pid| *pid != leader).filter(is_daemon)
 }
 
 /// Whether all who descend from us can be found and told: by a `/proc` that is of our namespace and lists children, and by descriptors of processes.
@@ -116,7 +175,7 @@ pub(crate) fn can_look() -> io::Result<()> {
 /// one goes on if that asks it to end.
 pub(crate) fn signal_all(inner: &Inner, signal: Signal, group_has_it: bool) {
     let until = Instant::now() + LOOK_FOR;
-    let but = Stat::of(getpid()).filter(|_| group_has_it).map(|us| us.group);
+    let but = group_has_it.then(sys::group);
     descend(inner.root().into_iter().collect(), &mut HashSet::new(), Some(until), |stat, held| {
         if but != Some(stat.group) {
             let _ = pidfd_send_signal(held, signal);
@@ -208,11 +267,10 @@ fn raw(pid: Pid) -> i32 {
 
 /// What `/proc/PID/stat` says of a process.
 pub(crate) struct Stat {
-    pub(crate) pid: i32,
+    pid: i32,
     pub(crate) parent: i32,
-    /// Zero where its first process is in another PID namespace; so is the session.
+    /// Zero where its first process is in another PID namespace.
     pub(crate) group: i32,
-    pub(crate) session: i32,
     pub(crate) threads: u32,
     /// Whether it has ended, and nobody has asked how.
     pub(crate) is_over: bool,
@@ -242,7 +300,6 @@ impl Stat {
             is_stopped: *fields.first()? == "T",
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
-            session: fields.get(3)?.parse().ok()?,
             threads: fields.get(17)?.parse().ok()?,
             words: fields.get(45)?.parse().ok()?..fields.get(46)?.parse().ok()?,
             stack: fields.get(25)?.parse().ok()?,

@@ -7,13 +7,12 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 
-use rustix::process::{Signal, getpid};
+use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
-use super::kin::Stat;
-use super::sys::{self, Senders};
+use super::sys;
 
 /// Ask a process to end.
 const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
@@ -41,16 +40,17 @@ pub(crate) fn asks_to_stop(signal: Signal) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caught {
     pub(crate) signal: Signal,
-    senders: Senders,
+    /// Whether a process did, and not the terminal alone.
+    was_sent: bool,
 }
 
 impl Caught {
     /// Whether our process group has it, too, and nobody but the terminal sent it.
     pub(crate) fn reached_the_group(self) -> bool {
         // A hang-up is for who leads the session; the others hear of it when that ends.
-        let leads = || Stat::of(getpid()).is_some_and(|us| us.session == us.pid);
-        let is_ours_alone = self.signal == Signal::HUP && leads();
-        self.senders.kernel && !self.senders.others && !is_ours_alone
+        let is_ours_alone = self.signal == Signal::HUP && sys::leads_session();
+        // One that nobody sent was told together with the one before.
+        !self.was_sent && !is_ours_alone
     }
 }
 
@@ -94,6 +94,15 @@ impl Signals {
         while !asks_to_end(self.next().await.signal) {}
     }
 
+    /// Forgets what asked to stop: that has been done.
+    pub(crate) fn forget_stops(&mut self) {
+        let mut context = Context::from_waker(Waker::noop());
+        for (signal, stream) in self.0.iter_mut().filter(|(signal, _)| asks_to_stop(*signal)) {
+            while stream.poll_recv(&mut context).is_ready() {}
+            sys::was_sent(*signal);
+        }
+    }
+
     /// The next signal that came.
     ///
     /// # Cancel safety
@@ -103,7 +112,7 @@ impl Signals {
         poll_fn(|context| {
             for (signal, stream) in &mut self.0 {
                 if stream.poll_recv(context).is_ready() {
-                    return Poll::Ready(Caught { signal: *signal, senders: sys::senders(*signal) });
+                    return Poll::Ready(Caught { signal: *signal, was_sent: sys::was_sent(*signal) });
                 }
             }
             Poll::Pending

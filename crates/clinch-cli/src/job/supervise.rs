@@ -4,15 +4,13 @@
 use std::time::Duration;
 
 use clinch::{Env, Guard, Instant, Loss, LossKind, Standing};
-use rustix::fs::{Mode, OFlags, open};
-use rustix::process::{Signal, getpid};
-use rustix::termios::tcgetpgrp;
+use rustix::process::{Signal, pidfd_send_signal};
 use tokio::signal::unix;
 
-use super::children::{Change, Child, Exit, signal_orphans};
+use super::children::{Child, Exit};
 use super::events::{Event, Events, StopWord};
 use super::fork::{NotBegun, Start};
-use super::kin::{Stat, signal_all};
+use super::kin::signal_all;
 use super::loss::{Plan, Stage, Step};
 use super::signals::{Caught, Signals, asks_to_stop};
 use super::sys;
@@ -22,6 +20,9 @@ use crate::output::say;
 
 /// How soon is looked again for what is left of a killed job.
 const ROUND: Duration = Duration::from_millis(10);
+
+/// How long a job may take to stop after it was asked to, until we take it for one that does not.
+const STOPS_WITHIN: Duration = Duration::from_secs(5);
 
 /// How soon is looked again for a run that was left behind: it is no child of ours, so nobody tells us of its end.
 pub(crate) const LEFT_BEHIND: Duration = Duration::from_millis(100);
@@ -46,6 +47,8 @@ pub(crate) struct Progress {
     stage: Stage,
     told: Option<Instant>,
     exit: Option<Exit>,
+    /// By what we were asked to stop, and when.
+    asked_to_stop: Option<(Signal, Instant)>,
     standing: Standing,
     /// Whether it waits for a run of the same lock that the job has left behind.
     waits: bool,
@@ -54,7 +57,7 @@ pub(crate) struct Progress {
 impl Default for Progress {
     fn default() -> Progress {
         let (stage, standing) = (Stage::Running, Standing::Held);
-        Progress { since: None, stage, told: None, exit: None, standing, waits: false }
+        Progress { since: None, stage, told: None, exit: None, asked_to_stop: None, standing, waits: false }
     }
 }
 
@@ -83,6 +86,7 @@ impl Supervisor<'_> {
                 let failure = self.start.failure().filter(|_| !stopped);
                 return failure.map_or(Ok(Ended { exit, stopped, key: key(exit) }), Err);
             }
+            self.stop_if_asked(signals);
             let again = self.hold_or_stop();
             let again = [again, self.progress.waits.then_some(LEFT_BEHIND)].into_iter().flatten().min();
             let again = again.map(|time| self.env.clock().now() + time);
@@ -99,22 +103,18 @@ impl Supervisor<'_> {
 
     /// Looks after children, of which some may have died; tells how the job ended if it is over.
     fn look(&mut self, died: bool) -> Option<Exit> {
-        match self.child.look() {
-            Some(Change::Ended(exit)) => {
-                if self.progress.stage != Stage::Running {
-                    // Of a job that had to stop, nothing may go on without the lock.
-                    self.progress.stage = Stage::Killed;
-                    self.child.end(Signal::KILL);
-                }
-                self.child.reap();
-                self.ended(exit);
-                if self.start.failure().is_some() {
-                    // It has left nothing behind.
-                    return Some(exit);
-                }
+        if let Some(exit) = self.child.look() {
+            if self.progress.stage != Stage::Running {
+                // Of a job that had to stop, nothing may go on without the lock.
+                self.progress.stage = Stage::Killed;
+                self.child.end(Signal::KILL);
             }
-            Some(Change::Stopped(signal)) => self.stopped(signal),
-            None => {}
+            self.child.reap();
+            self.ended(exit);
+            if self.start.failure().is_some() {
+                // It has left nothing behind.
+                return Some(exit);
+            }
         }
         let left = (died || self.progress.exit.is_some()) && self.child.reap_all();
         let waits = left && self.progress.stage != Stage::Killed && self.waits();
@@ -154,38 +154,57 @@ impl Supervisor<'_> {
         }
     }
 
-    /// The job was stopped: so are we, if there is a shell that sees it. Not sooner, since a job that goes on needs its lock.
-    fn stopped(&mut self, signal: Signal) {
-        let signal = match signal {
-            // A shell that has stopped itself, say. Elsewhere whoever did that knows what it wants.
-            Signal::STOP if has_foreground() => Signal::TSTP,
-            Signal::STOP => return,
-            signal => signal,
+    /// Is stopped with all of the job, if we were asked to and its first process is, and comes back with it. Not sooner, since a job that goes
+    /// on needs its lock; nor because the job alone was stopped, since whoever did that may have it go on without us.
+    fn stop_if_asked(&mut self, signals: &mut Signals) {
+        let now = self.env.clock().now();
+        let Some((signal, at)) = self.progress.asked_to_stop.filter(|(_, at)| now.since(*at) < STOPS_WITHIN)
+        else {
+            return;
         };
+        let is_stopped = self.progress.exit.is_some() || self.child.is_stopped();
+        if !is_stopped || self.progress.stage != Stage::Running {
+            self.progress.asked_to_stop = Some((signal, at));
+            return;
+        }
+        self.progress.asked_to_stop = None;
+        let held = self.child.hold();
         sys::stop(signal);
-        self.go_on();
+        signals.forget_stops();
+        // Nobody renewed the lock meanwhile.
+        if !self.may_go_on() {
+            self.kill();
+            return;
+        }
+        for process in held {
+            let _ = pidfd_send_signal(process, Signal::CONT);
+        }
+        if self.progress.exit.is_none() {
+            self.child.pass_on(Signal::CONT, false);
+        }
     }
 
-    /// Has a job that is stopped go on. While we were stopped, nobody renewed the lock: only if it still has it.
-    fn go_on(&mut self) {
-        if self.guard.is_held() || self.run.on_lost == OnLost::Ignore {
-            self.child.go_on();
-        } else {
-            self.kill();
-        }
+    fn may_go_on(&self) -> bool {
+        self.guard.is_held() || self.run.on_lost == OnLost::Ignore
     }
 
     fn pass_on(&mut self, caught: Caught) {
         let Caught { signal, .. } = caught;
         let group_has_it = caught.reached_the_group();
+        if asks_to_stop(signal) {
+            self.progress.asked_to_stop = Some((signal, self.env.clock().now()));
+        }
+        if signal == Signal::CONT {
+            self.progress.asked_to_stop = None;
+            if !self.may_go_on() {
+                return;
+            }
+        }
         match self.progress.exit {
-            // Whoever sent it to us may have sent it to all of the group.
-            None if signal == Signal::CONT => self.go_on(),
-            None if group_has_it => {}
-            None => self.child.pass_on(signal),
-            // We could not stop with them: somebody has to renew the lock. So they go on.
+            None => self.child.pass_on(signal, group_has_it),
+            // They are stopped with us.
             Some(_) if asks_to_stop(signal) => {}
-            Some(_) if self.run.orphans == Orphans::Wait => signal_orphans(signal, group_has_it),
+            Some(_) if self.run.orphans == Orphans::Wait => self.child.signal_orphans(signal, group_has_it),
             Some(_) => self.child.inner().iter().for_each(|inner| signal_all(inner, signal, group_has_it)),
         }
     }
@@ -265,13 +284,6 @@ impl Supervisor<'_> {
 fn key(exit: Exit) -> Option<Signal> {
     let died_by = |key: &Signal| exit == Exit::Signal(key.as_raw()) && sys::was_keyed(*key);
     [Signal::INT, Signal::QUIT].into_iter().find(died_by)
-}
-
-/// Whether our process group has the terminal.
-fn has_foreground() -> bool {
-    let terminal = open("/dev/tty", OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
-    let group = terminal.and_then(tcgetpgrp).map(|group| group.as_raw_nonzero().get());
-    Stat::of(getpid()).is_some_and(|us| group == Ok(us.group))
 }
 
 async fn sleep_until(env: &Env, at: Option<Instant>) {

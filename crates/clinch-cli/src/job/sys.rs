@@ -86,7 +86,14 @@ pub(crate) fn has_stdout() -> bool {
 
 static HAS_STDOUT: AtomicBool = AtomicBool::new(true);
 
-/// Looks before `main`: the standard library opens `/dev/null` in place of what is closed, and an answer would vanish there.
+/// Whether PIPE was ignored when this process began: the runtime of Rust ignores it in any case.
+pub(crate) fn ignored_pipe() -> bool {
+    IGNORED_PIPE.load(Ordering::Relaxed)
+}
+
+static IGNORED_PIPE: AtomicBool = AtomicBool::new(false);
+
+/// Looks before `main`: the standard library opens `/dev/null` in place of what is closed, where an answer would vanish, and ignores PIPE.
 // SAFETY: the section holds functions that the loader calls once, without arguments that this one needs.
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -95,6 +102,7 @@ static LOOK: extern "C" fn() = {
         // SAFETY: asks for a descriptor's flags, which changes nothing.
         let is_open = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) } != -1;
         HAS_STDOUT.store(is_open, Ordering::Relaxed);
+        IGNORED_PIPE.store(is_ignored(Signal::PIPE), Ordering::Relaxed);
     }
     look
 };
@@ -110,19 +118,22 @@ pub(crate) fn inherit_nothing(command: &mut Command) {
     unsafe { command.pre_exec(close) };
 }
 
-/// Who sent a signal since that was last asked.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Senders {
-    /// The kernel, for the terminal.
-    pub(crate) kernel: bool,
-    /// Processes.
-    pub(crate) others: bool,
+/// Our process group; zero where it is of another PID namespace.
+pub(crate) fn group() -> i32 {
+    // SAFETY: asks the kernel, which changes nothing.
+    unsafe { libc::getpgrp() }
 }
 
-const KERNEL: u8 = 1;
-const OTHERS: u8 = 2;
-/// That it was the kernel at any time.
-const KEYED: u8 = 4;
+/// Whether we lead a session.
+pub(crate) fn leads_session() -> bool {
+    // SAFETY: as above.
+    unsafe { libc::getsid(0) == libc::getpid() }
+}
+
+/// That a process sent a signal, and nobody asked since.
+const SENT: u8 = 1;
+/// That the kernel ever did, for the terminal.
+const KEYED: u8 = 2;
 
 /// Who sent each signal.
 static SENDERS: [AtomicU8; 32] = [const { AtomicU8::new(0) }; 32];
@@ -135,18 +146,17 @@ fn noted(signal: Signal) -> Option<&'static AtomicU8> {
 pub(crate) fn note_senders(signal: Signal) -> io::Result<()> {
     let Some(noted) = noted(signal) else { return Ok(()) };
     let note = move |info: &libc::siginfo_t| {
-        let sender = if info.si_code == libc::SI_KERNEL { KERNEL | KEYED } else { OTHERS };
+        let sender = if info.si_code == libc::SI_KERNEL { KEYED } else { SENT };
         noted.fetch_or(sender, Ordering::Relaxed);
     };
-    // SAFETY: the action does nothing but set bits, which is async-signal-safe.
+    // SAFETY: the action does nothing but set a bit, which is async-signal-safe.
     unsafe { signal_hook_registry::register_sigaction(signal.as_raw(), note)? };
     Ok(())
 }
 
-/// Who sent this signal since the last call.
-pub(crate) fn senders(signal: Signal) -> Senders {
-    let noted = noted(signal).map_or(OTHERS, |noted| noted.fetch_and(KEYED, Ordering::Relaxed));
-    Senders { kernel: noted & KERNEL != 0, others: noted & KERNEL == 0 || noted & OTHERS != 0 }
+/// Whether a process sent this signal since the last call.
+pub(crate) fn was_sent(signal: Signal) -> bool {
+    noted(signal).is_none_or(|noted| noted.fetch_and(KEYED, Ordering::Relaxed) & SENT != 0)
 }
 
 /// Whether the terminal has sent this signal since it is noted. The kernel tells all of a group before it tells of the end of one, so who hears
