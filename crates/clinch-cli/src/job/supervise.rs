@@ -24,6 +24,9 @@ const ROUND: Duration = Duration::from_millis(10);
 /// How long a job may take to stop after it was asked to, until we take it for one that does not.
 const STOPS_WITHIN: Duration = Duration::from_secs(5);
 
+/// How long it takes a shell at most to continue all of a group.
+const GOES_ON_WITHIN: Duration = Duration::from_millis(50);
+
 /// How soon is looked again for a run that was left behind: it is no child of ours, so nobody tells us of its end.
 pub(crate) const LEFT_BEHIND: Duration = Duration::from_millis(100);
 
@@ -49,6 +52,8 @@ pub(crate) struct Progress {
     exit: Option<Exit>,
     /// By what we were asked to stop, and when.
     asked_to_stop: Option<(Signal, Instant)>,
+    /// When to look whether the job goes on after it was stopped with us.
+    looks_at: Option<Instant>,
     standing: Standing,
     /// Whether it waits for a run of the same lock that the job has left behind.
     waits: bool,
@@ -57,7 +62,7 @@ pub(crate) struct Progress {
 impl Default for Progress {
     fn default() -> Progress {
         let (stage, standing) = (Stage::Running, Standing::Held);
-        Progress { since: None, stage, told: None, exit: None, asked_to_stop: None, standing, waits: false }
+        Progress { since: None, stage, told: None, exit: None, asked_to_stop: None, looks_at: None, standing, waits: false }
     }
 }
 
@@ -87,9 +92,11 @@ impl Supervisor<'_> {
                 return failure.map_or(Ok(Ended { exit, stopped, key: key(exit) }), Err);
             }
             self.stop_if_asked(signals);
+            self.wake_if_forgotten();
             let again = self.hold_or_stop();
             let again = [again, self.progress.waits.then_some(LEFT_BEHIND)].into_iter().flatten().min();
             let again = again.map(|time| self.env.clock().now() + time);
+            let again = [again, self.progress.looks_at].into_iter().flatten().min();
             tokio::select! {
                 biased;
                 _ = deaths.recv() => died = true,
@@ -169,8 +176,9 @@ impl Supervisor<'_> {
         }
         self.progress.asked_to_stop = None;
         let held = self.child.hold();
-        sys::stop(signal);
+        // What is told from now on is told after it, or goes with the CONT.
         signals.forget_stops();
+        sys::stop(signal);
         // Nobody renewed the lock meanwhile.
         if !self.may_go_on() {
             self.kill();
@@ -179,7 +187,18 @@ impl Supervisor<'_> {
         for process in held {
             let _ = pidfd_send_signal(process, Signal::CONT);
         }
-        if self.progress.exit.is_none() {
+        self.progress.looks_at = Some(self.env.clock().now() + GOES_ON_WITHIN);
+    }
+
+    /// Has the job go on that is stopped although we were continued, some time ago: that was for us alone. Not at once, since a shell continues
+    /// all of our group, and a job may stop anew right then.
+    fn wake_if_forgotten(&mut self) {
+        let now = self.env.clock().now();
+        if self.progress.looks_at.is_none_or(|at| now < at) {
+            return;
+        }
+        self.progress.looks_at = None;
+        if self.progress.asked_to_stop.is_none() && self.may_go_on() && self.child.is_stopped() {
             self.child.pass_on(Signal::CONT, false);
         }
     }
