@@ -211,6 +211,8 @@ pub(crate) struct LeaseJson {
     pub(crate) claim: String,
     pub(crate) token: u64,
     pub(crate) ttl_ms: u64,
+    /// The process whose end frees the lock.
+    pub(crate) for_pid: Option<i32>,
 }
 
 /// What `renew`, `release` and `break` answer.

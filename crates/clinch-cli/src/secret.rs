@@ -30,7 +30,7 @@ pub(crate) fn is_misplaced(cli: &Cli) -> bool {
         Verb::Break(break_) => vec![Some(OsStr::new(&break_.name))],
         Verb::Hold(hold) => vec![Some(OsStr::new(&hold.name))],
         Verb::Man(man) => vec![man.verb.as_deref().map(OsStr::new)],
-        Verb::Completions(_) | Verb::EndJob(_) => Vec::new(),
+        Verb::Completions(_) | Verb::Complete(_) | Verb::EndJob(_) => Vec::new(),
     };
     words.into_iter().flatten().any(|word| stands_in(&word.to_string_lossy()))
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 mod break_;
+mod complete;
 mod completions;
 mod hold;
 mod ls;
@@ -27,6 +28,7 @@ pub(crate) fn dispatch(cli: Cli) -> Outcome {
         Verb::Release(release) => block_on(release::run(store, &release)),
         Verb::Break(break_) => block_on(break_::run(store, &break_)),
         Verb::Completions(completions) => completions::run(&completions),
+        Verb::Complete(complete) => complete::run(&complete),
         Verb::Man(man) => man::run(&man),
         Verb::EndJob(end) => crate::job::end::run(&end),
         Verb::Hold(hold) => block_on(hold::run(store, &hold)),

@@ -4,15 +4,9 @@
 
 mod common;
 
-use std::fs::File;
-use std::io::{Read, Write};
-use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
-
-use common::{Running, World, eventually, runs, state};
-use rustix::fs::{Mode, OFlags};
+use common::terminal::Terminal;
+use common::{World, eventually, runs, state};
 use rustix::process::Signal;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 /// A job that says where it is, counts interrupts, and ticks while it runs.
 const JOB: &str = r#"
@@ -26,57 +20,6 @@ while [ ! -e stop ]; do
     sleep 0.02
 done
 exit 3"#;
-
-/// An interactive shell on a terminal of its own.
-struct Terminal {
-    keys: File,
-    seen: Arc<Mutex<String>>,
-    shell: Running,
-}
-
-impl Terminal {
-    fn new(world: &World) -> Terminal {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let path = ptsname(&master, Vec::new()).unwrap();
-        let open = || {
-            rustix::fs::open(&path, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap()
-        };
-        let mut command = Command::new("env");
-        command.args(["--default-signal", "setsid", "--ctty", "bash", "--norc", "--noprofile", "-i"]);
-        command.current_dir(world.path(".")).env("CLINCH", env!("CARGO_BIN_EXE_clinch"));
-        command.env("CLINCH_URL", world.url()).env("HISTFILE", "/dev/null").env_remove("CLINCH_HELD");
-        command.stdin(Stdio::from(open())).stdout(Stdio::from(open())).stderr(Stdio::from(open()));
-        let shell = Running(command.spawn().unwrap());
-        let keys = File::from(master);
-        let seen = Arc::new(Mutex::new(String::new()));
-        let (mut screen, written) = (keys.try_clone().unwrap(), seen.clone());
-        std::thread::spawn(move || {
-            let mut bytes = [0; 1024];
-            while let Ok(len) = screen.read(&mut bytes) {
-                written.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..len]));
-            }
-        });
-        Terminal { keys, seen, shell }
-    }
-
-    fn type_in(&mut self, keys: &str) {
-        self.keys.write_all(keys.as_bytes()).unwrap();
-    }
-
-    fn shows(&self, text: &str) {
-        eventually(&format!("{text:?} is shown"), || self.seen.lock().unwrap().contains(text));
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("the terminal showed:\n{}", self.seen.lock().unwrap());
-        }
-    }
-}
 
 fn job_script(world: &World) {
     world.write("job.sh", JOB);

@@ -149,6 +149,11 @@ pub(crate) fn senders(signal: Signal) -> Senders {
     Senders { kernel: noted & KERNEL != 0, others: noted & KERNEL == 0 || noted & OTHERS != 0 }
 }
 
+/// Whether this signal came since it was last asked who sent it.
+pub(crate) fn has_come(signal: Signal) -> bool {
+    noted(signal).is_some_and(|noted| noted.load(Ordering::Relaxed) & (KERNEL | OTHERS) != 0)
+}
+
 /// Whether the terminal has sent this signal since it is noted. The kernel tells all of a group before it tells of the end of one, so who hears
 /// of that end can rely on it.
 pub(crate) fn was_keyed(signal: Signal) -> bool {

@@ -15,6 +15,7 @@ use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, block_on, close, connect_with
 use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::door::{Door, knock};
 use crate::job::events::Events;
+use crate::job::in_place::{self, Stayed};
 use crate::job::kin::can_look;
 use crate::job::loss::Plan;
 use crate::job::nesting::Outer;
@@ -82,6 +83,7 @@ impl<'a> Session<'a> {
         let locks = connect_within(store, &env, &limits).await?.isolated();
         let can = locks.capabilities();
         refuse_to_linger(run, can)?;
+        in_place::refuse(run, can)?;
         let ttl = can.expiry.then(|| run.lease.ttl.unwrap_or_else(|| locks.lease_ttl()));
         let plan = Plan::new(run.on_lost, ttl, run.max_hold, run.grace)?;
         let mut locks = with_lease(locks, &run.lease, &spawn::default_label(run))?;
@@ -104,7 +106,9 @@ impl<'a> Session<'a> {
         }
         self.refuse_to_wait_for_the_job(&outer).await?;
         // Before anything is locked: what nobody could end would run on without its lock.
-        can_look().map_err(|error| Failure::system("cannot look after a job", error))?;
+        if !self.run.no_fork {
+            can_look().map_err(|error| Failure::system("cannot look after a job", error))?;
+        }
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
         let mut signals = Signals::ending().map_err(cannot_listen)?;
         let guard = match self.acquire(&mut signals).await {
@@ -120,6 +124,9 @@ impl<'a> Session<'a> {
         };
         let since = self.env.clock().now();
         self.report_acquired(&guard);
+        if self.run.no_fork {
+            return self.stand_aside(guard).await;
+        }
         let outcome = self.hold(&guard, &mut signals).await;
         let outcome = self.finish(guard, since, outcome, &mut signals).await;
         self.ended_by.into_iter().for_each(sys::die_by);
@@ -176,6 +183,18 @@ impl<'a> Session<'a> {
         Ok(code_of(signal))
     }
 
+    /// Lets the command take our place. Returns only if it did not.
+    async fn stand_aside(&mut self, guard: Guard) -> Outcome {
+        let stayed = in_place::become_command(self.run, &guard);
+        if let Err(error) = guard.release().await {
+            say(format_args!("could not release lock \"{}\": {error}", self.run.name));
+        }
+        match stayed {
+            Stayed::Signalled(signal) => self.withdrawn(signal).await,
+            Stayed::Because(failure) => Err(failure),
+        }
+    }
+
     /// Runs the job to its end.
     async fn hold(&mut self, guard: &Guard, signals: &mut Signals) -> Result<Ended, Failure> {
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
@@ -189,7 +208,7 @@ impl<'a> Session<'a> {
         };
         let mut command = spawn::command(self.run)?;
         let door = Door::open();
-        spawn::tell(&mut command, guard, &door);
+        spawn::tell(&mut command, guard, door.address());
         // What loses its parent falls to us, as it does to process 1: the job may have to be waited for, or to be ended.
         set_child_subreaper(Some(getpid()))
             .map_err(|error| Failure::system("cannot look after what the job leaves behind", error))?;
@@ -403,7 +422,7 @@ impl<'a> Session<'a> {
         Err(Failure::new(
             CONFLICT,
             format!(
-                "lock \"{name}\" is kept for the job around this one, whose `clinch run` was killed; waiting for it would never end"
+                "lock \"{name}\" is kept for the job around this one, whose `clinch run` is gone; waiting for it would never end"
             ),
         ))
     }

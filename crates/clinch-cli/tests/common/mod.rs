@@ -4,6 +4,8 @@
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
 
+pub mod terminal;
+
 use std::io::Read as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -51,7 +53,7 @@ impl World {
         command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_clinch")).args(args);
         command.current_dir(self.dir.path()).stdin(Stdio::null());
         command.env("CLINCH_URL", self.url()).env("CLINCH", env!("CARGO_BIN_EXE_clinch"));
-        for held in ["CLINCH_HELD", "CLINCH_NAME", "CLINCH_TOKEN", "CLINCH_CLAIM"] {
+        for held in ["CLINCH_HELD", "CLINCH_NAME", "CLINCH_TOKEN", "CLINCH_CLAIM", "SHELL"] {
             command.env_remove(held);
         }
         command
