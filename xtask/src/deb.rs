@@ -1,6 +1,6 @@
 //! The Debian package, in `target/debian`. Its manual pages and completions are what the built command prints.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use crate::shell::{Result, cargo, root, run as sh, target};
@@ -13,7 +13,7 @@ pub(crate) fn run() -> Result {
         return Err("this needs cargo-deb: cargo install --locked cargo-deb".to_owned());
     }
     sh(&mut cargo(&["build", "--release", "--package", "clinch-cli"]))?;
-    // Where the package's list of files says, whatever the directory of builds is.
+    // Where the package's list of files says. What is in the directory of builds counts as built, and pages of that are not compressed.
     let files = root().join("target/deb");
     let _ = std::fs::remove_dir_all(&files);
     let page = print(&["man"], &files.join("man/clinch.1"))?;
@@ -23,7 +23,8 @@ pub(crate) fn run() -> Result {
     for (shell, file) in COMPLETIONS {
         print(&["completions", shell], &files.join(shell).join(file))?;
     }
-    sh(&mut cargo(&["deb", "--package", "clinch-cli", "--no-build"]))
+    // It would warn that nobody builds those.
+    sh(&mut cargo(&["deb", "--quiet", "--package", "clinch-cli", "--no-build"]))
 }
 
 /// The verbs that the page of all lists. `help` has none.
@@ -35,7 +36,7 @@ fn verbs(page: &str) -> impl Iterator<Item = &str> {
 /// Writes what the built command prints to a file, and returns it.
 fn print(args: &[&str], to: &Path) -> Result<String> {
     let failed = |what: &dyn std::fmt::Display| format!("{}: {what}", to.display());
-    let clinch: PathBuf = target().join("release/clinch");
+    let clinch = target().join("release/clinch");
     let output = Command::new(&clinch).args(args).output().map_err(|error| failed(&error))?;
     let text = String::from_utf8(output.stdout).map_err(|error| failed(&error))?;
     if !output.status.success() || text.is_empty() {
