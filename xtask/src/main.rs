@@ -1,5 +1,6 @@
 //! Development tasks: `cargo xtask test`, `cargo xtask lint`.
 
+mod deb;
 mod lint;
 mod mutants;
 mod needs;
@@ -16,7 +17,8 @@ Usage: cargo xtask <TASK>
             the commands of the README, and the planted mutants, each of which must be caught
   lint      formatting, clippy, documentation, and each feature compiled alone
   mutants   only the planted mutants; names after it choose some
-  readme    only the commands of the README";
+  readme    only the commands of the README
+  deb       the Debian package, with manual pages and completions";
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         "test" => test::run(),
         "lint" => lint::run(),
         "mutants" => mutants::run(&rest, false),
+        "deb" => deb::run(),
         "readme" => readme::run(),
         "-h" | "--help" | "help" => {
             println!("{USAGE}");

@@ -9,10 +9,11 @@ use std::process::Command;
 use crate::shell::{Result, run};
 
 /// Commands that tests call, and the Debian packages that bring them.
-const NEEDS: [(&str, &str); 17] = [
+const NEEDS: [(&str, &str); 19] = [
     ("cc", "gcc"),
     ("etcd", "etcd-server"),
     ("etcdctl", "etcd-client"),
+    ("fish", "fish"),
     ("flock", "util-linux"),
     ("git", "git"),
     ("go", "golang-go"),
@@ -27,11 +28,13 @@ const NEEDS: [(&str, &str); 17] = [
     ("strace", "strace"),
     ("timeout", "coreutils"),
     ("unshare", "util-linux"),
+    ("zsh", "zsh"),
 ];
 
 /// What no command's name tells: a command that succeeds where the package is there.
-const PROBES: [(&[&str], &str); 2] = [
+const PROBES: [(&[&str], &str); 3] = [
     (&["python3", "-c", "import ensurepip, venv"], "python3-venv"),
+    (&["test", "-e", "/usr/share/bash-completion/bash_completion"], "bash-completion"),
     (&["test", "-d", "/usr/share/gocode/src/go.etcd.io/etcd/clientv3"], "golang-etcd-server-dev"),
 ];
 

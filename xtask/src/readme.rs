@@ -1,11 +1,11 @@
 //! The README is true: every command in it runs, as it stands there, in a fresh home.
 
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use crate::shell::{Result, root, run as sh};
+use crate::shell::{Result, root, run as sh, target};
 
 /// The command that runs these tests; it is not run by itself.
 const THIS: &str = "cargo xtask";
@@ -36,7 +36,7 @@ pub(crate) fn run() -> Result {
     let servers = (0..3).map(|_| Redis::start(&home)).collect::<Result<Vec<_>>>()?;
     let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();
     let one = hosts.first().ok_or("no server was started")?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    let target = target();
     for block in commands.iter().filter(|block| !block.contains(THIS)) {
         let block = block.replace(EXAMPLE, &format!("redis://{one}"));
         let block = block.replace(EXAMPLES, &format!("redlock://{}", hosts.join(",")));

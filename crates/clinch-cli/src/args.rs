@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
@@ -19,7 +20,7 @@ pub(crate) struct Cli {
     pub(crate) verb: Verb,
 }
 
-const DEFAULT_URL: &str = "file://";
+pub(crate) const DEFAULT_URL: &str = "file://";
 
 /// Where the locks are.
 #[derive(Args, Clone, Debug)]
@@ -60,7 +61,7 @@ pub(crate) enum RunVerb {
 impl Cli {
     /// Parses the arguments of this process.
     pub(crate) fn of_process() -> Result<Cli, clap::Error> {
-        Ok(Cli::parse_quickly()?.settled())
+        Ok(Cli::parse_quickly().map_err(with_reason)?.settled())
     }
 
     /// As it is meant: an empty variable is none, and `--skip` is also `-E 0`, and `-n` where no time is given.
@@ -101,6 +102,16 @@ impl Cli {
     }
 }
 
+/// Says why nothing that looks after a command goes with `--no-fork`.
+fn with_reason(mut error: clap::Error) -> clap::Error {
+    let concerns_it = error.context().any(|(_, value)| value.to_string().contains("--no-fork"));
+    if error.kind() == ErrorKind::ArgumentConflict && concerns_it {
+        let why = "--no-fork leaves no clinch beside the command, which could do that".into();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![why]));
+    }
+    error
+}
+
 /// Whether the words that could not be understood are for `acquire`, and for a shell.
 pub(crate) fn asks_to_acquire() -> bool {
     words().any(|word| word == "acquire") && !asks_for_json()
@@ -139,6 +150,8 @@ pub(crate) enum Verb {
     Man(Man),
     Schema(Schema),
     #[command(hide = true)]
+    Complete(Complete),
+    #[command(hide = true)]
     Hold(Hold),
     #[command(hide = true)]
     EndJob(EndJob),
@@ -156,9 +169,13 @@ pub(crate) struct Run {
     /// The command and its arguments
     #[arg(trailing_var_arg = true, required_unless_present = "shell_command", value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
-    /// Run this line by /bin/sh instead of a command
+    /// Run this line by $SHELL instead of a command, as flock does, so that SHELL= in a crontab counts; by /bin/sh where that is empty
     #[arg(short = 'c', long = "command", conflicts_with = "command", value_name = "SHELL-COMMAND")]
     pub(crate) shell_command: Option<OsString>,
+    /// Become the command, with no clinch beside it: on file:// only, where the kernel keeps the lock until the command and all
+    /// that inherits its descriptor have ended. Nobody is told of a lost lock, and a run of the same lock inside is refused
+    #[arg(short = 'F', long, conflicts_with_all = ["max_hold", "grace", "on_lost", "min_hold", "once_per", "orphans", "events"])]
+    pub(crate) no_fork: bool,
     #[command(flatten)]
     pub(crate) patience: Patience,
     #[command(flatten)]
@@ -323,8 +340,9 @@ pub(crate) struct Show {
 
 /// Take a lock that outlives this command, for a shell script
 ///
-/// Prints `name=... claim=... token=...`, quoted for the shell. The lock stays taken until `clinch release`, until its TTL
-/// has run out without `clinch renew`, or, on file://, until the process that called this command has ended. If that line cannot
+/// Prints `name=... claim=... token=... for_pid=...`, quoted for the shell. The lock stays taken until `clinch release`, until its
+/// TTL has run out without `clinch renew`, or, on file://, until the process for_pid has ended: the one that called this command,
+/// unless --for names another. On other stores it is bound to no process, and for_pid is empty. If that line cannot
 /// be written, the lock is released at once, and the exit code is 74; if this command was stopped until its lease was nearly over, it is 79. Check the exit code before the line is used, as in the example:
 /// who was killed prints nothing, and an `eval` of nothing goes on. What fails otherwise prints `(exit N)`, so that an `eval`
 /// fails too.
@@ -339,8 +357,8 @@ pub(crate) struct Acquire {
     pub(crate) share: Share,
     #[command(flatten)]
     pub(crate) lease: LeaseArgs,
-    /// The process whose end frees the lock on file:// [default: the calling shell]
-    #[arg(long, value_parser = clap::value_parser!(i32).range(1..), value_name = "PID")]
+    /// The process whose end frees the lock, on file:// only [default: the calling shell]
+    #[arg(long = "for", alias = "for-pid", value_parser = clap::value_parser!(i32).range(1..), value_name = "PID")]
     pub(crate) for_pid: Option<i32>,
     /// Exit with N instead of 75 when the lock was not acquired
     #[arg(short = 'E', long, default_value_t = crate::exit::CONFLICT, hide_default_value = true, value_name = "N")]
@@ -454,6 +472,17 @@ pub(crate) enum Format {
     Doctor,
     Error,
     Message,
+}
+
+/// Tell a completion script what may stand here.
+#[derive(Args, Debug)]
+pub(crate) struct Complete {
+    /// The words are as they were typed.
+    #[arg(long)]
+    pub(crate) quoted: bool,
+    /// The command line up to the cursor.
+    #[arg(last = true)]
+    pub(crate) words: Vec<OsString>,
 }
 
 /// Hold a lock for `clinch acquire`.

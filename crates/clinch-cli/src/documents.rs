@@ -158,6 +158,8 @@ pub(crate) struct LeaseJson {
     pub(crate) token: u64,
     /// How long the lease lasts unless it is renewed.
     pub(crate) ttl_ms: u64,
+    /// The process whose end frees the lock; null where it is bound to none.
+    pub(crate) for_pid: Option<i32>,
 }
 
 /// What `clinch renew --json` and `clinch release --json` print.

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `spawn.rs` | the command, its environment, and starting it |
 //! | `fork.rs` | the child that becomes the command, for which nobody waits |
+//! | `in_place.rs` | the command in our place, with nobody beside it |
 //! | `signals.rs` | which signals are caught, and when |
 //! | `children.rs` | reaping: the child, and orphans |
 //! | `kin.rs` | what a job has started in other process groups |
@@ -24,6 +25,7 @@ pub(crate) mod end;
 mod environment;
 pub(crate) mod events;
 mod fork;
+pub(crate) mod in_place;
 pub(crate) mod kin;
 pub(crate) mod loss;
 pub(crate) mod nesting;

@@ -30,9 +30,12 @@ pub(crate) fn is_misplaced(cli: &Cli) -> bool {
         Verb::Break(break_) => vec![Some(OsStr::new(&break_.name))],
         Verb::Hold(hold) => vec![Some(OsStr::new(&hold.name))],
         Verb::Man(man) => vec![man.verb.as_deref().map(OsStr::new)],
-        Verb::Top(_) | Verb::Doctor(_) | Verb::Completions(_) | Verb::Schema(_) | Verb::EndJob(_) => {
-            Vec::new()
-        }
+        Verb::Top(_)
+        | Verb::Doctor(_)
+        | Verb::Completions(_)
+        | Verb::Complete(_)
+        | Verb::Schema(_)
+        | Verb::EndJob(_) => Vec::new(),
     };
     words.into_iter().flatten().any(|word| stands_in(&word.to_string_lossy()))
 }

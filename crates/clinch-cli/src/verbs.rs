@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod break_;
+mod complete;
 mod completions;
 mod doctor;
 mod hold;
@@ -33,6 +34,7 @@ pub(crate) fn dispatch(cli: Cli) -> Outcome {
         Verb::Break(break_) => block_on(break_::run(store, &break_)),
         Verb::Doctor(doctor) => block_on(doctor::run(store, &doctor)),
         Verb::Completions(completions) => completions::run(&completions),
+        Verb::Complete(complete) => complete::run(&complete),
         Verb::Man(man) => man::run(&man),
         Verb::Schema(schema) => schema::run(&schema),
         Verb::EndJob(end) => crate::job::end::run(&end),

@@ -386,3 +386,20 @@ fn what_a_run_holds_is_renewed_and_released_by_nobody_else() {
     assert_eq!(show["claims"][0]["expires_in_ms"], serde_json::Value::Null);
     assert!(world.read("why").contains("clinch break"), "{}", world.read("why"));
 }
+
+/// A script cannot tell whose end frees its lock, or binds it to another than it names.
+#[test]
+fn an_acquire_says_to_whom_its_lock_is_bound() {
+    let world = World::new();
+    let output = shell(&world, r#"eval "$("$CLINCH" acquire x)"; echo $for_pid $$"#).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let pids: Vec<&str> = said.split_whitespace().collect();
+    assert!(pids.len() == 2 && pids[0] == pids[1], "{said}");
+    let mut other = Running(Command::new("sleep").arg("60").spawn().unwrap());
+    let output = world.output(["acquire", "--json", "--for", &other.pid().to_string(), "y"]);
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(told["for_pid"], other.pid());
+    other.signal(Signal::KILL);
+    other.wait();
+    eventually("it is free", || !world.held("y"));
+}

@@ -183,3 +183,15 @@ fn a_grant_that_runs_out_before_it_is_confirmed_is_waited_for_again() {
     assert_eq!(waiter.code(), 0);
     assert!(world.path("ran").exists());
 }
+
+/// A lock is thought to end with a process that it does not end with.
+#[test]
+fn a_lease_is_bound_to_no_process() {
+    let redis = Redis::start();
+    let world = World::on(redis.url());
+    let output = world.output(["acquire", "--for", "1", "x"]);
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+    assert!(!world.held("x"));
+    let output = world.output(["acquire", "x"]);
+    assert!(String::from_utf8(output.stdout).unwrap().ends_with(" for_pid=\n"));
+}

@@ -47,7 +47,7 @@ fn an_inner_run_neither_enters_nor_awaits_the_lock_of_a_killed_wrapper() {
         world.write("stop", "");
         eventually("the inner run has ended", || world.read("code").ends_with('\n'));
         assert_eq!(world.read("code"), "75\n");
-        assert!(world.read("said").contains("was killed"), "{}", world.read("said"));
+        assert!(world.read("said").contains("is gone"), "{}", world.read("said"));
     }
 }
 

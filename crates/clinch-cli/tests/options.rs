@@ -165,3 +165,19 @@ fn a_label_says_what_a_lock_is_for() {
     assert_eq!(label(&["run", "x", clinch, "ls", "--json"]), "clinch");
     assert_eq!(label(&["run", "x", "-c", &format!("{clinch} ls --json # hunter2")]), "sh");
 }
+
+/// A line that flock ran by the shell of a crontab means something else here.
+#[test]
+fn a_line_is_run_by_the_shell_of_the_environment() {
+    let world = World::new();
+    let with = |shell: Option<&str>| {
+        let mut command = world.clinch(["run", "x", "-c", "echo $0 $CLINCH_NAME"]);
+        if let Some(shell) = shell {
+            command.env("SHELL", shell);
+        }
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    assert_eq!(with(Some("/bin/echo")), "-c echo $0 $CLINCH_NAME\n");
+    assert_eq!(with(Some("/bin/bash")), "/bin/bash x\n");
+    assert_eq!([with(Some("")), with(None)], ["/bin/sh x\n"; 2]);
+}

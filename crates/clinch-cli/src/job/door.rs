@@ -154,7 +154,10 @@ fn room(beside: &OwnedFd) -> Room {
 /// where nobody can knock.
 pub(crate) async fn knock(address: &str, pid: u32) -> io::Result<bool> {
     if address.is_empty() {
-        return Err(io::Error::new(ErrorKind::Unsupported, "it may open no AF_UNIX socket"));
+        return Err(io::Error::new(
+            ErrorKind::Unsupported,
+            "it runs in place of its clinch (-F), or may open no AF_UNIX socket",
+        ));
     }
     match ask(address, pid).await {
         // Its door was closed, before or meanwhile, or there are too many at it.

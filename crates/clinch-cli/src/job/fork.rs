@@ -127,8 +127,8 @@ fn prepare(before: &Before<'_>) -> rustix::io::Result<bool> {
     Ok(before.until.is_none_or(|until| sys::since_boot() < until))
 }
 
-/// In the child: what we catch ends it again, as it would end the command, which may not be there for long.
-fn forget_handlers() {
+/// Before an exec: what we catch ends us again, as it would end the command, which may not be there for long.
+pub(super) fn forget_handlers() {
     let pipe = (!sys::ignored_pipe()).then_some(libc::SIGPIPE);
     for signal in caught().map(|signal| signal.as_raw()).chain(pipe) {
         // SAFETY: the default action is no function of ours.

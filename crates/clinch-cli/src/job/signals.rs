@@ -36,6 +36,11 @@ pub(crate) fn asks_to_stop(signal: Signal) -> bool {
     [Signal::TSTP, Signal::TTIN, Signal::TTOU].contains(&signal)
 }
 
+/// What has asked us to end and was not taken by [`Signals::next`], though nobody may have been told yet.
+pub(crate) fn which_asked_to_end() -> Option<Signal> {
+    ENDING.into_iter().find(|signal| sys::has_come(*signal))
+}
+
 /// A signal that came.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caught {

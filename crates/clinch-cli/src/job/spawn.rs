@@ -1,8 +1,8 @@
 //! The command of a job: its words, its environment, and starting it.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 
@@ -23,7 +23,7 @@ use crate::exit::{Failure, LOST, NOT_EXECUTABLE, NOT_FOUND};
 pub(crate) fn command(run: &Run) -> Result<Command, Failure> {
     let mut command = match (&run.shell_command, run.command.split_first()) {
         (Some(line), _) => {
-            let mut command = Command::new("/bin/sh");
+            let mut command = Command::new(shell());
             command.arg("-c").arg(line);
             command
         }
@@ -40,14 +40,19 @@ pub(crate) fn command(run: &Run) -> Result<Command, Failure> {
     Ok(command)
 }
 
-/// Tells the job what it holds, and where runs inside it enter that.
-pub(crate) fn tell(command: &mut Command, guard: &Guard, door: &Door) {
+/// Who runs a line of `-c`: as flock does, whose lines are to mean the same here.
+fn shell() -> OsString {
+    std::env::var_os("SHELL").filter(|shell| !shell.is_empty()).unwrap_or_else(|| "/bin/sh".into())
+}
+
+/// Tells the job what it holds, and where runs inside it enter that: an empty address is nowhere.
+pub(crate) fn tell(command: &mut Command, guard: &Guard, door: &str) {
     let held = std::env::var(nesting::HELD).unwrap_or_default();
     let (name, claim) = (guard.name().as_str(), guard.claim_id());
     command.env("CLINCH_NAME", name);
     command.env("CLINCH_TOKEN", guard.token().to_string());
     command.env("CLINCH_CLAIM", claim.to_string());
-    command.env(nesting::HELD, nesting::with(&held, name, claim, door.address()));
+    command.env(nesting::HELD, nesting::with(&held, name, claim, door));
 }
 
 /// Starts the job. It has yet to become the command, which takes a while or fails.
@@ -60,12 +65,7 @@ pub(crate) fn start(
     orphans: Orphans,
     door: Door,
 ) -> Result<(Child, Start), Failure> {
-    let inherited = guard.descriptor();
-    if let Some(descriptor) = &inherited {
-        // There is no other thread that could start another process meanwhile.
-        fcntl_setfd(descriptor.as_fd(), FdFlags::empty())
-            .map_err(|error| Failure::system("cannot pass the lock on", error))?;
-    }
+    let inherited = inherited(guard)?;
     let watch = Watch::start(guard.claim_id(), orphans, inherited.as_ref())
         .map_err(|error| Failure::system("cannot watch over the command", error))?;
     // In this order: we may be stopped between any two of these.
@@ -82,6 +82,17 @@ pub(crate) fn start(
         _ => Failure::system("cannot start the command", error),
     })?;
     Ok((Child::new(pid, kin, door, watch), start))
+}
+
+/// The descriptor that keeps the lock in whoever inherits it, where there is one; open until it is dropped, also after an exec.
+pub(crate) fn inherited(guard: &Guard) -> Result<Option<OwnedFd>, Failure> {
+    let inherited = guard.descriptor();
+    if let Some(descriptor) = &inherited {
+        // There is no other thread that could start another process meanwhile.
+        fcntl_setfd(descriptor.as_fd(), FdFlags::empty())
+            .map_err(|error| Failure::system("cannot pass the lock on", error))?;
+    }
+    Ok(inherited)
 }
 
 /// Why the job did not begin. Where it was too late, another may have the lock.
@@ -103,13 +114,9 @@ pub(crate) fn not_started(program: &OsStr, error: &io::Error) -> Failure {
 /// What `clinch ls` shows when nobody gave a label: the program. Its arguments may hold secrets, and the store may be
 /// read by more people than this host's `ps`. So may a word with a = in it, which was meant for the environment.
 pub(crate) fn default_label(run: &Run) -> String {
-    let program = match (&run.shell_command, run.command.first()) {
-        (None, Some(program)) => {
-            let name = Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned();
-            if program.to_string_lossy().contains('=') { String::new() } else { name }
-        }
-        _ => "sh".to_owned(),
-    };
+    let program = run.command.first().filter(|_| run.shell_command.is_none()).cloned().unwrap_or_else(shell);
+    let name = Path::new(&program).file_name().unwrap_or(&program).to_string_lossy();
+    let program = if program.to_string_lossy().contains('=') { "".into() } else { name };
     program.chars().filter(|c| !c.is_control()).take(Owner::MAX_LABEL / 4).collect()
 }
 

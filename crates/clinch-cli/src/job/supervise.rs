@@ -62,7 +62,16 @@ pub(crate) struct Progress {
 impl Default for Progress {
     fn default() -> Progress {
         let (stage, standing) = (Stage::Running, Standing::Held);
-        Progress { since: None, stage, told: None, exit: None, asked_to_stop: None, looks_at: None, standing, waits: false }
+        Progress {
+            since: None,
+            stage,
+            told: None,
+            exit: None,
+            asked_to_stop: None,
+            looks_at: None,
+            standing,
+            waits: false,
+        }
     }
 }
 

@@ -132,8 +132,10 @@ pub(crate) fn leads_session() -> bool {
 
 /// That a process sent a signal, and nobody asked since.
 const SENT: u8 = 1;
-/// That the kernel ever did, for the terminal.
-const KEYED: u8 = 2;
+/// That the kernel did, for the terminal, and nobody asked since.
+const KERNEL: u8 = 2;
+/// That it ever did.
+const KEYED: u8 = 4;
 
 /// Who sent each signal.
 static SENDERS: [AtomicU8; 32] = [const { AtomicU8::new(0) }; 32];
@@ -146,7 +148,7 @@ fn noted(signal: Signal) -> Option<&'static AtomicU8> {
 pub(crate) fn note_senders(signal: Signal) -> io::Result<()> {
     let Some(noted) = noted(signal) else { return Ok(()) };
     let note = move |info: &libc::siginfo_t| {
-        let sender = if info.si_code == libc::SI_KERNEL { KEYED } else { SENT };
+        let sender = if info.si_code == libc::SI_KERNEL { KERNEL | KEYED } else { SENT };
         noted.fetch_or(sender, Ordering::Relaxed);
     };
     // SAFETY: the action does nothing but set a bit, which is async-signal-safe.
@@ -157,6 +159,11 @@ pub(crate) fn note_senders(signal: Signal) -> io::Result<()> {
 /// Whether a process sent this signal since the last call.
 pub(crate) fn was_sent(signal: Signal) -> bool {
     noted(signal).is_none_or(|noted| noted.fetch_and(KEYED, Ordering::Relaxed) & SENT != 0)
+}
+
+/// Whether this signal came since it was last asked who sent it.
+pub(crate) fn has_come(signal: Signal) -> bool {
+    noted(signal).is_some_and(|noted| noted.load(Ordering::Relaxed) & (KERNEL | SENT) != 0)
 }
 
 /// Whether the terminal has sent this signal since it is noted. The kernel tells all of a group before it tells of the end of one, so who hears

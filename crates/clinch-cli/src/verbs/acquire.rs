@@ -104,6 +104,10 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
     let can = locks.capabilities();
     let mut holder = None;
     let lease = if can.detached && can.processes {
+        if args.for_pid.is_some() {
+            let text = "--for is for file://: on this store a lock is bound to no process; it ends with its lease, or by `clinch release`";
+            return Err(Failure::usage(text).into());
+        }
         take(&locks, args, &env, &limits, &waiting, signals).await
     } else if can.crash_release && can.processes {
         // Wrong arguments are told here, where they can be explained.
@@ -127,10 +131,19 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
         lease => lease?,
     };
     let (name, ttl) = (&args.name, locks.lease_ttl());
+    let for_pid = holder.as_ref().map(|holder| holder.for_pid);
     let text = if args.json {
-        document(LeaseJson { name: name.clone(), claim: claim.clone(), token, ttl_ms: whole_ms(ttl) })?
+        document(LeaseJson {
+            name: name.clone(),
+            claim: claim.clone(),
+            token,
+            ttl_ms: whole_ms(ttl),
+            for_pid,
+        })?
     } else {
-        format!("name={} claim={claim} token={token}\n", shell_word(name))
+        // Empty where there is none: an earlier answer may have set it.
+        let for_pid = for_pid.map(|pid| pid.to_string()).unwrap_or_default();
+        format!("name={} claim={claim} token={token} for_pid={for_pid}\n", shell_word(name))
     };
     let is_held = is_held(&locks, name, holder.as_ref().map(|_| claim.as_str()), late, &env);
     let within = READ_WITHIN.min(ttl / READ_WITHIN_PART).min(late.since(env.clock().now()));
@@ -255,6 +268,8 @@ async fn take(
 struct Holder {
     process: Child,
     report: Receiver,
+    /// Whose end frees the lock.
+    for_pid: i32,
 }
 
 impl Holder {
@@ -262,7 +277,7 @@ impl Holder {
         let failed = |error| Failure::system("cannot start the holder of the lock", error);
         let for_pid = args.for_pid.or_else(caller).ok_or_else(|| {
             Failure::usage(
-                "the calling process cannot be told; name one with --for-pid, whose end frees the lock",
+                "the calling process cannot be told; name one with --for, whose end frees the lock",
             )
         })?;
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
@@ -276,7 +291,7 @@ impl Holder {
         let mut process = command.spawn().map_err(failed)?;
         let report = process.stdout.take().ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
         let report = Receiver::from_owned_fd(report.into()).map_err(failed)?;
-        Ok(Holder { process, report })
+        Ok(Holder { process, report, for_pid })
     }
 
     /// Waits until it has the lock, or cannot have it.

@@ -15,6 +15,7 @@ use crate::documents::whole_ms;
 use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::door::{Door, knock};
 use crate::job::events::{Event, Events};
+use crate::job::in_place::{self, Stayed};
 use crate::job::kin::can_look;
 use crate::job::loss::Plan;
 use crate::job::nesting::Outer;
@@ -80,6 +81,7 @@ impl<'a> Session<'a> {
         drop(waiting);
         let can = locks.capabilities();
         refuse_to_linger(run, can)?;
+        in_place::refuse(run, can)?;
         let ttl = can.expiry.then(|| run.lease.ttl.unwrap_or_else(|| locks.lease_ttl()));
         let plan = Plan::new(run.on_lost, ttl, run.max_hold, run.grace)?;
         let mut locks = with_lease(locks, &run.lease, &spawn::default_label(run))?;
@@ -102,7 +104,9 @@ impl<'a> Session<'a> {
         }
         self.refuse_to_wait_for_the_job(&outer).await?;
         // Before anything is locked: what nobody could end would run on without its lock.
-        can_look().map_err(|error| Failure::system("cannot look after a job", error))?;
+        if !self.run.no_fork {
+            can_look().map_err(|error| Failure::system("cannot look after a job", error))?;
+        }
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
         let mut signals = Signals::ending().map_err(cannot_listen)?;
         let guard = match self.acquire(&mut signals).await {
@@ -117,6 +121,9 @@ impl<'a> Session<'a> {
         };
         let since = self.env.clock().now();
         self.report_acquired(&guard);
+        if self.run.no_fork {
+            return self.stand_aside(guard).await;
+        }
         let outcome = match self.keep(&guard, &mut signals).await {
             Ok(()) => self.hold(&guard, &mut signals).await,
             Err(failure) => Err(failure),
@@ -172,6 +179,18 @@ impl<'a> Session<'a> {
         Ok(code_of(signal))
     }
 
+    /// Lets the command take our place. Returns only if it did not.
+    async fn stand_aside(&mut self, guard: Guard) -> Outcome {
+        let stayed = in_place::become_command(self.run, &guard);
+        if let Err(error) = guard.release().await {
+            say(format_args!("could not release lock \"{}\": {error}", self.run.name));
+        }
+        match stayed {
+            Stayed::Signalled(signal) => self.withdrawn(signal).await,
+            Stayed::Because(failure) => Err(failure),
+        }
+    }
+
     /// Runs the job to its end.
     async fn hold(&mut self, guard: &Guard, signals: &mut Signals) -> Result<Ended, Failure> {
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
@@ -185,7 +204,7 @@ impl<'a> Session<'a> {
         };
         let mut command = spawn::command(self.run)?;
         let door = Door::open();
-        spawn::tell(&mut command, guard, &door);
+        spawn::tell(&mut command, guard, door.address());
         // What loses its parent falls to us, as it does to process 1: the job may have to be waited for, or to be ended.
         set_child_subreaper(Some(getpid()))
             .map_err(|error| Failure::system("cannot look after what the job leaves behind", error))?;
@@ -375,7 +394,7 @@ impl<'a> Session<'a> {
         Err(Failure::new(
             CONFLICT,
             format!(
-                "lock \"{name}\" is kept for the job around this one, whose `clinch run` was killed; waiting for it would never end"
+                "lock \"{name}\" is kept for the job around this one, whose `clinch run` is gone; waiting for it would never end"
             ),
         ))
     }

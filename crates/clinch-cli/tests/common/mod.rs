@@ -54,7 +54,7 @@ impl World {
         command.arg("--default-signal").arg(env!("CARGO_BIN_EXE_clinch")).args(args);
         command.current_dir(self.dir.path()).stdin(Stdio::null());
         command.env("CLINCH_URL", self.url()).env("CLINCH", env!("CARGO_BIN_EXE_clinch"));
-        for held in ["CLINCH_HELD", "CLINCH_NAME", "CLINCH_TOKEN", "CLINCH_CLAIM"] {
+        for held in ["CLINCH_HELD", "CLINCH_NAME", "CLINCH_TOKEN", "CLINCH_CLAIM", "SHELL"] {
             command.env_remove(held);
         }
         command

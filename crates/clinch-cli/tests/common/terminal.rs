@@ -1,4 +1,7 @@
-//! A terminal of its own, with a shell on it.
+//! Shells on terminals.
+
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test binary uses its part")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,10 +18,15 @@ pub struct Terminal {
 }
 
 impl Terminal {
+    /// With bash, as it is without anybody's settings.
     pub fn new(world: &World) -> Terminal {
+        Terminal::of(world, &["bash", "--norc", "--noprofile", "-i"])
+    }
+
+    pub fn of(world: &World, shell: &[&str]) -> Terminal {
         let (keys, open) = pty::open();
         let mut command = Command::new("env");
-        command.args(["--default-signal", "setsid", "--ctty", "bash", "--norc", "--noprofile", "-i"]);
+        command.args(["--default-signal", "setsid", "--ctty"]).args(shell);
         command.current_dir(world.path(".")).env("CLINCH", env!("CARGO_BIN_EXE_clinch"));
         command.env("CLINCH_URL", world.url()).env("HISTFILE", "/dev/null").env_remove("CLINCH_HELD");
         command.stdin(Stdio::from(open())).stdout(Stdio::from(open())).stderr(Stdio::from(open()));

@@ -121,6 +121,19 @@ pub fn default_dir() -> Result<std::path::PathBuf> {
     home::default_path(&users::Me::now())
 }
 
+/// The directory that a URL of `file://` names, which may not be there yet; `None` for what is no such URL.
+#[cfg(target_os = "linux")]
+pub fn dir_of(url: &str) -> Option<std::path::PathBuf> {
+    let url = StoreUrl::parse(url).ok().filter(|url| url.scheme == "file")?;
+    if url.path.is_empty() { default_dir().ok() } else { Some(url.path.into()) }
+}
+
+/// There is none, as there is nothing of `file://`.
+#[cfg(not(target_os = "linux"))]
+pub fn dir_of(_url: &str) -> Option<std::path::PathBuf> {
+    None
+}
+
 /// Refuses, as everything of `file://` does elsewhere.
 #[cfg(not(target_os = "linux"))]
 pub fn default_dir() -> Result<std::path::PathBuf> {
