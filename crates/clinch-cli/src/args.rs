@@ -198,7 +198,7 @@ pub(crate) struct Run {
     /// it: -E 0, -n unless -w is given, and no word of that. On redlock:// give it -w 5s: jobs that try at the same moment may all be refused, with 69
     #[arg(long, conflicts_with_all = ["verbose", "conflict_exit_code"])]
     pub(crate) skip: bool,
-    /// Keep the lock closed until this long after it was acquired, also when the command ends sooner, or clinch is killed
+    /// Keep the lock closed until this long after it was acquired, also when the command ends sooner; not if clinch is killed
     #[arg(long, value_parser = duration::parse, value_name = "DUR")]
     pub(crate) min_hold: Option<Duration>,
     /// Do not run again within this time after a run began, however that run ended
@@ -560,7 +560,6 @@ and daemons that it left behind while it still runs. A process that is stopped f
 --once-per counts every run that began, whatever its exit code, from the moment at which its command was started; so under cron it is
 to be shorter than cron's period. With --retry-failed, a run whose command failed does not count, unless its lock was lost. It uses a second lock, NAME/once-per: `clinch
 show NAME` tells until when that is closed, `clinch break NAME` opens it. Like --min-hold it needs a store that can keep a lock closed.
-What is shared (-s, --permits) is kept closed by --min-hold only if clinch is not killed; elsewhere a killed clinch keeps it for a day at most.
 
 Events (--events) are JSON lines: waiting, acquired, reentered, jeopardy, held, lost, stopping, exited, released, refused.
 `clinch schema events` describes them."

@@ -5,8 +5,7 @@
 mod common;
 
 use clinch_testkit::{Etcd, Redis};
-use common::{World, eventually};
-use rustix::process::Signal;
+use common::World;
 use serde_json::Value;
 
 fn said(world: &World, args: &[&str]) -> (Option<i32>, String, String) {
@@ -87,34 +86,9 @@ fn a_failed_run_gives_its_turn_back_if_it_is_asked_to() {
     assert_eq!(World::new().code(["run", "--retry-failed", "x", "true"]), 64);
 }
 
-/// A wrapper that is killed frees the lock before its time.
-#[test]
-fn a_killed_wrapper_keeps_the_lock_as_long_as_it_said() {
-    on_all(|world| {
-        let job = "echo $$ > job.pid; exec sleep 60";
-        let run = world.start(["run", "--ttl", "2s", "--min-hold", "1h", "x", "-c", job]);
-        let job = world.pid("job.pid");
-        run.kill();
-        common::kill(job, Signal::KILL);
-        // What is left of it says for how long, on whatever store: nobody has to wait for the end of a lease of 2 s.
-        eventually("the job is dead", || !common::runs(job));
-        let left = || {
-            let json = shown(world, "x");
-            let held = json["claims"][0]["expires_in_ms"].as_u64().unwrap_or_default() > 3_000_000;
-            held || json["closed_until"].is_string()
-        };
-        eventually("its claim is over, or lasts an hour", || world.claims("x", "held").is_empty() || left());
-        assert!(left(), "{}", shown(world, "x"));
-        assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
-        assert_eq!(world.code(["break", "x", "--yes"]), 0);
-        assert_eq!(world.code(["run", "-w", "25s", "x", "true"]), 0, "it was broken");
-        std::fs::remove_file(world.path("job.pid")).unwrap();
-    });
-}
-
 /// A job that ended well keeps others out for longer than it asked for, or one that never began does at all.
 #[test]
-fn what_was_closed_at_the_grant_is_open_in_time() {
+fn what_is_kept_closed_opens_in_time() {
     on_all(|world| {
         assert_eq!(world.code(["run", "--ttl", "2s", "--min-hold", "3s", "x", "sleep", "3.1"]), 0);
         assert_eq!(world.code(["run", "-n", "x", "true"]), 0, "its time was over with the job");
@@ -123,18 +97,4 @@ fn what_was_closed_at_the_grant_is_open_in_time() {
         assert_eq!(world.code(["run", "--ttl", "2s", "--min-hold", "1h", "z", "true"]), 0);
         assert!(shown(world, "z")["closed_until"].is_string());
     });
-}
-
-/// Each renewal adds all of `--min-hold`, so that a wrapper that is killed late keeps the lock for twice as long.
-#[test]
-fn a_renewal_does_not_prolong_what_was_closed_at_the_grant() {
-    let redis = Redis::start();
-    let world = World::on(redis.url());
-    let run = world.start(["run", "--ttl", "1s", "--min-hold", "1h", "x", "sleep", "60"]);
-    let left = || redis.call(&["PTTL", "clinch:x"]).int();
-    eventually("it is kept for an hour", || left() > 3_500_000);
-    let first = left();
-    // Whatever the lease, it is renewed within 5 s.
-    eventually("that comes nearer over some renewals", || left() < first - 7000);
-    drop(run);
 }

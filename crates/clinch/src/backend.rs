@@ -106,13 +106,6 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// nothing.
     async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed>;
 
-    /// Keeps the lock closed for `time` from now on to all but this exclusive claim, which holds it: also after its process has died.
-    /// Its release puts what that says in place of this, and an eviction opens the lock. Asked only where leases do not
-    /// [end](Capabilities::expiry); elsewhere a long one does the same.
-    async fn close_behind(&self, _claim: &Claim, _time: Duration) -> Result<()> {
-        Err(Error::new(ErrorKind::Unsupported, "this store cannot keep a lock closed behind its holder"))
-    }
-
     /// No step of this claim will follow on this client, although no release of it was answered: it is detached, or its release
     /// was given up. What is known of it here can go.
     fn forget(&self, _claim: &Claim) {}

@@ -246,40 +246,6 @@ impl Guard {
         }
     }
 
-    /// Keeps the lock from everybody else for `time` from now on, whatever becomes of this process: should it die, the lock is nobody's
-    /// until then. The guard's own deadline stays where it is, and a release frees the lock at once.
-    ///
-    /// Where leases end, that is a long lease that is not renewed as such; what a store can keep for a day at most is kept that long. On `etcd://`
-    /// it may last up to `time` from the last renewal. Elsewhere the lock, which must be held exclusively, is closed behind its holder.
-    ///
-    /// # Cancel safety
-    ///
-    /// Safe; the lock may be kept nevertheless.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Guard::extend`], asked until the lease's own end; [`ErrorKind::Unsupported`] where that cannot be done,
-    /// [`ErrorKind::Invalid`] for more than ten years.
-    pub async fn keep_for(&self, time: Duration) -> Result<()> {
-        lease::check_linger(time)?;
-        let backend = &self.engine().backend;
-        if !backend.capabilities().expiry {
-            return self.engine().here(backend.close_behind(&self.claimed.claim, time)).await;
-        }
-        let ttl = self.claimed.claim.ttl;
-        if time <= ttl {
-            return self.engine().here(self.lengthen(ttl)).await;
-        }
-        let long = self.extended(time.min(backend.longest_ttl()));
-        self.engine()
-            .here(async {
-                long.await?;
-                // No store makes a lease shorter, so this one ends when it was told to; what renewals ask for is as before.
-                self.extended(ttl).await
-            })
-            .await
-    }
-
     /// Ends the guard but not the lease: it lasts its TTL from this moment, or up to a tenth less where it was granted just before,
     /// unless it is renewed by
     /// [`Locks::renew_detached`](crate::Locks::renew_detached) or released by
@@ -319,12 +285,6 @@ impl Guard {
         if self.tenure().is_new(env.now()) {
             return Ok(());
         }
-        self.extended(ttl).await
-    }
-
-    /// Extends the lease; asks until its own end if the store does not answer.
-    async fn extended(&self, ttl: Duration) -> Result<()> {
-        let env = &self.engine().env;
         let (mut failure, mut attempt) = (None, 0);
         loop {
             match self.engine().keeper.confirm(self.tenure(), Some(ttl)).await {

@@ -279,12 +279,11 @@ impl Tenure {
         if matches!(state.standing, Standing::Lost(_)) || self.token.is_none() {
             return;
         }
-        let loss = if self.policy.hold_until.is_some_and(|cap| cap <= now) {
-            Loss::new(LossKind::HeldTooLong, "its longest hold is over")
-        } else if self.deadline_of(state).is_some_and(|deadline| deadline <= now) {
-            Loss::new(LossKind::Expired, "no renewal was confirmed in time")
-        } else {
-            return;
+        let Some(deadline) = self.deadline_of(state).filter(|deadline| *deadline <= now) else { return };
+        // Whichever came first: once a lease is over, another may have it.
+        let loss = match self.policy.hold_until {
+            Some(cap) if cap == deadline => Loss::new(LossKind::HeldTooLong, "its longest hold is over"),
+            _ => Loss::new(LossKind::Expired, "no renewal was confirmed in time"),
         };
         state.expired_at = Some(now);
         state.lose(loss);

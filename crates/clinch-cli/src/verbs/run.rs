@@ -124,10 +124,7 @@ impl<'a> Session<'a> {
         if self.run.no_fork {
             return self.stand_aside(guard).await;
         }
-        let outcome = match self.keep(&guard, &mut signals).await {
-            Ok(()) => self.hold(&guard, &mut signals).await,
-            Err(failure) => Err(failure),
-        };
+        let outcome = self.hold(&guard, &mut signals).await;
         if outcome.as_ref().is_ok_and(|ended| ended.exit.code() != 0) {
             turn::give_back(&self.locks, self.run, &guard).await;
         }
@@ -153,20 +150,6 @@ impl<'a> Session<'a> {
         match self.run.quiet && !self.run.skip && !self.events.wanted() {
             true => Err(refused),
             false => Err(why_taken(&self.locks, &self.limits, &self.run.name, refused).await),
-        }
-    }
-
-    /// With `--min-hold`, keeps the lock closed from now on, should we be killed. Those who share it would be in each other's way.
-    async fn keep(&mut self, guard: &Guard, signals: &mut Signals) -> Result<(), Failure> {
-        let is_shared = self.run.share.shared || self.run.share.permits.is_some();
-        let Some(time) = self.run.min_hold.filter(|_| !is_shared) else { return Ok(()) };
-        tokio::select! {
-            biased;
-            kept = guard.keep_for(time) => Ok(kept?),
-            Caught { signal, .. } = signals.next() => {
-                self.ended_by = Some(signal);
-                Err(Failure::new(code_of(signal), ended_by(signal)))
-            }
         }
     }
 

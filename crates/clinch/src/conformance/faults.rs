@@ -375,10 +375,6 @@ impl Backend for Faulty {
         self.through(Step::Downgrade, self.inner.downgrade(claim)).await
     }
 
-    async fn close_behind(&self, claim: &Claim, time: Duration) -> Result<()> {
-        self.inner.close_behind(claim, time).await
-    }
-
     async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
         let freed = self.through(Step::Release, self.inner.release(claim, linger)).await;
         if freed.is_ok() {

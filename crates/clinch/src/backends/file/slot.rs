@@ -48,8 +48,6 @@ pub(super) struct Slot {
     pub(super) left: bool,
     /// Whether it could not take its turn since a process that is stopped has its record.
     pub(super) hindered: bool,
-    /// Whether the lock is to stay closed should its process die.
-    closes_behind: bool,
     /// Whether other processes may hold the description too.
     pub(super) inherited: bool,
     /// Its close wakes the successor. A claim that was granted at once has none: its successor watches the lock file.
@@ -90,7 +88,6 @@ impl Slot {
             turn: None,
             left: false,
             hindered: false,
-            closes_behind: false,
             inherited: false,
             bell,
             recheck: RECHECK,
@@ -380,23 +377,11 @@ impl File {
         Ok(())
     }
 
-    /// Keeps the lock closed to others should this process die: they look at that once the claim's byte is free.
-    pub(super) fn close_behind(&self, slot: &mut Slot, time: Duration) -> Result<()> {
-        if slot.mode != Mode::Exclusive {
-            let text = "a lock that is shared would be closed to those who share it";
-            return Err(Error::new(ErrorKind::Unsupported, text));
-        }
-        let world = self.world(&slot.name);
-        slot.file.hold_or_fail(&world)?.close_until(world.wall + time)?;
-        slot.closes_behind = true;
-        Ok(())
-    }
-
     /// Ends a claim of this process.
     pub(super) fn free(&self, slot: &Mutex<Slot>, linger: Duration) -> Result<Freed> {
         let slot = lock(slot);
         let mut closing = None;
-        if !linger.is_zero() || slot.closes_behind {
+        if !linger.is_zero() {
             let world = self.world(&slot.name);
             closing = Some((slot.file.hold_or_fail(&world)?, world.wall + linger));
         }
@@ -410,10 +395,7 @@ impl File {
         let ended = slot.told || look && is_ending().unwrap_or(true);
         // Else the lock may be another's.
         if let Some((mut held, until)) = closing.filter(|_| !ended) {
-            match linger {
-                Duration::ZERO => held.open_now()?,
-                _ => held.close_until(until)?,
-            }
+            held.close_until(until)?;
         }
         // Not left to the close, since a forked child may have a copy of the descriptor.
         slot.file.unlock_all()?;

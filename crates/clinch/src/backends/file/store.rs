@@ -280,11 +280,6 @@ impl Backend for File {
         self.insist(|| self.share(&mut lock(&slot))).await
     }
 
-    async fn close_behind(&self, claim: &Claim, time: Duration) -> Result<()> {
-        let slot = self.slot(claim.id).ok_or_else(|| Error::lost(&claim.name, not_held()))?;
-        self.insist(|| self.close_behind(&mut lock(&slot), time)).await
-    }
-
     async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
         let Some(slot) = self.slot(claim.id) else {
             // Who waits knows its own: this one never had a place.
