@@ -165,9 +165,14 @@ mod tests {
 
     use super::*;
 
+    const ON_A_TERMINAL: &str = "CLINCH_TEST_PANICS";
+
+    /// What the test below runs on a terminal. Does nothing otherwise.
     #[test]
-    #[ignore = "what the test below runs on a terminal"]
     fn panics() {
+        if std::env::var_os(ON_A_TERMINAL).is_none() {
+            return;
+        }
         let _screen = Screen::enter(true).unwrap();
         panic!("on purpose");
     }
@@ -182,8 +187,8 @@ mod tests {
         let open = || std::fs::File::options().read(true).write(true).open(path).unwrap();
         let kept = open();
         let mut test = Command::new("setsid");
-        test.arg("--ctty").arg(std::env::current_exe().unwrap()).env("TERM", "xterm");
-        test.args(["--exact", "screen::tests::panics", "--ignored", "--nocapture", "--test-threads=1"]);
+        test.arg("--ctty").arg(std::env::current_exe().unwrap()).env("TERM", "xterm").env(ON_A_TERMINAL, "1");
+        test.args(["--exact", "screen::tests::panics", "--nocapture", "--test-threads=1"]);
         test.stdin(Stdio::from(open())).stdout(Stdio::from(open())).stderr(Stdio::from(open()));
         assert!(!test.status().unwrap().success());
         let modes = tcgetattr(&kept).unwrap().local_modes;
