@@ -350,3 +350,112 @@ fn locks_of_earlier_versions_elsewhere_are_told_of() {
     std::fs::remove_file(earlier.join("x.lock")).unwrap();
     assert!(run().status.success());
 }
+
+/// A stranger re-points a link in the middle of a chain, and one URL leads to two directories.
+#[test]
+fn a_chain_of_links_through_a_strangers_directory_is_refused() {
+    let host = Host::new();
+    let (ours, theirs) = (host.make("ours", ROOT, 0o755), host.make("theirs", BOB, 0o755));
+    symlink(host.0.path("store"), theirs.join("current")).unwrap();
+    symlink(host.0.path(""), theirs.join("above")).unwrap();
+    symlink("../theirs/current", ours.join("relative")).unwrap();
+    symlink(theirs.join("current"), host.0.path("direct")).unwrap();
+    symlink(theirs.join("above"), host.0.path("middle")).unwrap();
+    // Of trusted users alone, however long.
+    symlink("../store", ours.join("safe")).unwrap();
+    symlink(ours.join("safe"), host.0.path("chain")).unwrap();
+    symlink("ours/..", host.0.path("around")).unwrap();
+    let run = |name: &str| {
+        let url = format!("file://{}?share=group", host.0.path(name).display());
+        host.clinch_in(&[LOCKERS], ALICE, &url, &["run", "-n", "x", "true"]).output().unwrap()
+    };
+    for name in ["direct", "ours/relative", "middle/store"] {
+        assert_refused(&run(name), "others can put something else in place of");
+    }
+    for name in ["chain", "around/store", "around/chain", "ours/../chain/"] {
+        assert!(run(name).status.success(), "{name}: {:?}", run(name));
+    }
+}
+
+/// Somebody who is not in the group fills its directory, which no mode tells of.
+#[test]
+fn a_directory_with_an_access_control_list_is_refused() {
+    const STRANGER: u32 = 71_666;
+    let host = Host::new();
+    // The tag, the permissions and whose they are: the owner, a stranger, the group, the mask, all others.
+    let entries =
+        [(1, 7, u32::MAX), (2, 7, STRANGER), (4, 7, u32::MAX), (16, 7, u32::MAX), (32, 0, u32::MAX)];
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, allowed, whose) in entries {
+        list.extend([u16::to_le_bytes(tag), u16::to_le_bytes(allowed)].concat());
+        list.extend(whose.to_le_bytes());
+    }
+    for kind in ["system.posix_acl_access", "system.posix_acl_default"] {
+        let host = if kind.ends_with("access") { &host } else { &Host::new() };
+        rustix::fs::setxattr(host.0.path("store"), kind, &list, rustix::fs::XattrFlags::empty()).unwrap();
+        assert_eq!(std::fs::metadata(host.0.path("store")).unwrap().mode() & 0o7777, 0o3770);
+        for user in [ROOT, ALICE] {
+            assert_refused(&host.run(user, &["run", "-n", "x", "true"]), "setfacl -b");
+        }
+    }
+}
+
+/// Another renames a user's directory, whose next run makes it anew.
+#[test]
+fn a_users_directory_that_others_could_replace_is_refused() {
+    let host = Host::new();
+    for (parent, owner, works) in [
+        (0o777, ROOT, false),
+        (0o775, ROOT, false),
+        (0o1777, BOB, false),
+        (0o755, BOB, false),
+        (0o1777, ROOT, true),
+        (0o755, ROOT, true),
+        (0o700, ALICE, true),
+    ] {
+        let above = format!("above-{parent:o}-{owner}");
+        host.make(&above, owner, parent);
+        let own = host.make(&format!("{above}/own"), ALICE, 0o700);
+        let run = |user, args: &[&str]| {
+            host.clinch_in(&[], user, &format!("file://{}", own.display()), args).output().unwrap()
+        };
+        match run(ALICE, &["run", "-n", "x", "true"]) {
+            output if works => assert!(output.status.success(), "{above}: {output:?}"),
+            output => assert_refused(&output, "others can put something else in place of"),
+        }
+        assert!(run(ROOT, &["ls"]).status.success(), "root looks");
+    }
+}
+
+/// One run under an odd umask locks its user out of its own directory.
+#[test]
+fn a_users_files_are_its_own_whatever_the_umask() {
+    let host = Host::new();
+    let own = host.make("own", ALICE, 0o700);
+    for umask in ["0777", "0"] {
+        let script = format!("umask {umask}; exec \"$CLINCH\" run -n {umask} true");
+        for _ in 0..2 {
+            let mut command = Command::new("setpriv");
+            command.args([format!("--reuid={ALICE}"), format!("--regid={ALICE}")]);
+            command.args(["--clear-groups", "sh", "-c", &script]).env("CLINCH", host.0.path("clinch"));
+            command.env("CLINCH_URL", format!("file://{}", own.display())).current_dir(host.0.path("."));
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+        }
+        let found = std::fs::metadata(own.join(format!("{umask}.lock"))).unwrap();
+        assert_eq!(found.mode() & 0o7777, 0o600);
+    }
+}
+
+/// The URL that a message names leads elsewhere.
+#[test]
+fn a_url_that_is_named_can_be_used() {
+    let host = Host::new();
+    let odd = host.make("50% of #1?", ROOT, 0o3770);
+    let escaped = format!("file://{}/50%25%20of%20%231%3F", odd.parent().unwrap().display());
+    let run =
+        |url: &str| host.clinch_in(&[LOCKERS], ALICE, url, &["run", "-n", "x", "true"]).output().unwrap();
+    let named = format!("{escaped}?share=group");
+    assert_refused(&run(&escaped), &named);
+    assert!(run(&named).status.success());
+}

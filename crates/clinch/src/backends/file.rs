@@ -87,6 +87,8 @@ mod users;
 mod waiting;
 #[cfg(target_os = "linux")]
 mod watch;
+#[cfg(target_os = "linux")]
+mod way;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -6,12 +6,17 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use rustix::fs::{FileType, Stat};
+use rustix::io::Errno;
 
 use super::users::{self, Me};
+use super::way;
 use crate::error::{Error, ErrorKind, Result};
 
 const STICKY: u32 = 0o1000;
@@ -19,6 +24,19 @@ const SETGID: u32 = 0o2000;
 
 /// The directory that is named to whoever needs one for several users.
 const FOR_SEVERAL_USERS: &str = "file:///run/lock/clinch?share=group";
+
+/// What a URL, or a shell that reads it, would take for something else.
+const UNSAFE_IN_URLS: AsciiSet = CONTROLS
+    .add(b' ')
+    .add(b'"')
+    .add(b'#')
+    .add(b'$')
+    .add(b'%')
+    .add(b'&')
+    .add(b'\'')
+    .add(b';')
+    .add(b'?')
+    .add(b'`');
 
 /// Who shares the files, as the URL says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,7 +76,7 @@ impl Sharing {
             let group = users::group(stat.st_gid);
             return refused(
                 format!("{shown} is shared by {group}"),
-                format!("use file://{shown}?share=group"),
+                format!("use {}?share=group", url(path)),
             );
         }
         if !me.trusts(owner) {
@@ -77,10 +95,12 @@ impl Sharing {
             return refused(
                 format!("others can replace files in {shown} (mode {mode:o})"),
                 format!(
-                    "run chmod go-w on it; for several users, run chmod 3770 on it and use file://{shown}?share=group"
+                    "run chmod go-w on it; for several users, run chmod 3770 on it and use {}?share=group",
+                    url(path)
                 ),
             );
         }
+        way::check(path, owner, me)?;
         Ok(if writable { Sharing::Beside } else { Sharing::Own })
     }
 
@@ -90,7 +110,7 @@ impl Sharing {
         let amiss = if mode & 0o002 != 0 {
             Some(("anybody can put files into it".to_owned(), "run chmod o-w on it".to_owned()))
         } else if mode & 0o020 == 0 {
-            let remedy = format!("run chmod 3770 on it, or use file://{shown} if it is for one user");
+            let remedy = format!("run chmod 3770 on it, or use {} if it is for one user", url(path));
             Some((format!("{group} cannot put files into it"), remedy))
         } else if mode & STICKY == 0 {
             let seen = "members of its group can replace each other's files";
@@ -114,7 +134,7 @@ impl Sharing {
                 "add that user to the group and log in again",
             );
         }
-        check_parents(path, owner, me)?;
+        way::check(path, owner, me)?;
         Ok(Sharing::Group(stat.st_gid))
     }
 
@@ -182,7 +202,7 @@ pub(super) fn hint(path: &Path, share: Share) -> String {
     match share {
         Share::Group => format!(" (it is of {group}, in which this process must be)"),
         Share::No if is_for_a_group(found.mode()) => {
-            format!(" (it is shared by {group}: use file://{}?share=group as a member of it)", path.display())
+            format!(" (it is shared by {group}: use {}?share=group as a member of it)", url(path))
         }
         Share::No => format!(" (it is of {owner}; for several users, use one as {FOR_SEVERAL_USERS})"),
     }
@@ -203,39 +223,36 @@ fn is_regular(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode).is_file()
 }
 
-fn refused<T>(message: String, remedy: impl Into<Cow<'static, str>>) -> Result<T> {
+/// The URL of a directory.
+pub(super) fn url(path: &Path) -> String {
+    format!("file://{}", percent_encode(path.as_os_str().as_bytes(), &UNSAFE_IN_URLS))
+}
+
+pub(super) fn refused<T>(message: String, remedy: impl Into<Cow<'static, str>>) -> Result<T> {
     Err(Error::new(ErrorKind::Refused, message).with_remedy(remedy))
 }
 
-/// Refuses a directory in whose place others could put another, by the path as it is spelled and by where that leads.
-fn check_parents(path: &Path, owner: u32, me: &Me) -> Result<()> {
-    let unseen = |error: io::Error| {
-        Error::new(super::dir::kind(&error), format!("cannot look at what is above {}", path.display()))
-            .with_source(error)
-    };
-    for way in [path.to_path_buf(), path.canonicalize().map_err(unseen)?] {
-        for (child, parent) in way.ancestors().zip(way.ancestors().skip(1)) {
-            let (entry, above) =
-                (child.symlink_metadata().map_err(unseen)?, parent.metadata().map_err(unseen)?);
-            if !parent_is_safe((above.uid(), above.mode()), entry.uid(), owner, me) {
-                let seen = format!(
-                    "others can put something else in place of {}, since they may write to {} (of {}, mode {:o})",
-                    child.display(),
-                    parent.display(),
-                    users::user(above.uid()),
-                    above.mode() & 0o7777
+/// Refuses a directory whose access control list lets others in than its mode says.
+pub(super) fn check_list(path: &Path, descriptor: impl AsFd) -> Result<()> {
+    // The default one would let them into the files.
+    for kind in ["system.posix_acl_access", "system.posix_acl_default"] {
+        match rustix::fs::fgetxattr(&descriptor, kind, &mut [0_u8; 0]) {
+            Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => {}
+            Err(error) => {
+                let error = io::Error::from(error);
+                let message = format!("cannot read the access control list of {}", path.display());
+                return Err(Error::new(super::dir::kind(&error), message).with_source(error));
+            }
+            Ok(_) => {
+                let shown = path.display();
+                return refused(
+                    format!("{shown} has an access control list, so others than its group may use it"),
+                    format!("run setfacl -b on it, and chmod 3770 if its mode is another then: {shown}"),
                 );
-                return refused(seen, "a directory for share=group needs safe ones above it");
             }
         }
     }
     Ok(())
-}
-
-/// Whether nobody but root, this user and the directory's owner can have put its way there. `entry`: whose is what leads on from here.
-fn parent_is_safe((above, mode): (u32, u32), entry: u32, owner: u32, me: &Me) -> bool {
-    let kept = mode & 0o022 == 0 || mode & STICKY != 0 && me.trusts(entry);
-    kept && (me.trusts(above) || above == owner)
 }
 
 #[cfg(test)]
@@ -304,15 +321,5 @@ mod tests {
         let (mut linked, mut foreign) = (stat(0, 0o100_660), stat(0, 0o100_660));
         (linked.st_nlink, foreign.st_gid) = (2, GROUP + 1);
         assert!(check(linked).is_err() && check(foreign).is_err());
-    }
-
-    #[test]
-    fn whoever_could_replace_the_directory_makes_its_parent_unsafe() {
-        let me = user(1000);
-        let safe = |above, mode, entry, owner| parent_is_safe((above, mode), entry, owner, &me);
-        assert!(safe(0, 0o755, 7, 7) && safe(7, 0o755, 7, 7) && safe(1000, 0o700, 1000, 1000));
-        assert!(safe(0, 0o1777, 0, 0) && safe(0, 0o1777, 1000, 1000));
-        assert!(!safe(0, 0o1777, 7, 7), "anybody may have come first in a directory as /tmp");
-        assert!(!safe(0, 0o775, 0, 0) && !safe(0, 0o777, 0, 0) && !safe(8, 0o755, 7, 7));
     }
 }

@@ -94,6 +94,9 @@ impl Dir {
         let stat = rustix::fs::fstat(&descriptor).map_err(|error| failed(error.into()))?;
         let path = std::path::absolute(&path).map_err(failed)?;
         let sharing = Sharing::of(&path, &stat, options.share, &me)?;
+        if let Sharing::Group(_) = sharing {
+            access::check_list(&path, &descriptor)?;
+        }
         if !options.network_allowed {
             let system = rustix::fs::fstatfs(&descriptor).map_err(|error| failed(error.into()))?;
             check_file_system(&path, system.f_type as u32)?;

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::access;
 use super::users::{self, Me};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -41,7 +42,7 @@ pub(super) fn check_earlier(path: &Path, me: &Me) -> Result<()> {
     else {
         return Ok(());
     };
-    let (found, path) = (found.display(), path.display());
+    let (found, url, path) = (found.display(), access::url(&found), path.display());
     Err(Error::new(
         ErrorKind::Refused,
         format!(
@@ -50,7 +51,7 @@ pub(super) fn check_earlier(path: &Path, me: &Me) -> Result<()> {
         ),
     )
     .with_remedy(format!(
-        "when clinch -u file://{found} ls shows none, remove that directory; or go on with it by CLINCH_URL=file://{found}, \
+        "when clinch -u {url} ls shows none, remove that directory; or go on with it by CLINCH_URL={url}, \
          which cron then needs too"
     )))
 }

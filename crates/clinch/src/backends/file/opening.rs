@@ -58,7 +58,15 @@ impl Dir {
     fn make_file(&self, file: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         match self.sharing {
             Sharing::Group(group) => self.make_for_group(file, flags, group),
-            _ => self.open_file(file, flags | OFlags::CREATE),
+            _ => {
+                let made = self.open_file(file, flags | OFlags::CREATE | OFlags::EXCL)?;
+                let mode = Mode::RUSR | Mode::WUSR;
+                // The umask may have taken even what its user needs. Where it has not, nothing is asked of file systems without modes.
+                if !Mode::from_raw_mode(rustix::fs::fstat(&made)?.st_mode).contains(mode) {
+                    rustix::fs::fchmod(&made, mode)?;
+                }
+                Ok(made)
+            }
         }
     }
 

@@ -39,6 +39,17 @@ pub(super) fn home(user: u32) -> Option<PathBuf> {
     User::from_uid(Uid::from_raw(user)).ok().flatten().map(|user| user.dir)
 }
 
+/// Whether a group is the one that a system gives a user for itself: of its name, and with nobody else in it.
+pub(super) fn is_alone_in(user: u32, group: u32) -> bool {
+    let user = User::from_uid(Uid::from_raw(user)).ok().flatten();
+    let group = Group::from_gid(Gid::from_raw(group)).ok().flatten();
+    user.zip(group).is_some_and(|(user, group)| {
+        user.gid == group.gid
+            && user.name == group.name
+            && group.mem.iter().all(|member| *member == user.name)
+    })
+}
+
 /// A user, for people.
 pub(super) fn user(id: u32) -> String {
     match User::from_uid(Uid::from_raw(id)) {

@@ -57,24 +57,23 @@ impl File {
 
     /// Waits for what `awaited` says, or for the next look.
     pub(super) async fn wait_in(&self, slot: &Mutex<Slot>) -> Result<()> {
-        let now = self.env.now();
         let Some(awaited) = self.awaited(&lock(slot))? else {
             if lock(slot).hindered {
-                self.env.sleep_until(now + RECHECK_UNWATCHED).await;
+                self.pause(RECHECK_UNWATCHED).await;
             }
             return Ok(());
         };
         let path = match &awaited {
             Await::Opening(at) => {
                 let left = at.duration_since(self.env.clock().wall()).unwrap_or_default();
-                self.env.sleep_until(now + left.min(RECHECK)).await;
+                self.pause(left.min(RECHECK)).await;
                 return Ok(());
             }
             Await::Close(path) => path,
         };
         let Ok(watch) = self.watcher.watch(path, self.env.lane()) else {
             let pause = unwatched(&lock(slot))?;
-            self.env.sleep_until(now + pause).await;
+            self.pause(pause).await;
             return Ok(());
         };
         // What happened before the watch began raised no event.
@@ -101,6 +100,14 @@ impl File {
         slot.recheck = recheck;
         slot.watch = Some(watch);
         Ok(())
+    }
+
+    /// Sleeps from now on: a look may itself take longer than the pause. Whoever polls gets its turn in any case, to see signals and
+    /// time-outs.
+    async fn pause(&self, pause: Duration) {
+        let until = self.env.now() + pause;
+        tokio::task::yield_now().await;
+        self.env.sleep_until(until).await;
     }
 }
 
