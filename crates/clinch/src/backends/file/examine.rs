@@ -23,7 +23,7 @@ const OF_DOCTOR: &str = "clinch-doctor%2F";
 const OTHERWISE: &str = "mend what it says, or name another directory: file:///DIR";
 
 /// What to do where several users need the same locks.
-const FOR_SEVERAL_USERS: &str = "one for several users, as file:///run/lock/clinch?share=group";
+const FOR_SEVERAL_USERS: &str = "a directory for several users, as file:///run/lock/clinch?share=group";
 
 /// Looks at the directory of a URL; an empty path is the user's default. It is made if it is not there, as by every use of it.
 pub(super) fn examine(named: &Path, options: Options) -> Vec<Check> {
@@ -119,10 +119,10 @@ fn exclusion(me: &Me, meta: &Metadata, share: Share, is_named: bool) -> Check {
         }
         Share::No if meta.mode() & 0o022 != 0 => {
             let seen = format!(
-                "others can add lock files of their own here (mode {:04o}), which are then refused for everybody else",
+                "others can add lock files of their own here (mode {:04o}), which are then refused (77) for everybody else",
                 meta.mode() & 0o7777
             );
-            let remedy = format!("use a directory of mode 0700, or {FOR_SEVERAL_USERS}");
+            let remedy = format!("use one of mode 0700, or {FOR_SEVERAL_USERS}");
             return Check::warn("users", seen, remedy);
         }
         Share::No => {
@@ -136,7 +136,9 @@ fn exclusion(me: &Me, meta: &Metadata, share: Share, is_named: bool) -> Check {
 /// Whether the lock files that are there already can be used, where others can have put some there.
 fn files(path: &Path, share: Share, me: &Me) -> Option<Check> {
     let stat = rustix::fs::stat(path).ok()?;
-    let sharing = Sharing::of(path, &stat, share, me).ok().filter(|sharing| sharing.needs_a_look())?;
+    let sharing = Sharing::of(path, &stat, share, me)
+        .ok()
+        .filter(|sharing| matches!(sharing, Sharing::Beside | Sharing::Group(_)))?;
     let files = std::fs::read_dir(path).ok()?.flatten().map(|file| file.path());
     let locks = files.filter(|file| file.extension().is_some_and(|end| end == "lock")).take(FILES);
     let amiss = locks.into_iter().find_map(|file| {
