@@ -15,10 +15,12 @@ use ratatui::crossterm::terminal::{
 };
 use ratatui::layout::Rect;
 use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
+use rustix::io::retry_on_intr;
 use rustix::process::Signal;
+use rustix::termios::{Winsize, tcdrain, tcgetpgrp, tcgetwinsize};
 
 use crate::exit::{Failure, SIGNAL_BASE};
-use crate::job::signals::asks_to_stop;
+use crate::job::signals::{asks_to_stop, ended_at_once};
 use crate::job::sys;
 use crate::table::is_dumb;
 
@@ -27,6 +29,9 @@ const FRAME: usize = 1 << 16;
 
 /// What a terminal is taken for that does not say how large it is.
 const USUAL: Rect = Rect::new(0, 0, 80, 24);
+
+/// How many columns and rows are drawn at most.
+const MOST: (u16, u16) = (1000, 500);
 
 /// Whether the second screen is shown.
 static SHOWN: AtomicBool = AtomicBool::new(false);
@@ -78,6 +83,7 @@ impl Screen {
 
     /// After somebody else had the terminal.
     fn enter_again(&mut self) -> Result<(), Failure> {
+        await_foreground().map_err(failed)?;
         let enter = || {
             if self.has_keys {
                 // What the terminal was like is looked at anew: who had it meanwhile may have changed it.
@@ -133,10 +139,24 @@ pub(crate) fn end_by(signal: Signal) -> u8 {
     SIGNAL_BASE + u8::try_from(signal.as_raw()).unwrap_or(0)
 }
 
-/// How large the terminal is that is written to.
+/// Is stopped for as long as another job has the terminal.
+fn await_foreground() -> io::Result<()> {
+    // The kernel stops by TTOU who waits there from the background, and has it wait again each time it goes on. Meanwhile nothing
+    // is shown, so that a signal may end us as it ends anybody.
+    ended_at_once(|| retry_on_intr(|| tcdrain(rustix::stdio::stdout())))?;
+    Ok(())
+}
+
+/// Whether the terminal is another job's.
+fn is_in_background() -> bool {
+    tcgetpgrp(rustix::stdio::stdout()).is_ok_and(|group| group != rustix::process::getpgrp())
+}
+
+/// How large the terminal is that is written to, as far as it is drawn on: some say that they have no end.
 fn area() -> Rect {
-    let size = rustix::termios::tcgetwinsize(rustix::stdio::stdout());
-    let area = size.map_or(USUAL, |size| Rect::new(0, 0, size.ws_col, size.ws_row));
+    let size = tcgetwinsize(rustix::stdio::stdout());
+    let drawn = |size: Winsize| Rect::new(0, 0, size.ws_col.min(MOST.0), size.ws_row.min(MOST.1));
+    let area = size.map_or(USUAL, drawn);
     if area.is_empty() { USUAL } else { area }
 }
 
@@ -146,7 +166,8 @@ fn failed(error: io::Error) -> Failure {
 
 /// Makes the terminal what it was.
 fn leave() {
-    if !SHOWN.swap(false, Ordering::Relaxed) {
+    // From the background it would stop us, and change what is another's.
+    if !SHOWN.swap(false, Ordering::Relaxed) || is_in_background() {
         return;
     }
     // They fail when the terminal is gone, and then it is nobody's.

@@ -126,6 +126,21 @@ fn a_default_directory_is_told_and_so_is_an_earlier_one_in_use() {
     );
 }
 
+/// Where a user has no home, nothing is told of the store.
+#[test]
+fn a_user_without_a_home_gets_a_report() {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-user=54321", "--map-group=54321", env!("CARGO_BIN_EXE_clinch")]);
+    command
+        .args(["doctor", "--json"])
+        .env_remove("HOME")
+        .env_remove("XDG_STATE_HOME")
+        .env_remove("CLINCH_URL");
+    let said = Said::by(command);
+    said.ends(2, &["directory"]);
+    assert!(said.one("directory").contains("name the lock directory"), "{}", said.1);
+}
+
 #[test]
 fn a_directory_that_is_refused_says_what_to_do() {
     use std::os::unix::fs::PermissionsExt as _;
@@ -376,6 +391,19 @@ fn all_servers_of_a_sentinel_and_of_a_cluster_are_looked_at() {
     let cluster = Cluster::start();
     let said = Said::of(cluster.url());
     said.ends(1, &["persistence"]);
+    // Without the rights to the channels of slots all waiters ask again and again.
+    let login = cluster.url().replace("://", &format!("://clinch:{SECRET}@"));
+    let more = ["+cluster|slots", "+asking", "+spublish", "+ssubscribe"];
+    for lacking in ["", "+spublish", "+ssubscribe"] {
+        let rules: Vec<&str> = rules().into_iter().chain(more).filter(|rule| *rule != lacking).collect();
+        cluster.nodes().iter().for_each(|node| drop(user(node, &rules)));
+        let rights = Said::of(login.as_str()).all("rights");
+        let as_it_is = |right: &String| match lacking {
+            "" => right.starts_with("pass: "),
+            lacking => right.starts_with("warn: ") && right.contains(&format!("lacks {lacking}:")),
+        };
+        assert!(!rights.is_empty() && rights.iter().all(as_it_is), "{lacking}: {rights:?}");
+    }
     let masters = said.all("role").iter().filter(|role| role.contains("master")).count();
     assert_eq!(masters, cluster.masters().len(), "{}", said.1);
 }

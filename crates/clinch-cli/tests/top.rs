@@ -126,6 +126,31 @@ fn every_way_out_gives_the_terminal_back() {
     eventually("it has ended", || common::state(pid).is_none() && screen.is_as_it_was());
 }
 
+/// It draws over what another job shows, or waits for the terminal without rest and hears no signal.
+#[test]
+fn in_the_background_it_is_stopped_until_it_has_the_terminal() {
+    let world = World::new();
+    for (verb, shown) in [("top", "hand-offs/min"), ("ls --watch", "no lock is held")] {
+        let mut screen = Screen::start(&world, 24, 80);
+        screen.type_in(&format!("\"$CLINCH\" {verb} & echo began=$?.\n"));
+        screen.shows("began=0.");
+        let pid = child(&screen);
+        let is_stopped = || common::state(pid) == Some('T');
+        eventually("it is stopped", is_stopped);
+        assert!(screen.is_as_it_was());
+        screen.type_in("clear; fg\n");
+        screen.shows(shown);
+        screen.type_in("\x1a");
+        eventually("it is stopped by a key", || is_stopped() && screen.is_as_it_was());
+        screen.type_in("clear; bg; echo shell $((40 + 2))\n");
+        screen.shows("shell 42");
+        eventually("it is stopped again", is_stopped);
+        assert!(screen.is_as_it_was() && screen.line(shown).is_empty(), "{:?}", screen.lines());
+        assert!(kill(pid, Signal::TERM) && kill(pid, Signal::CONT));
+        eventually("it has ended", || !common::runs(pid));
+    }
+}
+
 /// The process that the shell has started.
 fn child(screen: &Screen) -> i32 {
     let pid = screen.shell.pid();
@@ -181,6 +206,13 @@ fn it_fits_the_terminal() {
     screen.shows("29: 0 waiting");
     screen.resize(30, 120);
     screen.shows("a-rather-long-name/of-a-lock/29  closed");
+    // More than could be kept in memory.
+    screen.type_in("\x03");
+    eventually("it has ended", || screen.is_as_it_was());
+    screen.type_in("clear; stty rows 65535 cols 65535; \"$CLINCH\" top; echo rc=$?.\n");
+    eventually("it is shown", || !screen.is_as_it_was());
+    screen.resize(24, 80);
+    screen.shows("q leave  ? keys");
     screen.resize(3, 8);
     screen.type_in("bb?q");
     screen.resize(24, 80);

@@ -21,6 +21,9 @@ const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUI
 const PASSED_ON: [Signal; 7] =
     [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::TSTP, Signal::TTIN, Signal::TTOU, Signal::CONT];
 
+/// What one that draws on a terminal hears of besides. Not of TTIN and TTOU: in the background those stop it, as anybody.
+const DRAWING: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::TSTP, Signal::CONT];
+
 /// Those that are caught once there is a child.
 pub(crate) fn caught() -> impl Iterator<Item = Signal> {
     ENDING.into_iter().chain(PASSED_ON).filter(|signal| !sys::is_ignored(*signal))
@@ -29,6 +32,11 @@ pub(crate) fn caught() -> impl Iterator<Item = Signal> {
 /// Whether a signal asks a process to end.
 pub(crate) fn asks_to_end(signal: Signal) -> bool {
     ENDING.contains(&signal)
+}
+
+/// Runs `body` such that what asks to end does so at once.
+pub(crate) fn ended_at_once<T>(body: impl FnOnce() -> T) -> T {
+    sys::with_default(&ENDING, body)
 }
 
 /// Whether a signal is one by which the terminal stops a process.
@@ -71,10 +79,10 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Catches all of these.
-    pub(crate) fn all() -> io::Result<Signals> {
+    /// Catches those that concern what is drawn on a terminal.
+    pub(crate) fn drawing() -> io::Result<Signals> {
         let mut signals = Signals::ending()?;
-        signals.pass_on()?;
+        signals.catch(&DRAWING)?;
         Ok(signals)
     }
 

@@ -227,6 +227,29 @@ fn stop_by(signal: Signal, send: impl FnOnce() -> libc::c_int) -> bool {
     })
 }
 
+/// Runs `body` while these signals do what they do by default, except those that are ignored.
+pub(crate) fn with_default<T>(signals: &[Signal], body: impl FnOnce() -> T) -> T {
+    let caught = signals.iter().filter(|signal| !is_ignored(**signal));
+    let saved: Vec<_> = caught
+        .map(|signal| {
+            let mut saved = MaybeUninit::<libc::sigaction>::uninit();
+            // SAFETY: both actions are locals that outlive the call; the default one runs no code of ours.
+            unsafe {
+                let mut default: libc::sigaction = std::mem::zeroed();
+                default.sa_sigaction = libc::SIG_DFL;
+                libc::sigaction(signal.as_raw(), &default, saved.as_mut_ptr());
+            }
+            (signal, saved)
+        })
+        .collect();
+    let result = body();
+    for (signal, saved) in saved {
+        // SAFETY: the call above filled it in, and it is restored unchanged.
+        unsafe { libc::sigaction(signal.as_raw(), saved.as_ptr(), null_mut()) };
+    }
+    result
+}
+
 /// A copy of a descriptor that the caller of this process left open for it. The original is closed on exec from now on, so
 /// that the job does not keep it open.
 pub(crate) fn adopt(descriptor: RawFd) -> io::Result<OwnedFd> {

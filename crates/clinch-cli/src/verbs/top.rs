@@ -35,7 +35,7 @@ pub(crate) async fn run(store: &Store) -> Outcome {
             "top needs a terminal to draw on and to read keys from; see `clinch ls --watch`",
         ));
     }
-    let mut signals = Signals::all().map_err(|error| Failure::system("cannot hear signals", error))?;
+    let mut signals = Signals::drawing().map_err(|error| Failure::system("cannot hear signals", error))?;
     let mut feed = Feed::start(store, "", EVERY)?;
     let mut model = Model::default();
     if let Some(code) = show(&mut feed, &mut signals, &mut model).await? {

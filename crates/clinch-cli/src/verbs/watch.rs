@@ -82,7 +82,7 @@ fn standing(claim: &ClaimState) -> (ClaimId, Mode, bool, Option<Token>, &str, bo
 
 /// Shows the table in place until a signal ends it.
 async fn draw(mut feed: Feed, wanted: &Wanted<'_>) -> Outcome {
-    let mut signals = Signals::all().map_err(|error| Failure::system("cannot hear signals", error))?;
+    let mut signals = Signals::drawing().map_err(|error| Failure::system("cannot hear signals", error))?;
     let mut screen = Screen::enter(false)?;
     let mut view =
         View { silence: Silence::default(), locks: None, paint: Paint { has_colour: wants_colour() } };

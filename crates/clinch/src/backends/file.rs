@@ -153,7 +153,7 @@ pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>
 pub(crate) fn examine_url(url: &mut StoreUrl, _env: &Env) -> Result<Vec<Check>> {
     let asked = asked(url)?;
     url.finish()?;
-    examine::examine(Path::new(&url.path), asked.into())
+    Ok(examine::examine(Path::new(&url.path), asked.into()))
 }
 
 /// Refuses, as everything of `file://` does elsewhere.

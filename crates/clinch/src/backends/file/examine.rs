@@ -6,23 +6,39 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::access::Share;
+use super::access::{Share, Sharing};
 use super::dir::{Dir, Options};
 use super::home::{self, BELOW_HOME};
 use super::network::check_file_system;
 use super::users::{self, Me};
-use crate::check::Check;
-use crate::error::Result;
+use crate::check::{Check, Verdict};
+
+/// How many lock files are looked at.
+const FILES: usize = 1000;
+
+/// With what the locks begin that `clinch doctor` takes: where there are but those, nobody uses a directory.
+const OF_DOCTOR: &str = "clinch-doctor%2F";
+
+/// What to do about a directory that cannot be used, where nothing more is known.
+const OTHERWISE: &str = "mend what it says, or name another directory: file:///DIR";
+
+/// What to do where several users need the same locks.
+const FOR_SEVERAL_USERS: &str = "a directory for several users, as file:///run/lock/clinch?share=group";
 
 /// Looks at the directory of a URL; an empty path is the user's default. It is made if it is not there, as by every use of it.
-///
-/// An error says that there is no default directory.
-pub(super) fn examine(named: &Path, options: Options) -> Result<Vec<Check>> {
+pub(super) fn examine(named: &Path, options: Options) -> Vec<Check> {
     let me = Me::now();
     let default = home::default_path(&me);
     let is_named =
         !named.as_os_str().is_empty() && default.as_ref().ok().is_none_or(|default| default != named);
-    let path = if named.as_os_str().is_empty() { default? } else { named.to_path_buf() };
+    let path = match default {
+        _ if !named.as_os_str().is_empty() => named.to_path_buf(),
+        Ok(default) => default,
+        Err(error) => {
+            let url = Check::pass("url", "the default directory of the user");
+            return vec![url, Check::failed("directory", &error, OTHERWISE)];
+        }
+    };
     let why = match () {
         () if is_named => "named by the URL",
         () if me.is_root() => "the default of root",
@@ -33,8 +49,7 @@ pub(super) fn examine(named: &Path, options: Options) -> Result<Vec<Check>> {
     let meta = match opened {
         Ok(meta) => meta,
         Err(error) => {
-            let otherwise = "name a local directory of your own: file:///DIR";
-            return Ok(vec![Check::pass("url", directory), Check::failed("directory", &error, otherwise)]);
+            return vec![Check::pass("url", directory), Check::failed("directory", &error, OTHERWISE)];
         }
     };
     let owner = format!(
@@ -49,10 +64,11 @@ pub(super) fn examine(named: &Path, options: Options) -> Result<Vec<Check>> {
         file_system(&path, options.network_allowed),
         exclusion(&me, &meta, options.share, is_named),
     ];
+    checks.extend(files(&path, options.share, &me));
     if !is_named {
         checks.push(others(&meta));
     }
-    Ok(checks)
+    checks
 }
 
 fn file_system(path: &Path, network_allowed: bool) -> Check {
@@ -93,6 +109,22 @@ fn exclusion(me: &Me, meta: &Metadata, share: Share, is_named: bool) -> Check {
         Share::Group => {
             format!("root and all members of {} exclude each other here", users::group(meta.gid()))
         }
+        Share::No if !me.trusts(meta.uid()) => {
+            let seen = format!(
+                "only jobs of {} exclude each other here; root may look at its locks, not take or change them",
+                users::user(meta.uid())
+            );
+            let remedy = format!("run this as that user, or have both use {FOR_SEVERAL_USERS}");
+            return Check::warn("users", seen, remedy);
+        }
+        Share::No if meta.mode() & 0o022 != 0 => {
+            let seen = format!(
+                "others can add lock files of their own here (mode {:04o}), which are then refused (77) for everybody else",
+                meta.mode() & 0o7777
+            );
+            let remedy = format!("use one of mode 0700, or {FOR_SEVERAL_USERS}");
+            return Check::warn("users", seen, remedy);
+        }
         Share::No => {
             let others = if is_named { "are refused" } else { "have other directories" };
             format!("only jobs of {} exclude each other here; other users {others}", users::user(me.id))
@@ -101,20 +133,50 @@ fn exclusion(me: &Me, meta: &Metadata, share: Share, is_named: bool) -> Check {
     Check::pass("users", seen)
 }
 
+/// Whether the lock files that are there already can be used, where others can have put some there.
+fn files(path: &Path, share: Share, me: &Me) -> Option<Check> {
+    let stat = rustix::fs::stat(path).ok()?;
+    let sharing = Sharing::of(path, &stat, share, me)
+        .ok()
+        .filter(|sharing| matches!(sharing, Sharing::Beside | Sharing::Group(_)))?;
+    let files = std::fs::read_dir(path).ok()?.flatten().map(|file| file.path());
+    let locks = files.filter(|file| file.extension().is_some_and(|end| end == "lock")).take(FILES);
+    let amiss = locks.into_iter().find_map(|file| {
+        // One that is gone does no harm.
+        let stat = rustix::fs::lstat(&file).ok()?;
+        sharing.check_file(&file, &stat, me).err()
+    });
+    Some(match amiss {
+        None => Check::pass("files", "the lock files that are there can be used"),
+        Some(error) => Check { verdict: Verdict::Warn, ..Check::failed("files", &error, OTHERWISE) },
+    })
+}
+
 /// Other default directories, of ours or of other users, that are in use.
 fn others(ours: &Metadata) -> Check {
     let own = ["XDG_STATE_HOME", "HOME"].into_iter().filter_map(home::variable);
     let own = own.flat_map(|dir| [dir.join("clinch"), dir.join(BELOW_HOME)]);
     let homes = homes().into_iter().map(|home| home.join(BELOW_HOME));
     let mut seen = HashSet::from([identity(ours)]);
-    let found = std::iter::once(PathBuf::from(home::OF_ROOT)).chain(own).chain(homes).filter_map(|dir| {
-        let meta = std::fs::metadata(&dir).ok().filter(Metadata::is_dir)?;
-        let is_store = is_store(&dir) && seen.insert(identity(&meta));
-        is_store.then(|| format!("{} of {}", dir.display(), users::user(meta.uid())))
-    });
-    let found: Vec<String> = found.collect();
+    let (mut found, mut closed) = (Vec::new(), Vec::new());
+    for dir in std::iter::once(PathBuf::from(home::OF_ROOT)).chain(own).chain(homes) {
+        let Some(meta) = std::fs::metadata(&dir).ok().filter(Metadata::is_dir) else { continue };
+        if !seen.insert(identity(&meta)) {
+            continue;
+        }
+        let told = format!("{} of {}", dir.display(), users::user(meta.uid()));
+        match is_store(&dir) {
+            None => closed.push(told),
+            Some(true) => found.push(told),
+            Some(false) => {}
+        }
+    }
     if found.is_empty() {
-        return Check::pass("others", "no other default directory is in use, as far as can be seen");
+        let closed = match &*closed {
+            [] => String::new(),
+            closed => format!("; cannot be looked into: {}", closed.join(", ")),
+        };
+        return Check::pass("others", format!("no other default directory is seen in use{closed}"));
     }
     Check::warn(
         "others",
@@ -123,10 +185,13 @@ fn others(ours: &Metadata) -> Check {
     )
 }
 
-/// Whether there are locks in it; one that cannot be looked into may have some.
-fn is_store(dir: &Path) -> bool {
-    let is_lock = |name: std::ffi::OsString| name.to_string_lossy().ends_with(".lock");
-    std::fs::read_dir(dir).map_or(true, |files| files.flatten().any(|file| is_lock(file.file_name())))
+/// Whether there are locks in it that a job has used; `None` where it cannot be looked into.
+fn is_store(dir: &Path) -> Option<bool> {
+    let is_lock = |name: std::ffi::OsString| {
+        let name = name.to_string_lossy();
+        name.ends_with(".lock") && !name.starts_with(OF_DOCTOR)
+    };
+    Some(std::fs::read_dir(dir).ok()?.flatten().any(|file| is_lock(file.file_name())))
 }
 
 fn identity(meta: &Metadata) -> (u64, u64) {
@@ -147,10 +212,49 @@ mod tests {
     fn a_named_directory_tells_its_file_system_and_whose_it_is() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("a dir");
-        let checks = examine(&path, Options::default()).unwrap();
+        let checks = examine(&path, Options::default());
         let of = |what: &str| &checks.iter().find(|check| check.what == what).unwrap().seen;
         assert!(of("directory").contains("mode 0700"), "{checks:?}");
         assert!(!of("file-system").is_empty() && !of("file-system").contains("0x"), "{checks:?}");
+    }
+
+    fn directory(mode: u32) -> tempfile::TempDir {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+        dir
+    }
+
+    #[test]
+    fn an_old_lock_file_in_a_directory_of_a_group_is_named() {
+        let dir = directory(0o3770);
+        let path = dir.path().canonicalize().unwrap();
+        let options = Options { share: Share::Group, ..Options::default() };
+        let of = || files(&path, options.share, &Me::now()).unwrap();
+        assert_eq!(of().verdict, Verdict::Pass);
+        std::fs::write(path.join("n.lock"), "").unwrap();
+        let check = of();
+        assert_eq!(check.verdict, Verdict::Warn);
+        assert!(check.seen.contains("n.lock") && check.remedy.unwrap().contains("chmod"));
+    }
+
+    #[test]
+    fn a_directory_into_which_all_can_put_files_is_told() {
+        let dir = directory(0o1777);
+        let checks = examine(dir.path(), Options::default());
+        let users = checks.iter().find(|check| check.what == "users").unwrap();
+        assert_eq!(users.verdict, Verdict::Warn);
+        assert!(users.seen.contains("others can add lock files"), "{users:?}");
+    }
+
+    #[test]
+    fn a_directory_in_which_but_doctor_was_is_not_in_use() {
+        let dir = directory(0o700);
+        std::fs::write(dir.path().join("clinch-doctor%2Fme@here.lock"), "").unwrap();
+        assert_eq!(is_store(dir.path()), Some(false));
+        std::fs::write(dir.path().join("n.lock"), "").unwrap();
+        assert_eq!(is_store(dir.path()), Some(true));
+        assert_eq!(is_store(&dir.path().join("none")), None);
     }
 
     #[test]

@@ -231,7 +231,7 @@ impl Backend for File {
 
     async fn examine(&self) -> Vec<Check> {
         // What the URL allowed is not known any more, and was checked when it was opened.
-        super::examine::examine(self.dir.path(), self.dir.options()).unwrap_or_default()
+        super::examine::examine(self.dir.path(), self.dir.options())
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Progress> {

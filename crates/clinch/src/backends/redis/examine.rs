@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 
+use super::check::Server;
 use super::dial::Dialer;
 use super::failure::Failure;
 use super::link::Link;
@@ -17,6 +18,9 @@ use super::settings::{Address, Settings, Topology};
 use crate::backends::approach::unreached;
 use crate::check::{Check, Verdict};
 use crate::error::{Error, ErrorKind};
+
+/// What a server is taken for that may not be asked for its version.
+const RECENT: u32 = 7;
 
 /// What a server is there for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,10 +133,12 @@ fn not_let_in(error: &Error) -> Check {
 
 /// An error is a connection that broke.
 async fn look(dialer: &Dialer, link: &Link, part: Part, checks: &mut Vec<Check>) -> Result<(), Failure> {
+    let mut major = RECENT;
     match answered(link.call(&Command::new("INFO")).await)? {
         Ok(info) => {
             let about =
                 facts::About { settings: &dialer.settings, info: info.text().unwrap_or_default(), part };
+            major = Server::read(about.info).major;
             checks.extend(about.checks());
             checks.push(facts::persistence(link, &about).await?);
         }
@@ -145,7 +151,7 @@ async fn look(dialer: &Dialer, link: &Link, part: Part, checks: &mut Vec<Check>)
     }
     checks.extend(facts::clock(dialer, link).await?);
     let is_followed = matches!(dialer.settings.topology, Topology::Sentinel(_));
-    checks.extend(rights::rights(dialer, link, part, is_followed).await?);
+    checks.extend(rights::rights(dialer, link, part, is_followed, major).await?);
     Ok(())
 }
 

@@ -84,6 +84,12 @@ const TELLS: [Right; 2] = [
     Right("subscribe", &["SUBSCRIBE", CHANNEL], UNTOLD),
 ];
 
+/// The same where channels belong to slots.
+const SHARDED_TELLS: [Right; 2] = [
+    Right("spublish", &["SPUBLISH", CHANNEL, ""], UNTOLD),
+    Right("ssubscribe", &["SSUBSCRIBE", CHANNEL], UNTOLD),
+];
+
 /// What a voter needs besides.
 const VOTES: [Right; 3] = [
     Right("get", &["GET", KEY], ""),
@@ -102,7 +108,7 @@ const WAIT: Right = Right("wait", &["WAIT", "0", "1"], "");
 const WAIT_AOF: Right = Right("waitaof", &["WAITAOF", "0", "0", "1"], "");
 
 /// What a URL needs the right to.
-fn needed(settings: &Settings, part: Part, is_followed: bool) -> Vec<&'static Right> {
+fn needed(settings: &Settings, part: Part, is_followed: bool, major: u32) -> Vec<&'static Right> {
     let some = |is_needed: bool, right: &'static [Right]| if is_needed { right } else { &[] };
     let votes = matches!(part, Part::Voter { .. });
     let is_cluster = part == Part::Cluster;
@@ -114,7 +120,9 @@ fn needed(settings: &Settings, part: Part, is_followed: bool) -> Vec<&'static Ri
     rights.extend(some(is_followed, &[ROLE]));
     rights.extend(some(settings.durability.replicas > 0, &[WAIT]));
     rights.extend(some(settings.durability.aof.is_some(), &[WAIT_AOF]));
-    rights.extend(some(!votes, &TELLS));
+    // As the store tells; see `Store::shard_channels`.
+    let tells = if is_cluster && major >= 7 { &SHARDED_TELLS } else { &TELLS };
+    rights.extend(some(!votes, tells));
     rights
 }
 
@@ -146,6 +154,7 @@ pub(super) async fn rights(
     link: &Link,
     part: Part,
     is_followed: bool,
+    major: u32,
 ) -> Result<Vec<Check>, Failure> {
     let prefix = &dialer.settings.prefix;
     let lock = [prefix, PROBE].concat();
@@ -169,7 +178,7 @@ pub(super) async fn rights(
             lack(pattern, "");
         }
     }
-    for Right(name, words, without) in needed(&dialer.settings, part, is_followed) {
+    for Right(name, words, without) in needed(&dialer.settings, part, is_followed, major) {
         match denied(link, &command(words, &key, &channel)).await? {
             Denied::Command => lack(format!("+{name}"), without),
             Denied::Channel => lack("&clinch:~{*".to_owned(), without),
@@ -258,14 +267,18 @@ mod tests {
     fn each_right_of_the_documentation_is_tried() {
         let settings = |url| Settings::parse(&mut crate::url::StoreUrl::parse(url).unwrap()).unwrap();
         let tried = |part| {
-            let rights = needed(&settings("redis://h"), part, false);
+            let rights = needed(&settings("redis://h"), part, false, 7);
             rights.into_iter().map(|Right(name, ..)| (*name).to_owned()).collect::<BTreeSet<_>>()
         };
         assert_eq!(tried(Part::Master), documented(include_str!("../../redis.rs")));
         let voter = Part::Voter { durable: false };
         assert_eq!(tried(voter), documented(include_str!("../redlock.rs")));
-        let more = needed(&settings("redis://h?wait_replicas=1&wait_aof=1"), Part::Cluster, true);
+        let more = needed(&settings("redis://h?wait_replicas=1&wait_aof=1"), Part::Cluster, true, 7);
         let named = |name| more.iter().any(|Right(known, ..)| *known == name);
-        assert!(["cluster|slots", "asking", "role", "wait", "waitaof"].into_iter().all(named));
+        assert!(
+            ["cluster|slots", "asking", "role", "wait", "waitaof", "spublish", "ssubscribe"]
+                .into_iter()
+                .all(named)
+        );
     }
 }
