@@ -118,3 +118,49 @@ fn unwatched(slot: &Slot) -> Result<Duration> {
     let ahead = u32::try_from(slot.ticket.saturating_sub(first)).unwrap_or(u32::MAX);
     Ok(RECHECK_UNWATCHED.saturating_mul(ahead.max(1)).min(RECHECK))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::task::{Context, Waker};
+
+    use super::super::dir::{Dir, Options};
+    use super::*;
+    use crate::clock::{Clock, Instant};
+    use crate::env::Env;
+    use crate::lane::Lane;
+    use crate::locks::Locks;
+    use crate::net::Tcp;
+    use crate::random::Random;
+
+    thread_local! {
+        static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+        static STEP: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
+
+    /// A clock on which each look takes as long as `STEP`.
+    fn clock() -> Instant {
+        AHEAD.set(AHEAD.get() + STEP.get());
+        Clock::host().now() + AHEAD.get()
+    }
+
+    /// Far back in a queue a look takes longer than the pause after it, and neither signals nor time-outs are seen any more.
+    #[tokio::test]
+    async fn a_waiter_whose_looks_take_long_lets_others_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let lane = Lane::thread();
+        let tcp = Arc::new(Tcp::new(Clock::host(), lane.clone()));
+        let env = Env::new(Clock::told(clock), Random::system(), lane, tcp);
+        let file = File::new(Dir::open(dir.path(), Options::default()).unwrap(), env).unwrap();
+        let locks = Locks::new(file.clone(), file.env.clone());
+        let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+        let slot = file.slots.lock().unwrap().get(&guard.claim_id()).unwrap().clone();
+        lock(&slot).hindered = true;
+        STEP.set(Duration::from_secs(2));
+        let polled = pin!(file.wait_in(&slot)).poll(&mut Context::from_waker(Waker::noop()));
+        STEP.set(Duration::ZERO);
+        assert!(polled.is_pending());
+    }
+}

@@ -50,8 +50,8 @@ pub(super) fn check(path: &Path, owner: u32, me: &Me) -> Result<()> {
         };
         let next = at.join(name);
         let (above, entry) = (at.metadata().map_err(unseen)?, next.symlink_metadata().map_err(unseen)?);
-        let private = is_private(&above, &trusted);
-        if !is_safe((above.uid(), above.mode()), private, me.trusts(entry.uid()), &trusted) {
+        let private = is_private(&above, trusted);
+        if !is_safe((above.uid(), above.mode()), private, me.trusts(entry.uid()), trusted) {
             return refused(
                 format!(
                     "others can put something else in place of {}, since they may write to {} (of {}, mode {:o})",
