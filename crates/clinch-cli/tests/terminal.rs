@@ -226,6 +226,60 @@ fn a_job_that_is_stopped_by_a_process_does_not_stop_its_wrapper() {
     terminal.shows("rc=3.");
 }
 
+/// Who suspends and resumes a group in no time: a CONT that comes while the wrapper is about to stop is lost, and it stays stopped while its job runs.
+#[test]
+fn a_wrapper_is_not_left_stopped_by_a_group_that_goes_on_at_once() {
+    let world = World::new();
+    world.write("job.sh", &format!("for i in $(seq 60); do sleep 60 & done\n{JOB}"));
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x bash job.sh\n");
+    world.pid("job.pid");
+    let wrapper = holder(&world);
+    let group = rustix::process::Pid::from_raw(wrapper).unwrap();
+    for round in 0..20_u64 {
+        rustix::process::kill_process_group(group, Signal::TSTP).unwrap();
+        // Not to wait for anything: the moment is what varies.
+        std::thread::sleep(std::time::Duration::from_millis(round * 3));
+        rustix::process::kill_process_group(group, Signal::CONT).unwrap();
+        let ticks = world.lines("ticks");
+        eventually("the job goes on", || world.lines("ticks") > ticks + 2);
+        eventually("so does the wrapper", || state(wrapper) != Some('T'));
+    }
+    rustix::process::kill_process_group(group, Signal::KILL).unwrap();
+}
+
+/// A process counts as stopped by its first thread, which may have ended: the shell waits for ever.
+#[test]
+fn ctrl_z_works_where_the_first_thread_of_the_job_has_ended() {
+    let world = World::new();
+    let job = "import ctypes, threading, time\n\
+        def run():\n    open('begun', 'w').close()\n    time.sleep(60)\n\
+        threading.Thread(target=run).start()\nctypes.CDLL(None).pthread_exit(None)\n";
+    world.write("job.py", job);
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x python3 job.py\n");
+    eventually("it has begun", || world.path("begun").exists());
+    terminal.type_in("\x1a");
+    terminal.type_in("echo back $((40 + 2)); kill -9 %1; fg\n");
+    terminal.shows("back 42");
+    eventually("it is over", || !world.held("x"));
+}
+
+/// A key that comes while the job is being started reaches nobody, and the job runs on.
+#[test]
+fn ctrl_c_ends_a_run_whenever_it_comes() {
+    let world = World::new();
+    let mut terminal = Terminal::new(&world);
+    for round in 0..30_u64 {
+        terminal.type_in("\"$CLINCH\" run x sleep 60\n");
+        // Not to wait for anything: the moment is what varies.
+        std::thread::sleep(std::time::Duration::from_millis(round));
+        terminal.type_in("\x03");
+        terminal.type_in(&format!("echo round {round} $((40 + 2))\n"));
+        terminal.shows(&format!("round {round} 42"));
+    }
+}
+
 /// A job that has a group of its own hears no key, and neither does anybody else.
 #[test]
 fn keys_reach_a_job_that_has_left_our_group() {

@@ -75,7 +75,14 @@ impl Child {
 
     /// Whether its first process is stopped.
     pub(crate) fn is_stopped(&self) -> bool {
-        !self.reaped && Stat::of(self.pid).is_some_and(|stat| stat.is_stopped)
+        // Not by its first thread, which may have ended. Nobody takes this word, so it holds for as long as it is stopped.
+        let look = WaitIdOptions::NOHANG | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+        !self.reaped && self.wait(look).is_some_and(|status| status.stopped())
+    }
+
+    /// Whose going on is to be seen while we are stopped: its first process, or a run that it has left behind.
+    pub(crate) fn first(&mut self) -> Option<Pid> {
+        if self.reaped { self.door.inner().first().map(|inner| inner.pid) } else { Some(self.pid) }
     }
 
     /// Stops all of it that still runs, and the runs that it has left behind; tells whom.

@@ -15,11 +15,11 @@ use std::process::Command;
 use std::ptr::{null, null_mut};
 use std::time::Duration;
 
-use rustix::process::Pid;
+use rustix::process::{Pid, kill_process};
 use tokio::net::UnixStream;
 
 use super::kin::can_look;
-use super::signals::caught;
+use super::signals::{asked_by, caught};
 use super::sys;
 use super::watch::Watch;
 
@@ -116,6 +116,12 @@ pub(crate) fn fork(command: &Command, before: &Before<'_>) -> io::Result<(Pid, S
         pid
     };
     let pid = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw).ok_or_else(io::Error::last_os_error);
+    if let Ok(pid) = pid {
+        // What was meant for all of our group before there was a child. One that it got, too, is one with this: it has yet to hear any.
+        for signal in asked_by() {
+            let _ = kill_process(pid, signal);
+        }
+    }
     // SAFETY: was initialised above.
     unsafe { libc::sigprocmask(libc::SIG_SETMASK, mask.as_ptr(), null_mut()) };
     Ok((pid?, start))

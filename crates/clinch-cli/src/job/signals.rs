@@ -49,6 +49,11 @@ pub(crate) fn which_asked_to_end() -> Option<Signal> {
     ENDING.into_iter().find(|signal| sys::has_come(*signal))
 }
 
+/// What has asked us to end that nobody has taken yet, where all signals are blocked.
+pub(crate) fn asked_by() -> impl Iterator<Item = Signal> {
+    ENDING.into_iter().filter(|signal| sys::has_come(*signal) || sys::is_pending(*signal))
+}
+
 /// A signal that came.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caught {

@@ -13,6 +13,7 @@ use super::fork::{NotBegun, Start};
 use super::kin::signal_all;
 use super::loss::{Plan, Stage, Step};
 use super::signals::{Caught, Signals, asks_to_stop};
+use super::stand_in::StandIn;
 use super::sys;
 use crate::args::{OnLost, Orphans, Run};
 use crate::documents::whole_ms;
@@ -179,7 +180,8 @@ impl Supervisor<'_> {
             return;
         };
         let is_stopped = self.progress.exit.is_some() || self.child.is_stopped();
-        if !is_stopped || self.progress.stage != Stage::Running {
+        // Who was continued since is not stopped any more.
+        if !is_stopped || self.progress.stage != Stage::Running || sys::has_come(Signal::CONT) {
             self.progress.asked_to_stop = Some((signal, at));
             return;
         }
@@ -187,7 +189,12 @@ impl Supervisor<'_> {
         let held = self.child.hold();
         // What is told from now on is told after it, or goes with the CONT.
         signals.forget_stops();
-        sys::stop(signal);
+        let stand_in = self.child.first().map(StandIn::start).transpose();
+        // That took a while. Without anybody who sees the job go on, it is better to keep its lock than to give the prompt back.
+        if stand_in.is_ok() && !sys::has_come(Signal::CONT) {
+            sys::stop(signal);
+        }
+        drop(stand_in);
         // Nobody renewed the lock meanwhile.
         if !self.may_go_on() {
             self.kill();

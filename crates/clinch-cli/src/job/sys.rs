@@ -1,4 +1,4 @@
-//! The few system calls that the type system cannot vouch for. All unsafe code of the command line is here, in `fork.rs` and in `watch.rs`.
+//! The few system calls that the type system cannot vouch for. All unsafe code of the command line is here, in `fork.rs`, `stand_in.rs` and `watch.rs`.
 
 #![allow(unsafe_code)]
 
@@ -164,6 +164,15 @@ pub(crate) fn was_sent(signal: Signal) -> bool {
 /// Whether this signal came since it was last asked who sent it.
 pub(crate) fn has_come(signal: Signal) -> bool {
     noted(signal).is_some_and(|noted| noted.load(Ordering::Relaxed) & (KERNEL | SENT) != 0)
+}
+
+/// Whether this signal is blocked and has come meanwhile.
+pub(crate) fn is_pending(signal: Signal) -> bool {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: the set is written before it is read.
+    unsafe {
+        libc::sigpending(set.as_mut_ptr()) == 0 && libc::sigismember(set.as_ptr(), signal.as_raw()) == 1
+    }
 }
 
 /// Whether the terminal has sent this signal since it is noted. The kernel tells all of a group before it tells of the end of one, so who hears

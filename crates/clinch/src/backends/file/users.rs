@@ -39,8 +39,12 @@ pub(super) fn home(user: u32) -> Option<PathBuf> {
     User::from_uid(Uid::from_raw(user)).ok().flatten().map(|user| user.dir)
 }
 
-/// Whether a group is the one that a system gives a user for itself: of its name, and with nobody else in it.
+/// Whether a group is the one that a system gives a user for itself: of its name, and with nobody else in it. Not that of root, in which processes of
+/// no known user run in many containers.
 pub(super) fn is_alone_in(user: u32, group: u32) -> bool {
+    if group == 0 {
+        return false;
+    }
     let user = User::from_uid(Uid::from_raw(user)).ok().flatten();
     let group = Group::from_gid(Gid::from_raw(group)).ok().flatten();
     user.zip(group).is_some_and(|(user, group)| {

@@ -6,6 +6,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
+use rustix::io::Errno;
+
 use super::access::refused;
 use super::dir::kind;
 use super::users::{self, Me};
@@ -50,7 +52,7 @@ pub(super) fn check(path: &Path, owner: u32, me: &Me) -> Result<()> {
         };
         let next = at.join(name);
         let (above, entry) = (at.metadata().map_err(unseen)?, next.symlink_metadata().map_err(unseen)?);
-        let private = is_private(&above, trusted);
+        let private = is_private(&above, trusted) && !has_list(&at);
         if !is_safe((above.uid(), above.mode()), private, me.trusts(entry.uid()), trusted) {
             return refused(
                 format!(
@@ -92,6 +94,12 @@ fn steps(path: &Path) -> VecDeque<Step> {
 /// Whether the group of a directory is nobody but its trusted owner: many systems give each user such a group, and let it write.
 fn is_private(above: &std::fs::Metadata, trusted: impl Fn(u32) -> bool) -> bool {
     above.mode() & 0o020 != 0 && trusted(above.uid()) && users::is_alone_in(above.uid(), above.gid())
+}
+
+/// Whether a directory has an access control list, with which the bits of its group say what others may do at most.
+fn has_list(dir: &Path) -> bool {
+    let found = rustix::fs::getxattr(dir, "system.posix_acl_access", &mut [0_u8; 0]);
+    !matches!(found, Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
 /// Whether nobody but root, this user and the directory's owner can have put its way there. `private`: its group is its owner's alone.
