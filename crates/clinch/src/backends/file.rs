@@ -113,7 +113,7 @@ pub fn open(dir: &Path, env: Env) -> Result<Arc<dyn Backend>> {
 }
 
 /// The directory that `file://` alone means: `~/.local/state/clinch`, and `/var/lib/clinch` for root. The home is the one that the
-/// database of users says, not `$HOME`, unless that knows no such user.
+/// database of users says, not `$HOME`, unless there is no such user or directory.
 ///
 /// # Errors
 ///

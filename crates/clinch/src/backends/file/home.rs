@@ -20,8 +20,8 @@ pub(super) fn default_path(me: &Me) -> Result<PathBuf> {
     if me.is_root() {
         return Ok(PathBuf::from(OF_ROOT));
     }
-    let home = users::home(me.id).filter(|home| home.is_absolute());
-    // In a container the user may be a mere number.
+    let home = users::home(me.id).filter(|home| home.is_absolute() && home.is_dir());
+    // In a container the user may be a mere number; users of services have homes that are not there.
     let home = home.or_else(|| variable("HOME")).ok_or_else(|| {
         Error::invalid(format!("{} has no home directory", users::user(me.id)))
             .with_remedy("name the lock directory, as in file:///path")
