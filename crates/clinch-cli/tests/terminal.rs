@@ -248,6 +248,23 @@ fn a_wrapper_is_not_left_stopped_by_a_group_that_goes_on_at_once() {
     rustix::process::kill_process_group(group, Signal::KILL).unwrap();
 }
 
+/// Who has the job alone go on knows nothing of its wrapper.
+#[test]
+fn a_wrapper_that_is_stopped_goes_on_with_its_job() {
+    let world = World::new();
+    job_script(&world);
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x bash job.sh\n");
+    let job = world.pid("job.pid");
+    let wrapper = holder(&world);
+    terminal.type_in("\x1a");
+    eventually("both are stopped", || state(job) == Some('T') && state(wrapper) == Some('T'));
+    common::kill(job, Signal::CONT);
+    eventually("the wrapper goes on, too", || state(wrapper) != Some('T'));
+    world.write("stop", "");
+    eventually("it is over", || !world.held("x"));
+}
+
 /// A process counts as stopped by its first thread, which may have ended: the shell waits for ever.
 #[test]
 fn ctrl_z_works_where_the_first_thread_of_the_job_has_ended() {

@@ -361,6 +361,8 @@ async fn who_holds_without_a_queue_is_freed_although_somebody_queues() {
         let full = connect(&servers[0].url()).await;
         let name = unique("starred");
         let guard = lock(holds, &name).await;
+        // A quorum may be without it yet.
+        eventually("this server has given its vote", async || holder(&servers[0], &name)).await;
         let waiter = queue(&full, &name);
         sees_waiters(&servers[0], &name, 1).await;
         guard.verify().await.unwrap();
