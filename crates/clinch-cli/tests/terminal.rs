@@ -4,6 +4,10 @@
 
 mod common;
 
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+
 use common::terminal::Terminal;
 use common::{World, eventually, runs, state};
 use rustix::process::Signal;
@@ -262,6 +266,9 @@ fn a_wrapper_that_is_stopped_goes_on_with_its_job() {
     common::kill(job, Signal::CONT);
     eventually("the wrapper goes on, too", || state(wrapper) != Some('T'));
     world.write("stop", "");
+    // What it waits for is stopped yet.
+    rustix::process::kill_process_group(rustix::process::Pid::from_raw(wrapper).unwrap(), Signal::CONT)
+        .unwrap();
     eventually("it is over", || !world.held("x"));
 }
 
@@ -286,14 +293,31 @@ fn ctrl_z_works_where_the_first_thread_of_the_job_has_ended() {
 #[test]
 fn ctrl_c_ends_a_run_whenever_it_comes() {
     let world = World::new();
-    let mut terminal = Terminal::new(&world);
-    for round in 0..30_u64 {
-        terminal.type_in("\"$CLINCH\" run x sleep 60\n");
+    for round in 0..20_u64 {
+        let (mut keys, open) = common::pty::open();
+        let mut command = Command::new("env");
+        command.args([
+            "--default-signal",
+            "setsid",
+            "--ctty",
+            env!("CARGO_BIN_EXE_clinch"),
+            "run",
+            "x",
+            "sleep",
+            "60",
+        ]);
+        command.env("CLINCH_URL", world.url()).env_remove("CLINCH_HELD");
+        command.stdin(Stdio::from(open())).stdout(Stdio::from(open())).stderr(Stdio::from(open()));
+        let mut run = common::Running(command.spawn().unwrap());
+        let program = format!("/proc/{}/exe", run.pid());
+        // Only then is it sure to have the terminal.
+        eventually("it is clinch", || {
+            std::fs::read_link(&program).is_ok_and(|program| program.ends_with("clinch"))
+        });
         // Not to wait for anything: the moment is what varies.
         std::thread::sleep(std::time::Duration::from_millis(round));
-        terminal.type_in("\x03");
-        terminal.type_in(&format!("echo round {round} $((40 + 2))\n"));
-        terminal.shows(&format!("round {round} 42"));
+        keys.write_all(b"\x03").unwrap();
+        assert_eq!(run.wait().signal(), Some(Signal::INT.as_raw()), "after {round} ms");
     }
 }
 
