@@ -226,7 +226,8 @@ impl Supervisor<'_> {
     fn pass_on(&mut self, caught: Caught) {
         let Caught { signal, .. } = caught;
         let group_has_it = caught.reached_the_group();
-        if asks_to_stop(signal) {
+        // For what is left behind, by the terminal alone, which stops that too.
+        if asks_to_stop(signal) && (self.progress.exit.is_none() || group_has_it) {
             self.progress.asked_to_stop = Some((signal, self.env.clock().now()));
         }
         if signal == Signal::CONT {
