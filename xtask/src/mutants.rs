@@ -14,17 +14,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
-use crate::shell::{Result, line, root, run as sh};
+use crate::shell::{Result, line, root, run as sh, target};
 
 /// How long one build or test may take.
 const TEST_SECONDS: &str = "300";
 
 /// How many mutants are planted at a time, each in a copy of its own.
-const BENCHES: usize = 2;
+const BENCHES: usize = 3;
 
 struct Mutant {
     name: String,
     patch: PathBuf,
+    /// What chooses the test in the workspace.
     caught_by: Vec<String>,
     with: String,
 }
@@ -82,7 +83,35 @@ impl Bench {
         let dir = root().join("target/mutants").join(number.to_string());
         let bench = Bench { tree: dir.join("tree"), target: dir.join("target") };
         copy(&bench.tree)?;
+        bench.take_dependencies()?;
         Ok(bench)
+    }
+
+    /// Takes what the suite has built of others' crates, so that it is not built for each bench again.
+    fn take_dependencies(&self) -> Result {
+        let (built, here) = (target().join("debug"), self.target.join("debug"));
+        let Ok(deps) = std::fs::read_dir(built.join("deps")) else { return Ok(()) };
+        if here.exists() {
+            return Ok(());
+        }
+        std::fs::create_dir_all(here.join("deps")).map_err(|error| format!("{}: {error}", here.display()))?;
+        // Not the tests' executables, which are most of it.
+        let libraries = deps.filter_map(|entry| entry.ok().map(|entry| entry.path())).filter(|path| {
+            path.extension()
+                .is_some_and(|extension| ["rlib", "rmeta", "so", "d"].iter().any(|of| *of == extension))
+        });
+        // With their times, by which cargo tells what is fresh.
+        let archive = |to: &Path| {
+            let mut copy = Command::new("cp");
+            copy.args(["--archive", "--target-directory"]).arg(to);
+            copy
+        };
+        sh(archive(&here).arg(built.join("build")).arg(built.join(".fingerprint")))?;
+        let copied = archive(&here.join("deps")).args(libraries).status();
+        match copied {
+            Ok(status) if status.success() => Ok(()),
+            other => Err(format!("cp to {}: {other:?}", here.display())),
+        }
     }
 }
 
@@ -124,7 +153,12 @@ fn parse(patch: PathBuf) -> Result<Mutant> {
         let value = text.lines().find_map(|line| line.strip_prefix(key));
         value.map(str::trim).ok_or_else(|| format!("{} has no line \"{key} ...\"", patch.display()))
     };
-    let caught_by = field("caught-by:")?.split_whitespace().map(str::to_owned).collect();
+    let mut caught_by: Vec<String> = field("caught-by:")?.split_whitespace().map(str::to_owned).collect();
+    // Chosen from the whole workspace, as the suite is: a package alone has other features, and so other dependencies.
+    let package = caught_by.drain(..2.min(caught_by.len())).next();
+    if package.as_deref() != Some("--package") {
+        return Err(format!("{}: \"caught-by:\" begins with the test's package", patch.display()));
+    }
     let with = field("with:")?.to_owned();
     let name = patch.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     Ok(Mutant { name, caught_by, with, patch })
@@ -192,9 +226,7 @@ fn test(mutant: &Mutant, bench: &Bench, build_only: bool) -> Result<Output> {
         .args(["--kill-after=5", TEST_SECONDS])
         .arg(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(&bench.tree).env("CARGO_TARGET_DIR", &bench.target);
-    // What is built to fail once is built faster without what a debugger wants.
-    cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
-    cargo.args(["test", "--quiet", "--all-features"]);
+    cargo.args(["test", "--quiet", "--workspace", "--all-features"]);
     if build_only {
         cargo.arg("--no-run");
     }
