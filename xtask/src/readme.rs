@@ -1,7 +1,7 @@
 //! The README is true: every command in it runs, as it stands there, in a fresh home.
 
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -46,9 +46,20 @@ pub(crate) fn run() -> Result {
         let path = format!("{}/release:{}", target.display(), std::env::var("PATH").unwrap_or_default());
         shell.args(["-euo", "pipefail", "-c", &block]).current_dir(root());
         shell.env("CLINCH_URL", url).env("PATH", path);
+        // What it installs lies in that home, too; cargo's own is where it was.
+        shell
+            .env("CARGO_HOME", of_cargo(".cargo", "CARGO_HOME"))
+            .env("RUSTUP_HOME", of_cargo(".rustup", "RUSTUP_HOME"));
+        shell.env("CARGO_INSTALL_ROOT", home.join(".cargo")).env("HOME", &home);
         sh(&mut shell)?;
     }
     Ok(())
+}
+
+/// Where the toolchain keeps its files: in the home of who runs this, unless a variable says otherwise.
+fn of_cargo(name: &str, variable: &str) -> PathBuf {
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(name);
+    std::env::var_os(variable).map_or_else(home, PathBuf::from)
 }
 
 /// A server on a free port of this host, until dropped.
