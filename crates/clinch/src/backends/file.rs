@@ -29,8 +29,8 @@
 //! `/var/lib/clinch` for root, by the database of users and not by the environment. Processes of other users have other directories, and
 //! so do not exclude these. Root may look (`list`, `state`) into the directory of any user, not take locks there.
 //!
-//! `file:///run/lock/clinch?share=group` is for root and all members of the directory's group, which root makes first: `install -d -g GROUP
-//! -m 3770 /run/lock/clinch`. It must be writable by its group and no others, sticky, and root's or setgid; nothing above it may be
+//! `file:///var/lib/clinch-group?share=group` is for root and all members of the directory's group, which root makes first: `install -d -g
+//! GROUP -m 3770 /var/lib/clinch-group`. It must be writable by its group and no others, sticky, and root's or setgid; nothing above it may be
 //! writable by others, unless it is sticky and what leads on from it is root's or one's own. Files are the group's, with mode
 //! 0660 whatever the umask. A file with another group, mode, or a second name is refused, as are links and whatever is no plain file. A member
 //! can hold, renew and evict any lock, write anything into the files, and remove those that it made, which splits a lock until its
@@ -45,6 +45,9 @@
 //!
 //! Ends of leases and of evictions are moments of `CLOCK_BOOTTIME`. Processes in time namespaces whose clocks differ must not share a
 //! directory: an end that one writes may be past, or far away, for another.
+//!
+//! A directory in memory, as `/run` and on some hosts `/tmp`, is empty after a reboot: tokens go on from the wall clock then, and what was to
+//! stay closed is open.
 //!
 //! The directory must stay where it is. A lock is held wherever its file is, but newcomers go by the path: when the file, the
 //! directory or one above it is moved or removed, or the process changes its root, they take the lock in a new file. Its
@@ -188,7 +191,7 @@ fn asked(url: &mut StoreUrl) -> Result<Asked> {
     }
     if shared && url.path.is_empty() {
         return Err(crate::Error::invalid(
-            "share=group needs a directory that is not one user's: file:///run/lock/clinch?share=group",
+            "share=group needs a directory that is not one user's: file:///var/lib/clinch-group?share=group",
         ));
     }
     Ok(Asked { network_allowed, shared })

@@ -76,3 +76,48 @@ async fn a_mark_that_did_not_reach_the_disk_is_not_believed() {
     assert!(after > mark, "{after} lies below the mark {mark}, which is not durable");
     assert!(header_field(&file, "reserved") >= after);
 }
+
+/// Set for [`dying_reader`] to the directory in which it shall try.
+const DYING_READER: &str = "CLINCH_TEST_DYING_READER";
+
+/// Asks for a read lock, and gets it or not; nothing by itself.
+#[test]
+fn dying_reader() {
+    let Some(dir) = std::env::var_os(DYING_READER) else { return };
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+        let tried = connect(Path::new(&dir)).await.rwlock("job").unwrap().try_read().await;
+        assert_eq!(tried.unwrap_err().kind(), ErrorKind::Exhausted);
+    });
+}
+
+/// The record that somebody left who did not get so far as to take its ticket would be believed of the next that takes it, who could not be
+/// evicted.
+#[tokio::test]
+async fn what_a_claim_that_failed_has_left_is_not_taken_for_the_next_ones() {
+    for writes in 0..2 {
+        let dir = tempfile::tempdir().unwrap();
+        let locks = connect(dir.path()).await;
+        let readers = locks.rwlock("job").unwrap();
+        let reader = readers.read().timeout(PATIENCE).await.unwrap();
+        let full = format!("inject=pwrite64:error=ENOSPC:when={}+", writes + 1);
+        let strace = Command::new("strace")
+            .args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=pwrite64", "-e", &full])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "tokens::dying_reader"])
+            .env(DYING_READER, dir.path())
+            .output()
+            .expect("this test needs strace");
+        assert!(strace.status.success(), "{}", String::from_utf8_lossy(&strace.stdout));
+        reader.release().await.unwrap();
+        let writer = readers.write().timeout(PATIENCE).await.unwrap();
+        let beside = connect(dir.path()).await.rwlock("job").unwrap().try_read().await.unwrap();
+        assert!(beside.is_none(), "a reader beside the writer, after {writes} writes");
+        let (outside, id) = (connect(dir.path()).await, writer.claim_id());
+        let evicted = tokio::spawn(async move { outside.evict("job", id).await });
+        while !evicted.is_finished() && writer.verify().await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        drop(writer);
+        assert_eq!(evicted.await.unwrap().unwrap(), Freed::Removed, "after {writes} writes");
+    }
+}

@@ -23,7 +23,7 @@ const STICKY: u32 = 0o1000;
 const SETGID: u32 = 0o2000;
 
 /// The directory that is named to whoever needs one for several users.
-const FOR_SEVERAL_USERS: &str = "file:///run/lock/clinch?share=group";
+const FOR_SEVERAL_USERS: &str = "file:///var/lib/clinch-group?share=group";
 
 /// What a URL, or a shell that reads it, would take for something else.
 const UNSAFE_IN_URLS: AsciiSet = CONTROLS
@@ -83,7 +83,10 @@ impl Sharing {
             if me.is_root() {
                 return Ok(Sharing::Foreign(owner));
             }
-            let owner = users::user(owner);
+            let owner = match me.stranger == Some(owner) {
+                true => "somebody with no number in this user namespace".to_owned(),
+                false => users::user(owner),
+            };
             return refused(
                 format!("{shown} belongs to {owner}, who could swap lock files"),
                 format!("use a directory of your own, or one for several users, as {FOR_SEVERAL_USERS}"),
@@ -269,7 +272,7 @@ mod tests {
     }
 
     fn user(id: u32) -> Me {
-        Me { id, groups: vec![GROUP] }
+        Me { id, groups: vec![GROUP], stranger: None }
     }
 
     fn of(owner: u32, mode: u32, share: Share, me: u32) -> Result<Sharing> {
@@ -305,7 +308,7 @@ mod tests {
         }
         let error = of(1000, 0o1770, Share::Group, 1000).unwrap_err();
         assert!(error.to_string().contains("chmod g+s"), "neither root's nor setgid: {error}");
-        let stranger = Me { id: 1000, groups: vec![] };
+        let stranger = Me { groups: vec![], ..user(1000) };
         let error = Sharing::of(Path::new("/"), &stat(0, 0o43770), Share::Group, &stranger).unwrap_err();
         assert!(error.to_string().contains("is not in it"), "{error}");
     }

@@ -17,6 +17,7 @@ use super::home;
 use super::network::check_file_system;
 use super::times::LOOK_AT_DIRECTORY;
 use super::users::{self, Me};
+use super::way;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -68,6 +69,9 @@ impl Dir {
             true => default_path(&me)?,
             false => path.to_path_buf(),
         };
+        let path = std::path::absolute(&path).map_err(|error| {
+            Error::new(kind(&error), format!("cannot tell where {} is", path.display())).with_source(error)
+        })?;
         make(&path, options.share, &me)?;
         let failed = |error: io::Error| {
             let hint = match kind(&error) {
@@ -92,7 +96,6 @@ impl Dir {
         let descriptor =
             rustix::fs::open(&path, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
         let stat = rustix::fs::fstat(&descriptor).map_err(|error| failed(error.into()))?;
-        let path = std::path::absolute(&path).map_err(failed)?;
         let sharing = Sharing::of(&path, &stat, options.share, &me)?;
         if let Sharing::Group(_) = sharing {
             access::check_list(&path, &descriptor)?;
@@ -236,11 +239,20 @@ pub(super) fn kind(error: &io::Error) -> ErrorKind {
         | io::ErrorKind::IsADirectory
         // A pipe in place of the file.
         | io::ErrorKind::NotSeekable => ErrorKind::Refused,
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Exhausted,
+        // Nor will it ever do: nobody may wait for that.
+        _ if is_unsupported(error) => ErrorKind::Refused,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            ErrorKind::Exhausted
+        }
         _ if error.raw_os_error() == Some(libc::ENOLCK) => ErrorKind::Exhausted,
         io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename => ErrorKind::Invalid,
         _ => ErrorKind::Unavailable,
     }
+}
+
+/// Whether a file system does not know what was asked of it.
+pub(super) fn is_unsupported(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput)
 }
 
 /// What stands at this path from a directory; `None` when nothing does.
@@ -270,7 +282,7 @@ fn default_path(me: &Me) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Makes the directory if it is not there.
+/// Makes the directory if it is not there, and those above it.
 fn make(path: &Path, share: Share, me: &Me) -> Result<()> {
     let is_missing =
         |path: &Path| path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
@@ -291,10 +303,22 @@ fn make(path: &Path, share: Share, me: &Me) -> Result<()> {
             ),
         ));
     }
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| {
-        Error::new(kind(&error), format!("cannot make the lock directory {}", path.display()))
-            .with_source(error)
-    })
+    above.map_or(Ok(()), |above| way::check(above, me.id, me))?;
+    // One by one, each looked at before anything is made in it: somebody may plant a link meanwhile.
+    let missing: Vec<_> = path.ancestors().take_while(|dir| Some(*dir) != above).collect();
+    for dir in missing.into_iter().rev() {
+        let made = std::fs::DirBuilder::new().mode(0o700).create(dir);
+        if let Err(error) = made.or_else(|error| match error.kind() {
+            // Another was quicker.
+            io::ErrorKind::AlreadyExists => Ok(()),
+            _ => Err(error),
+        }) {
+            let message = format!("cannot make the lock directory {}", dir.display());
+            return Err(Error::new(kind(&error), message).with_source(error));
+        }
+        way::check(dir, me.id, me)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -19,11 +19,14 @@ const FILES: usize = 1000;
 /// With what the locks begin that `clinch doctor` takes: where there are but those, nobody uses a directory.
 const OF_DOCTOR: &str = "clinch-doctor%2F";
 
+/// File systems in memory, tmpfs and ramfs, by the magic number of `statfs(2)`.
+const EMPTIED: [u32; 2] = [0x0102_1994, 0x8584_58f6];
+
 /// What to do about a directory that cannot be used, where nothing more is known.
 const OTHERWISE: &str = "mend what it says, or name another directory: file:///DIR";
 
 /// What to do where several users need the same locks.
-const FOR_SEVERAL_USERS: &str = "a directory for several users, as file:///run/lock/clinch?share=group";
+const FOR_SEVERAL_USERS: &str = "a directory for several users, as file:///var/lib/clinch-group?share=group";
 
 /// Looks at the directory of a URL; an empty path is the user's default. It is made if it is not there, as by every use of it.
 pub(super) fn examine(named: &Path, options: Options) -> Vec<Check> {
@@ -80,7 +83,20 @@ fn file_system(path: &Path, network_allowed: bool) -> Check {
         }
     };
     match check_file_system(path, magic) {
-        Ok(()) => Check::pass("file-system", mounted(path).unwrap_or_else(|| format!("of type {magic:#x}"))),
+        Ok(()) => {
+            let system = mounted(path).unwrap_or_else(|| format!("of type {magic:#x}"));
+            match EMPTIED.contains(&magic) {
+                false => Check::pass("file-system", system),
+                true => Check::warn(
+                    "file-system",
+                    format!(
+                        "{system}, which a reboot empties: tokens then rise only if the clock was not set back, and --once-per \
+                         begins anew"
+                    ),
+                    "use a directory on a disk, below /var/lib for one",
+                ),
+            }
+        }
         Err(error) if network_allowed => {
             let seen = error.what().to_owned();
             Check::warn("file-system", seen, "be sure that no other host uses it, as network-fs=allow says")
@@ -181,7 +197,7 @@ fn others(ours: &Metadata) -> Check {
     Check::warn(
         "others",
         format!("also in use: {}; jobs there run beside jobs here", found.join(", ")),
-        "where they are the same jobs, name one directory for all: file:///run/lock/clinch?share=group",
+        "where they are the same jobs, name one directory for all: file:///var/lib/clinch-group?share=group",
     )
 }
 

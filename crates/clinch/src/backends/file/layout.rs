@@ -7,7 +7,7 @@
 //! | 1024..3072 | the lock name, percent-encoded, one line |
 //! | 4096 + 1024 i | the records of claims that found it taken, by ticket modulo [`RECORDS`] |
 //!
-//! Header and first record are neighbours so that an uncontended claim writes once. A record counts only while its
+//! Header and first record are neighbours so that an uncontended claim reads and writes once. A record counts only while its
 //! ticket's byte is locked; what dead claims left behind is overwritten.
 
 use std::io::Write;
@@ -35,6 +35,12 @@ pub(super) const RESERVE: u64 = 1024;
 /// Where the first record starts.
 pub(super) const HEADER_LEN: usize = 192;
 
+/// The header and so much of the first record that its ticket can be told.
+pub(super) const HEAD_LEN: usize = 256;
+
+/// How many tickets pass until the room of those that have passed is given back: on many file systems that writes to the disk.
+pub(super) const GIVE_BACK: u64 = 128;
+
 /// The longest record line.
 pub(super) const RECORD_LEN: usize = 1024 - HEADER_LEN;
 
@@ -43,8 +49,11 @@ pub(super) const NAME_AT: u64 = 1024;
 pub(super) const NAME_LEN: usize = 3 * LockName::MAX_LEN + 1;
 
 /// Where the places of records start, and how long each is.
-const RECORDS_AT: u64 = 4096;
+pub(super) const RECORDS_AT: u64 = 4096;
 const RECORD_ROOM: u64 = 1024;
+
+/// The least that a file system gives back.
+const BLOCK: u64 = 4096;
 
 /// The boot of a header whose mark may not have reached the disk yet.
 pub(super) const NO_BOOT: u128 = 0;
@@ -190,6 +199,11 @@ impl Record {
         serde_json::from_slice(bytes.get(..end)?).ok()
     }
 
+    /// Whether what stands here begins as the record of this ticket does.
+    pub(super) fn begins(bytes: &[u8], ticket: u64) -> bool {
+        bytes.starts_with(format!("{{\"ticket\":{ticket},").as_bytes())
+    }
+
     pub(super) fn is(&self, id: ClaimId) -> bool {
         self.claim == id
     }
@@ -281,14 +295,16 @@ pub(super) fn record_at(ticket: u64) -> u64 {
     RECORDS_AT + (ticket % RECORDS) * RECORD_ROOM
 }
 
-/// What of a file (offset, length) no claim needs whose tickets run from the first live one to `last`: at most two parts.
-pub(super) fn unused(first: u64, last: u64) -> [(u64, u64); 2] {
-    // Cut at the end of the ring of places.
-    let used = last.saturating_sub(first).saturating_add(1).min(RECORDS);
-    let (start, free) = ((last + 1) % RECORDS, RECORDS - used);
-    let to_the_end = free.min(RECORDS - start);
-    let part = |place: u64, places: u64| (RECORDS_AT + place * RECORD_ROOM, places * RECORD_ROOM);
-    [part(start, to_the_end), part(0, free - to_the_end)]
+/// What of a file (offset, length) no claim needs: all between the places of these tickets, where a block of the disk may fit in.
+pub(super) fn unused(tickets: &[u64]) -> Vec<(u64, u64)> {
+    let mut used: Vec<u64> = tickets.iter().map(|ticket| ticket % RECORDS).chain([RECORDS]).collect();
+    used.sort_unstable();
+    let mut from = 0;
+    let gap = |place: u64| {
+        let start = std::mem::replace(&mut from, place + 1);
+        (RECORDS_AT + start * RECORD_ROOM, place.saturating_sub(start) * RECORD_ROOM)
+    };
+    used.into_iter().map(gap).filter(|(_, length)| *length >= BLOCK).collect()
 }
 
 /// The name line.
@@ -410,18 +426,18 @@ mod tests {
     }
 
     proptest! {
-        /// What is emptied must be nobody's, and all that is nobody's is, so that a file does not grow.
+        /// What is emptied must be nobody's, and what is nobody's is, so that a file does not grow.
         #[test]
-        fn what_is_unused_is_all_but_the_places_of_live_claims(first in 1..1u64 << 53, live in 1..=RECORDS + 9) {
-            let last = first + live - 1;
-            let parts = unused(first, last);
+        fn what_is_unused_is_between_the_places_of_live_claims(first in 1..1u64 << 53, live in prop::collection::vec(0..RECORDS, 0..20)) {
+            let tickets: Vec<u64> = live.iter().map(|ticket| first + ticket).collect();
+            let parts = unused(&tickets);
             let free: u64 = parts.iter().map(|(_, length)| length).sum();
-            prop_assert_eq!(free, (RECORDS - live.min(RECORDS)) * RECORD_ROOM);
+            prop_assert!(free >= (RECORDS - tickets.len() as u64 * (BLOCK / RECORD_ROOM)) * RECORD_ROOM - BLOCK);
             let end = RECORDS_AT + RECORDS * RECORD_ROOM;
             for (at, length) in parts {
                 prop_assert!(at >= RECORDS_AT && at + length <= end);
-                for ticket in [first, first + live / 2, last] {
-                    let place = record_at(ticket);
+                for ticket in &tickets {
+                    let place = record_at(*ticket);
                     prop_assert!(place + RECORD_ROOM <= at || place >= at + length);
                 }
             }

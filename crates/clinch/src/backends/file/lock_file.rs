@@ -12,8 +12,8 @@ use std::time::SystemTime;
 
 use rustix::fs::FallocateFlags;
 
-use super::dir::{Dir, Stamp, kind};
-use super::layout::{self, ALL, HEADER_LEN, Header, META, RECORD_LEN, RECORDS, RESERVE, Record};
+use super::dir::{self, Dir, Stamp, kind};
+use super::layout::{self, ALL, GIVE_BACK, HEADER_LEN, Header, META, RECORD_LEN, RECORDS, RESERVE, Record};
 use super::ofd::{self, Range};
 use super::times::{PAUSE_BETWEEN_TRIES, TRIES, TRIES_THAT_YIELD, TRIES_TO_READ};
 use crate::claim::Mode;
@@ -52,6 +52,8 @@ impl Live {
 pub(super) struct Held<'a> {
     file: &'a LockFile,
     pub(super) header: Header,
+    /// Whether claims have come since the last that found the file unlocked, whose records may stand in the places.
+    crowded: bool,
     /// What is to be unlocked at the end.
     range: Range,
 }
@@ -114,17 +116,17 @@ impl LockFile {
     }
 
     fn held(&self, world: &World<'_>, range: Range) -> Result<Held<'_>> {
-        let mut held = Held { file: self, header: world.new_header(), range };
-        match self.header().map_err(|error| in_file(world.dir, &world.file, error))? {
-            Some(header) if header.name_hash != world.hash => Err(Error::new(
+        let mut held = Held { file: self, header: world.new_header(), crowded: false, range };
+        match self.head().map_err(|error| in_file(world.dir, &world.file, error))? {
+            Some((header, _)) if header.name_hash != world.hash => Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
                     "the lock directory does not tell \"{}\" from another name; does it fold case?",
                     world.name
                 ),
             )),
-            Some(header) => {
-                held.header = header.in_boot(world.boot);
+            Some((header, crowded)) => {
+                (held.header, held.crowded) = (header.in_boot(world.boot), crowded);
                 if layout::is_hashed(&world.file) {
                     self.check_name(world.name)?;
                 }
@@ -146,11 +148,17 @@ impl LockFile {
 
     /// The header; `None` while the file is new.
     pub(super) fn header(&self) -> Result<Option<Header>> {
-        let mut bytes = [0; HEADER_LEN];
+        Ok(self.head()?.map(|(header, _)| header))
+    }
+
+    /// The header, and whether the first record is not the one of its last ticket.
+    fn head(&self) -> Result<Option<(Header, bool)>> {
+        let mut bytes = [0; layout::HEAD_LEN];
         let len = self.read(&mut bytes, 0)?;
         let bytes = bytes.get(..len).unwrap_or_default();
+        let first = bytes.get(HEADER_LEN..).unwrap_or_default();
         match Header::parse(bytes) {
-            Some(header) => Ok(Some(header)),
+            Some(header) => Ok(Some((header, !Record::begins(first, header.last)))),
             None if bytes.iter().all(|byte| *byte == 0) => Ok(None),
             None => Err(Error::new(
                 ErrorKind::Unsupported,
@@ -304,16 +312,32 @@ impl LockFile {
         Ok(())
     }
 
-    /// Gives back the room of records that nobody needs: not those of live claims, nor of who comes next. Else a lock that many
-    /// have waited for would keep room for all of them for ever.
-    fn give_back(&self, first_live: u64, next: u64) {
-        for (at, length) in layout::unused(first_live, next) {
-            if length > 0 {
-                let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                // Not every file system can.
-                let _ = rustix::fs::fallocate(&self.file, holes, at, length);
-            }
+    /// Gives back the room of records that nobody needs, in the name of who has this ticket. Else a lock that many have waited for would keep room
+    /// for all of them for ever.
+    fn give_back(&self, own: u64) -> Result<()> {
+        let mut live = self.tickets(META - 1)?;
+        live.push(own);
+        for (at, length) in layout::unused(&live) {
+            let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            // Not every file system can.
+            let _ = rustix::fs::fallocate(&self.file, holes, at, length);
         }
+        Ok(())
+    }
+
+    /// Gives back the room of all records but the first, whose holder alone may be in the file.
+    fn give_all_back(&self) {
+        // Where that fails it is tried again by the next.
+        let _ = rustix::fs::ftruncate(&self.file, layout::RECORDS_AT);
+    }
+
+    /// Lets go of everything, and gives back the room of all records where nobody else is: a lock that a crowd has used, and nobody since,
+    /// would keep it.
+    pub(super) fn leave_place(&self) -> Result<()> {
+        if ofd::try_lock(&self.file, ALL).map_err(failed)? {
+            self.give_all_back();
+        }
+        self.unlock_all()
     }
 
     fn sync(&self) -> Result<()> {
@@ -373,13 +397,15 @@ impl Held<'_> {
             self.header.reserved = ticket.saturating_add(RESERVE);
             Header { boot: layout::NO_BOOT, ..self.header }.write_to(self.file)?;
             self.file.sync()?;
-            self.file.give_back(live.first().map_or(ticket, |first| first.ticket), self.header.reserved);
         }
         Ok(ticket)
     }
 
     /// Takes a ticket in a file that is held whole, and keeps its byte and all below.
     pub(super) fn claim_alone(mut self, record: impl FnOnce(u64) -> Record) -> Result<u64> {
+        if self.crowded {
+            self.file.give_all_back();
+        }
         let ticket = self.next_ticket(&[])?;
         self.header.last = ticket;
         let mut bytes = Vec::with_capacity(HEADER_LEN + RECORD_LEN);
@@ -417,10 +443,22 @@ impl Held<'_> {
         published.map(|()| (ticket, prepared))
     }
 
+    /// The ticket first: should it fail in between, or its process be killed, the next must not get the same, since one would be taken for the
+    /// other.
     fn publish(&mut self, record: &Record) -> Result<()> {
-        self.file.write(&line(record)?, layout::record_at(record.ticket))?;
-        self.header.last = record.ticket;
-        self.write_header()
+        let (line, at) = (line(record)?, layout::record_at(record.ticket));
+        let before = std::mem::replace(&mut self.header.last, record.ticket);
+        self.write_header()?;
+        if before / GIVE_BACK != record.ticket / GIVE_BACK {
+            self.file.give_back(record.ticket)?;
+        }
+        match self.file.write(&line, at) {
+            Err(error) if error.kind() == ErrorKind::Exhausted => {
+                self.file.give_back(record.ticket)?;
+                self.file.write(&line, at)
+            }
+            written => written,
+        }
     }
 
     /// Keeps the lock closed until this moment of the wall clock.
@@ -535,9 +573,15 @@ pub(super) fn in_file(dir: &Dir, file: &str, error: Error) -> Error {
 /// An I/O error as this crate's.
 pub(super) fn failed(error: io::Error) -> Error {
     let message = match kind(&error) {
+        ErrorKind::Exhausted if error.kind() == io::ErrorKind::FileTooLarge => {
+            "this process may not write so far into a lock file; raise the limit on the size of files (ulimit -f)"
+        }
         ErrorKind::Exhausted => "no room for the lock's record; free some disk space, quota or kernel locks",
         ErrorKind::Refused if error.kind() == io::ErrorKind::NotSeekable => {
             "what stands in place of the lock file is no regular file; remove it"
+        }
+        ErrorKind::Refused if dir::is_unsupported(&error) => {
+            "the file system cannot do what a lock file needs; use a directory on another file system"
         }
         ErrorKind::Refused => "the lock file may not be written; is the file system read-only?",
         _ => "reading or writing a lock file failed",

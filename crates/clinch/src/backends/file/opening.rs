@@ -7,7 +7,7 @@ use rustix::fs::{AtFlags, Gid, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::access::Sharing;
-use super::dir::{Dir, kind};
+use super::dir::{self, Dir, kind};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Times that a file is looked for, and made where there is none, while others make and remove it.
@@ -133,6 +133,15 @@ impl Dir {
                 path.display()
             );
             return Error::new(ErrorKind::Exhausted, message).with_source(io::Error::from(error));
+        }
+        if dir::is_unsupported(&error.into()) {
+            let message = format!(
+                "the file system of {} cannot make a file under its name without replacing another",
+                path.display()
+            );
+            return Error::new(ErrorKind::Refused, message)
+                .with_remedy("use a directory on another file system, as ext4, XFS or btrfs")
+                .with_source(io::Error::from(error));
         }
         let odd = match error {
             Errno::LOOP => Some("a symbolic link"),

@@ -34,6 +34,8 @@ pub(super) struct Slot {
     pub(super) mode: Mode,
     pub(super) granted: bool,
     granted_at: Instant,
+    /// Whether others were in the file when it came, so that its record has a place of its own.
+    placed: bool,
     /// Whether the holder was told that an operator ends its claim.
     told: bool,
     /// Since when its record cannot be read.
@@ -81,6 +83,7 @@ impl Slot {
             mode,
             granted,
             granted_at: now,
+            placed: false,
             told: false,
             unreadable: None,
             behind: 0,
@@ -139,7 +142,8 @@ impl File {
             if let Some((progress, place)) = self.enter_behind(claim, &world, &file)? {
                 if let Some((ticket, bell)) = place {
                     let grants = matches!(progress, Progress::Granted(_));
-                    self.keep(Slot::new(file, claim, world, ticket, grants, bell, asked), claim.id);
+                    let slot = Slot::new(file, claim, world, ticket, grants, bell, asked);
+                    self.keep(Slot { placed: true, ..slot }, claim.id);
                 }
                 return Ok(progress);
             }
@@ -398,7 +402,7 @@ impl File {
             held.close_until(until)?;
         }
         // Not left to the close, since a forked child may have a copy of the descriptor.
-        slot.file.unlock_all()?;
+        if slot.placed { slot.file.leave_place() } else { slot.file.unlock_all() }?;
         if slot.inherited {
             self.ring(&slot.file_name);
         }

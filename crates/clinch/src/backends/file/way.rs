@@ -32,9 +32,9 @@ pub(super) fn check(path: &Path, owner: u32, me: &Me) -> Result<()> {
         Error::new(kind(&error), format!("cannot look at what is above {}", path.display()))
             .with_source(error)
     };
-    // Whoever has the root directory can replace everything. In a user namespace that is somebody without a number of its own there.
+    // Whoever has the root directory can replace everything.
     let of_root = Path::new("/").metadata().map_err(unseen)?.uid();
-    let trusted = |user| me.trusts(user) || user == owner || user == of_root;
+    let (known, overflow) = (Some(owner).filter(|owner| Some(*owner) != me.stranger), users::overflow());
     let mut at = PathBuf::from("/");
     let mut steps = steps(path);
     let mut links = 0;
@@ -52,6 +52,8 @@ pub(super) fn check(path: &Path, owner: u32, me: &Me) -> Result<()> {
         };
         let next = at.join(name);
         let (above, entry) = (at.metadata().map_err(unseen)?, next.symlink_metadata().map_err(unseen)?);
+        let has_root = has_root((of_root, overflow), &at);
+        let trusted = |user| me.trusts(user) || Some(user) == known || user == of_root && has_root;
         let private = is_private(&above, trusted) && !has_list(&at);
         if !is_safe((above.uid(), above.mode()), private, me.trusts(entry.uid()), trusted) {
             return refused(
@@ -79,6 +81,12 @@ pub(super) fn check(path: &Path, owner: u32, me: &Me) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a directory that belongs to whom the root directory belongs to is as safe as that. In a user namespace these are strangers, of
+/// whom nobody knows which is which; but what stands in the root directory itself was put there by its owner.
+fn has_root((of_root, overflow): (u32, u32), dir: &Path) -> bool {
+    of_root != overflow || dir.components().count() <= 2
 }
 
 fn steps(path: &Path) -> VecDeque<Step> {
@@ -117,7 +125,7 @@ mod tests {
 
     #[test]
     fn whoever_could_replace_an_entry_makes_its_directory_unsafe() {
-        let me = Me { id: 1000, groups: vec![50] };
+        let me = Me { id: 1000, groups: vec![50], stranger: None };
         let safe = |above, mode, entry, owner| {
             is_safe((above, mode), false, me.trusts(entry), |user| me.trusts(user) || user == owner)
         };
@@ -127,6 +135,13 @@ mod tests {
         assert!(!safe(0, 0o775, 0, 0) && !safe(0, 0o777, 0, 0) && !safe(8, 0o755, 7, 7));
         let private = |mode| is_safe((1000, mode), true, true, |user| me.trusts(user));
         assert!(private(0o775) && !private(0o777), "a user's own group may write");
+    }
+
+    #[test]
+    fn a_strangers_home_is_not_roots() {
+        let trusted = |dir: &str| has_root((65_534, 65_534), Path::new(dir));
+        assert!(trusted("/") && trusted("/home") && !trusted("/home/mallory"));
+        assert!(has_root((0, 65_534), Path::new("/home/ann/locks")));
     }
 
     #[test]
