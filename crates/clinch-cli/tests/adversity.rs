@@ -53,6 +53,39 @@ fn a_full_disk_gives_a_clear_error_and_never_two_holders() {
     assert!(words.contains("free some disk space"), "{words}");
 }
 
+/// Each waiter leaves its record in the lock's file: more than there is room for may pass all the same.
+#[test]
+fn a_small_disk_is_not_filled_by_those_who_have_passed() {
+    let world = World::new();
+    let script = r#"
+        mkfifo go held
+        "$CLINCH" run --permits 1 --of 2 a -c 'echo > held; read -r _ < go' & holder=$!
+        read -r _ < held
+        # Never alone, so each has a place of its own.
+        for _ in {1..80}; do "$CLINCH" run --permits 1 --of 2 a -- true || echo "refused $?"; done
+        echo > go; wait "$holder"; echo "holder $?"
+    "#;
+    let output = with_small_store(&world, script);
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "holder 0\n", "{words}");
+}
+
+/// By default such a write kills.
+#[test]
+fn a_limit_on_the_size_of_files_is_told_and_is_the_jobs() {
+    let world = World::new();
+    world.write("small", "");
+    let script = r#"
+        (ulimit -f 0; exec "$CLINCH" run -n new -- echo "RAN WITHOUT A LOCK"); echo "new $?"
+        "$CLINCH" run -n new -- sh -c 'ulimit -f 0; echo > small'; echo "job $?"
+        "$CLINCH" run -F -n new -- sh -c 'ulimit -f 0; echo > small'; echo "in place $?"
+    "#;
+    let output = with_small_store(&world, script);
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "new 69\njob 153\nin place 153\n", "{words}");
+    assert!(words.contains("ulimit -f"), "{words}");
+}
+
 #[test]
 fn a_read_only_store_is_refused_with_its_reason() {
     let world = World::new();

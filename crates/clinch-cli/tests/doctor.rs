@@ -66,7 +66,7 @@ fn durable() -> RedisBuilder {
 
 #[test]
 fn a_directory_that_is_well_is_told_in_one_line_for_each_check() {
-    let world = World::new();
+    let world = World::on_disk();
     let said = Said::by(world.clinch(["doctor", "--json"]));
     said.ends(0, &[]);
     assert!(said.one("url").contains(world.path("store").to_str().unwrap()), "{}", said.1);
@@ -81,6 +81,15 @@ fn a_directory_that_is_well_is_told_in_one_line_for_each_check() {
     assert_eq!(lines.lines().count(), said.1["checks"].as_array().unwrap().len(), "{lines}");
     assert!(lines.lines().all(|line| line.starts_with("pass  ")), "{lines}");
     assert_eq!(world.list(), Vec::<Value>::new(), "nothing is left");
+}
+
+/// Tokens and `--once-per` must outlast a reboot.
+#[test]
+fn a_directory_that_a_reboot_empties_is_told() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let said = Said::of(format!("file://{}", dir.path().display()));
+    said.ends(1, &["file-system"]);
+    assert!(said.one("file-system").contains("tmpfs, which a reboot empties"), "{}", said.1);
 }
 
 /// A store that the command line names is looked at, and not that of the environment.

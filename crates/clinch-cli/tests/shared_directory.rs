@@ -476,3 +476,67 @@ fn a_user_whose_home_is_not_there_has_the_one_of_the_environment() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(world.path("home/.local/state/clinch").is_dir());
 }
+
+/// Root would make directories wherever somebody's link leads.
+#[test]
+fn root_makes_no_directory_where_a_planted_link_leads() {
+    let host = Host::new();
+    let (open, target) = (host.make("open", ROOT, 0o1777), host.make("target", ROOT, 0o755));
+    symlink(&target, open.join("link")).unwrap();
+    std::os::unix::fs::lchown(open.join("link"), Some(ALICE), None).unwrap();
+    let at = |way: &str| {
+        let url = format!("file://{}/{way}", open.display());
+        host.clinch_in(&[], ROOT, &url, &["run", "x", "true"]).output().unwrap()
+    };
+    for way in ["link", "link/a", "link/a/b"] {
+        assert_refused(&at(way), "");
+        assert_eq!(std::fs::read_dir(&target).unwrap().count(), 0, "{way}");
+    }
+    assert!(at("new/a/b").status.success());
+    assert_eq!(std::fs::metadata(open.join("new/a/b")).unwrap().mode() & 0o7777, 0o700);
+    // A link of root's own is as good as what it leads to.
+    symlink(&target, open.join("own")).unwrap();
+    assert!(at("own/a/b").status.success());
+}
+
+/// Without that, one that comes late would put its file in place of the one that others hold.
+#[test]
+fn a_file_system_that_cannot_name_a_file_without_replacing_is_told() {
+    let host = Host::new();
+    let mut strace = Command::new("strace");
+    strace.args([
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=renameat2",
+        "-e",
+        "inject=renameat2:error=EINVAL",
+    ]);
+    strace.args([env!("CARGO_BIN_EXE_clinch"), "run", "x", "true"]).env("CLINCH_URL", host.url());
+    let output = strace.output().expect("this test needs strace");
+    assert_refused(&output, "another file system");
+    let files: Vec<_> = std::fs::read_dir(host.0.path("store")).unwrap().collect();
+    assert!(files.is_empty(), "{files:?}");
+}
+
+/// In a user namespace all who have no number there look alike, this user among them.
+#[test]
+fn strangers_of_a_user_namespace_are_not_taken_for_this_user() {
+    let host = Host::new();
+    let theirs = host.make("theirs", ALICE, 0o755);
+    let script =
+        format!("exec unshare --user {} -u file://{} ls", host.0.path("clinch").display(), theirs.display());
+    let mut command = Command::new("setpriv");
+    command.args([
+        &format!("--reuid={BOB}"),
+        &format!("--regid={BOB}"),
+        "--clear-groups",
+        "sh",
+        "-c",
+        &script,
+    ]);
+    let output = command.current_dir(host.0.path(".")).stdin(Stdio::null()).output().unwrap();
+    assert_refused(&output, "no number in this user namespace");
+}

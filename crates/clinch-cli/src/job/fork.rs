@@ -135,8 +135,7 @@ fn prepare(before: &Before<'_>) -> rustix::io::Result<bool> {
 
 /// Before an exec: what we catch ends us again, as it would end the command, which may not be there for long.
 pub(super) fn forget_handlers() {
-    let pipe = (!sys::ignored_pipe()).then_some(libc::SIGPIPE);
-    for signal in caught().map(|signal| signal.as_raw()).chain(pipe) {
+    for signal in caught().chain(sys::ignored_here()).map(|signal| signal.as_raw()) {
         // SAFETY: the default action is no function of ours.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }

@@ -86,12 +86,15 @@ pub(crate) fn has_stdout() -> bool {
 
 static HAS_STDOUT: AtomicBool = AtomicBool::new(true);
 
-/// Whether PIPE was ignored when this process began: the runtime of Rust ignores it in any case.
-pub(crate) fn ignored_pipe() -> bool {
-    IGNORED_PIPE.load(Ordering::Relaxed)
+/// What this process ignores, and its caller did not: PIPE, by the runtime of Rust, and XFSZ, which would end us where a file may not grow.
+pub(crate) fn ignored_here() -> impl Iterator<Item = Signal> {
+    let both = [(Signal::PIPE, &IGNORED_PIPE), (Signal::XFSZ, &IGNORED_XFSZ)];
+    both.into_iter().filter(|(_, ignored)| !ignored.load(Ordering::Relaxed)).map(|(signal, _)| signal)
 }
 
+/// Whether it was ignored when this process began.
 static IGNORED_PIPE: AtomicBool = AtomicBool::new(false);
+static IGNORED_XFSZ: AtomicBool = AtomicBool::new(false);
 
 /// Looks before `main`: the standard library opens `/dev/null` in place of what is closed, where an answer would vanish, and ignores PIPE.
 // SAFETY: the section holds functions that the loader calls once, without arguments that this one needs.
@@ -103,6 +106,9 @@ static LOOK: extern "C" fn() = {
         let is_open = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) } != -1;
         HAS_STDOUT.store(is_open, Ordering::Relaxed);
         IGNORED_PIPE.store(is_ignored(Signal::PIPE), Ordering::Relaxed);
+        IGNORED_XFSZ.store(is_ignored(Signal::XFSZ), Ordering::Relaxed);
+        // SAFETY: to ignore is no function of ours.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     }
     look
 };

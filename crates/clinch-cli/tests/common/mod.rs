@@ -34,6 +34,11 @@ impl World {
         World { dir: tempfile::tempdir().unwrap(), url: None }
     }
 
+    /// Where a reboot leaves what is there, unlike `/tmp` on many hosts.
+    pub fn on_disk() -> World {
+        World { dir: tempfile::tempdir_in("/var/tmp").unwrap(), url: None }
+    }
+
     /// On a server's store.
     pub fn on(url: String) -> World {
         World { dir: tempfile::tempdir().unwrap(), url: Some(url) }
