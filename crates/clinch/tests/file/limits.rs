@@ -160,6 +160,38 @@ fn an_uncontended_pair_costs_seven_system_calls() {
     assert!(total < (4 + fcntl) * 500 + 250, "{many:?}: no call but these, save one fsync in 1024 claims");
 }
 
+/// Set for [`small_files`] to the directory in which it shall try.
+const SMALL_FILES: &str = "CLINCH_TEST_SMALL_FILES";
+
+/// Asks for a lock that is held, with a limit on the size of files, which is the whole process's.
+#[test]
+fn small_files() {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let Some(dir) = std::env::var_os(SMALL_FILES) else { return };
+    setrlimit(Resource::Fsize, Rlimit { current: Some(4096), maximum: None }).unwrap();
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let locks = connect(Path::new(&dir)).await;
+        let error = locks.mutex("job").unwrap().lock().timeout(PATIENCE).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
+        assert!(
+            error.to_string().contains("4096 bytes") && error.to_string().contains("ulimit -f"),
+            "{error}"
+        );
+        assert_eq!(locks.list("").await.unwrap().len(), 1, "who only looks needs no room");
+    });
+}
+
+/// The write that goes beyond it kills the process.
+#[tokio::test]
+async fn a_limit_on_the_size_of_files_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let held = lock(&connect(dir.path()).await, "job").await;
+    let mut test = Command::new(std::env::current_exe().unwrap());
+    let output = test.args(["--exact", "limits::small_files"]).env(SMALL_FILES, dir.path()).output().unwrap();
+    assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stdout));
+    held.verify().await.unwrap();
+}
+
 /// Set for [`descriptors`] when it is to use up its own.
 const DESCRIPTORS: &str = "CLINCH_TEST_DESCRIPTORS";
 

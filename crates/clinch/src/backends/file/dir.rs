@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::access::{self, Share, Sharing};
 use super::home;
+use super::layout::LONGEST;
 use super::network::check_file_system;
 use super::times::LOOK_AT_DIRECTORY;
 use super::users::{self, Me};
@@ -59,6 +60,8 @@ pub(super) struct Dir {
     seen: AtomicU64,
     pub(super) sharing: Sharing,
     pub(super) me: Me,
+    /// The limit on the size of this process's files, if a lock file can reach it: the write that does kills who has not taken care of it.
+    limit: Option<u64>,
 }
 
 impl Dir {
@@ -105,11 +108,20 @@ impl Dir {
             check_file_system(&path, system.f_type as u32)?;
         }
         let identity = Stamp::from(stat).identity;
-        Ok(Dir { path, descriptor, identity, seen: AtomicU64::new(0), sharing, me })
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        let limit = limit.filter(|limit| *limit < LONGEST);
+        Ok(Dir { path, descriptor, identity, seen: AtomicU64::new(0), sharing, me, limit })
     }
 
     /// Whether this process may take locks here.
     pub(super) fn check_for_writing(&self) -> Result<()> {
+        if let Some(limit) = self.limit {
+            return Err(Error::new(
+                ErrorKind::Exhausted,
+                format!("this process may write files of {limit} bytes at most, and a lock file may have {LONGEST}"),
+            )
+            .with_remedy("raise that limit, with ulimit -f or LimitFSIZE="));
+        }
         self.sharing.check_for_writing(&self.path)
     }
 

@@ -52,6 +52,9 @@ pub(super) const NAME_LEN: usize = 3 * LockName::MAX_LEN + 1;
 pub(super) const RECORDS_AT: u64 = 4096;
 const RECORD_ROOM: u64 = 1024;
 
+/// How long a lock file may become.
+pub(super) const LONGEST: u64 = RECORDS_AT + RECORDS * RECORD_ROOM;
+
 /// The least that a file system gives back.
 const BLOCK: u64 = 4096;
 
@@ -433,9 +436,8 @@ mod tests {
             let parts = unused(&tickets);
             let free: u64 = parts.iter().map(|(_, length)| length).sum();
             prop_assert!(free >= (RECORDS - tickets.len() as u64 * (BLOCK / RECORD_ROOM)) * RECORD_ROOM - BLOCK);
-            let end = RECORDS_AT + RECORDS * RECORD_ROOM;
             for (at, length) in parts {
-                prop_assert!(at >= RECORDS_AT && at + length <= end);
+                prop_assert!(at >= RECORDS_AT && at + length <= LONGEST);
                 for ticket in &tickets {
                     let place = record_at(*ticket);
                     prop_assert!(place + RECORD_ROOM <= at || place >= at + length);
