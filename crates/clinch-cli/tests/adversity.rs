@@ -51,6 +51,7 @@ fn a_full_disk_gives_a_clear_error_and_never_two_holders() {
     let answers: Vec<&str> = answers.lines().collect();
     assert_eq!(answers, ["busy 75", "new 69", "waiter 69", "holder 0", "room again 0"], "{words}");
     assert!(words.contains("free some disk space"), "{words}");
+    assert!(["new", "a"].iter().all(|name| words.contains(&format!("/store/{name}.lock: "))), "{words}");
 }
 
 /// Each waiter leaves its record in the lock's file: more than there is room for may pass all the same.

@@ -64,6 +64,13 @@ impl Error {
         self
     }
 
+    /// The same error with where that was.
+    #[cfg(feature = "file")]
+    pub(crate) fn at(mut self, place: impl fmt::Display) -> Error {
+        self.0.message = format!("{place}: {}", self.0.message).into();
+        self
+    }
+
     /// What failed, without what to do about it.
     #[cfg(any(feature = "etcd", feature = "file", feature = "redis"))]
     pub(crate) fn what(&self) -> &str {

@@ -564,9 +564,7 @@ fn too_long() -> Error {
 /// An error of a damaged file with the file's path.
 pub(super) fn in_file(dir: &Dir, file: &str, error: Error) -> Error {
     match error.kind() {
-        ErrorKind::Unsupported => {
-            Error::new(ErrorKind::Unsupported, format!("{}: {error}", dir.lock_path(file).display()))
-        }
+        ErrorKind::Unsupported => error.at(dir.lock_path(file).display()),
         _ => error,
     }
 }

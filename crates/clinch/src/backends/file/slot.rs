@@ -134,12 +134,16 @@ impl File {
     pub(super) fn enter(&self, claim: &Claim, asked: Instant) -> Result<Progress> {
         for _ in 0..RESTARTS {
             let world = self.world(&claim.name);
+            let no_room = |error: Error| match error.kind() {
+                ErrorKind::Exhausted => error.at(self.dir.lock_path(&world.file).display()),
+                _ => error,
+            };
             let Some(file) = self.open(&world.file, true)? else { continue };
-            if let Some(ticket) = enter_alone(claim, &world, &file)? {
+            if let Some(ticket) = enter_alone(claim, &world, &file).map_err(no_room)? {
                 self.keep(Slot::new(file, claim, world, ticket, true, None, asked), claim.id);
                 return Ok(granted(ticket));
             }
-            if let Some((progress, place)) = self.enter_behind(claim, &world, &file)? {
+            if let Some((progress, place)) = self.enter_behind(claim, &world, &file).map_err(no_room)? {
                 if let Some((ticket, bell)) = place {
                     let grants = matches!(progress, Progress::Granted(_));
                     let slot = Slot::new(file, claim, world, ticket, grants, bell, asked);
