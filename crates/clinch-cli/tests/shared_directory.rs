@@ -499,6 +499,32 @@ fn root_makes_no_directory_where_a_planted_link_leads() {
     assert!(at("own/a/b").status.success());
 }
 
+/// Between a look and what is done after it, anybody may put a link there.
+#[test]
+fn root_makes_no_directory_behind_a_link_that_comes_meanwhile() {
+    let host = Host::new();
+    let (open, target) = (host.make("open", ROOT, 0o1777), host.make("target", ROOT, 0o755));
+    symlink(&target, open.join("link")).unwrap();
+    std::os::unix::fs::lchown(open.join("link"), Some(ALICE), None).unwrap();
+    let mut strace = Command::new("strace");
+    strace.args([
+        "-f",
+        "-qq",
+        "-e",
+        "trace=?mkdir,mkdirat",
+        "-e",
+        "inject=?mkdir,mkdirat:delay_enter=1000000:when=1",
+    ]);
+    strace.arg("-o").arg(host.0.path("strace")).args([env!("CARGO_BIN_EXE_clinch"), "run", "x", "true"]);
+    strace.env("CLINCH_URL", format!("file://{}/new/a/b", open.display())).stderr(Stdio::piped());
+    let mut clinch = Running(strace.spawn().expect("this test needs strace"));
+    eventually("it makes a directory", || host.0.read("strace").contains("mkdir"));
+    // Where this comes too late, there is nothing to see.
+    let planted = std::fs::rename(open.join("link"), open.join("new")).is_ok();
+    assert_eq!(clinch.code(), if planted { 77 } else { 0 });
+    assert_eq!(std::fs::read_dir(&target).unwrap().count(), 0);
+}
+
 /// Without that, one that comes late would put its file in place of the one that others hold.
 #[test]
 fn a_file_system_that_cannot_name_a_file_without_replacing_is_told() {
