@@ -1,0 +1,396 @@
+//! What is known of the locks that are held: which are watched, which are to be read, and which were not found.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::claim::{ByClaim, Claim, ClaimId, Mode};
+use crate::clock::Instant;
+use crate::name::LockName;
+use crate::sync::lock;
+
+/// How long a lock is held before it is watched.
+const YOUNG: Duration = Duration::from_millis(500);
+
+/// For how long changes are gathered: the server tells of each key by itself, also where one command has renewed many.
+const GATHER: Duration = Duration::from_millis(5);
+
+/// How long a server that could not tell is left alone.
+pub(super) const PAUSE: Duration = Duration::from_secs(5);
+
+/// Keys per command; as many as a batch of renewals has at most.
+pub(super) const BATCH: usize = 256;
+
+/// A claim and its lock's key.
+pub(in super::super) type Watch = (ClaimId, Arc<str>);
+
+/// The exclusive locks that this client holds.
+#[derive(Default)]
+pub(in super::super) struct Held {
+    state: Mutex<State>,
+    /// Something is to be looked at earlier than was known, or was missed.
+    pub(super) news: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    leases: ByClaim<Lease>,
+    /// The claims whose keys the server tells of.
+    told: HashMap<Arc<str>, ClaimId>,
+    /// Those that are to be read, by when; and those that were not found. So no step looks through all.
+    due: BTreeSet<(Instant, ClaimId)>,
+    missed: BTreeSet<ClaimId>,
+    /// When to look for leases that are not watched; `None`: when there is one again.
+    next: Option<Instant>,
+    looking: bool,
+}
+
+struct Lease {
+    name: LockName,
+    sight: Sight,
+}
+
+#[derive(Clone)]
+enum Sight {
+    /// To be read from then on.
+    Due(Instant),
+    /// About to be read.
+    Looked,
+    /// Not found when it was read.
+    Missed,
+    /// Read on this inbox, and not changed since.
+    Watched { inbox: u64, key: Arc<str> },
+}
+
+impl Sight {
+    fn look(&self) -> &Sight {
+        #[cfg(test)]
+        tests::LOOKED.set(tests::LOOKED.get() + 1);
+        self
+    }
+}
+
+impl Held {
+    /// Notes that a claim was granted.
+    pub(in super::super) fn hold(&self, claim: &Claim, now: Instant) {
+        if claim.mode != Mode::Exclusive {
+            return;
+        }
+        let at = now + YOUNG;
+        let mut state = lock(&self.state);
+        let lease = Lease { name: claim.name.clone(), sight: Sight::Due(at) };
+        if let Some(before) = state.leases.insert(claim.id, lease) {
+            state.out_of_sight(claim.id, &before.sight);
+        }
+        state.due.insert((at, claim.id));
+        if state.arm(at) {
+            self.news.notify_one();
+        }
+    }
+
+    /// Notes that a claim is released, or no longer the sole holder's.
+    pub(in super::super) fn let_go(&self, id: ClaimId) {
+        lock(&self.state).remove(id);
+    }
+
+    /// Whether nothing is watched.
+    pub(in super::super) fn is_idle(&self) -> bool {
+        lock(&self.state).told.is_empty()
+    }
+
+    /// The server told of this key.
+    pub(in super::super) fn changed(&self, key: &str, now: Instant) {
+        let mut state = lock(&self.state);
+        if let Some(id) = state.told.get(key).copied() {
+            state.set(id, Sight::Due(now + GATHER));
+            if state.arm(now + GATHER) {
+                self.news.notify_one();
+            }
+        }
+    }
+
+    /// The database was emptied.
+    pub(in super::super) fn all_changed(&self) {
+        lock(&self.state).look_again(|_| true);
+        self.news.notify_one();
+    }
+
+    /// This inbox tells nothing any more.
+    pub(in super::super) fn closed(&self, gone: u64) {
+        lock(&self.state).look_again(|sight| matches!(sight, Sight::Watched { inbox, .. } if *inbox == gone));
+        self.news.notify_one();
+    }
+
+    /// What is to be read at this moment, by whoever gets it; nothing while somebody is at it.
+    pub(super) fn begin(&self, now: Instant) -> Option<Vec<(ClaimId, LockName)>> {
+        let mut state = lock(&self.state);
+        if state.looking || state.next.is_none_or(|next| next > now) {
+            return None;
+        }
+        let mut due = Vec::new();
+        // What is due soon comes along.
+        while let Some(id) = state.take_due(now + YOUNG / 4) {
+            due.extend(state.leases.get(&id).map(|lease| (id, lease.name.clone())));
+        }
+        state.looking = !due.is_empty();
+        // One look for all that grow up meanwhile.
+        state.next = state.earliest().map(|at| at.max(now + YOUNG));
+        state.looking.then_some(due)
+    }
+
+    /// Notes that these are read on an inbox from now on: what it tells from here on counts.
+    pub(super) fn reading(&self, watches: &[Watch], inbox: u64) {
+        let mut state = lock(&self.state);
+        for (id, key) in watches {
+            state.set(*id, Sight::Watched { inbox, key: key.clone() });
+        }
+    }
+
+    /// Notes which of them were still held.
+    pub(super) fn read(&self, watches: &[Watch], held: &[bool]) {
+        let mut state = lock(&self.state);
+        for ((id, _), _) in watches.iter().zip(held).filter(|(_, held)| !**held) {
+            state.set(*id, Sight::Missed);
+        }
+    }
+
+    /// Notes that these could not be read.
+    pub(super) fn unread(&self, ids: impl Iterator<Item = ClaimId>, again: Instant) {
+        let mut state = lock(&self.state);
+        for id in ids {
+            state.set(id, Sight::Due(again));
+        }
+        state.arm(again);
+    }
+
+    pub(super) fn done(&self) {
+        let mut state = lock(&self.state);
+        state.looking = false;
+        state.next = state.earliest();
+        self.news.notify_one();
+    }
+
+    /// The server cannot tell of these. Another may: the next that is held is looked at again.
+    pub(super) fn untold(&self, watches: &[Watch]) {
+        let mut state = lock(&self.state);
+        for (id, _) in watches {
+            state.remove(*id);
+        }
+    }
+
+    /// Some that were not found.
+    pub(super) fn missed(&self) -> Vec<(ClaimId, LockName)> {
+        let state = lock(&self.state);
+        let name = |id: &ClaimId| state.leases.get(id).map(|lease| (*id, lease.name.clone()));
+        state.missed.iter().take(BATCH).filter_map(name).collect()
+    }
+
+    pub(super) fn next(&self) -> Option<Instant> {
+        let state = lock(&self.state);
+        state.next.filter(|_| !state.looking)
+    }
+}
+
+impl State {
+    fn remove(&mut self, id: ClaimId) {
+        if let Some(lease) = self.leases.remove(&id) {
+            self.out_of_sight(id, &lease.sight);
+        }
+    }
+
+    fn set(&mut self, id: ClaimId, sight: Sight) {
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut lease.sight, sight.clone());
+        self.out_of_sight(id, &before);
+        match sight {
+            Sight::Due(at) => drop(self.due.insert((at, id))),
+            Sight::Missed => drop(self.missed.insert(id)),
+            Sight::Watched { key, .. } => drop(self.told.insert(key, id)),
+            Sight::Looked => {}
+        }
+    }
+
+    /// Takes a claim from where it stood by what was known of it.
+    fn out_of_sight(&mut self, id: ClaimId, was: &Sight) {
+        match was.look() {
+            Sight::Due(at) => drop(self.due.remove(&(*at, id))),
+            Sight::Missed => drop(self.missed.remove(&id)),
+            Sight::Watched { key, .. } if self.told.get(key) == Some(&id) => drop(self.told.remove(key)),
+            Sight::Watched { .. } | Sight::Looked => {}
+        }
+    }
+
+    /// Has somebody look at this moment; says whether that is sooner than was known.
+    fn arm(&mut self, at: Instant) -> bool {
+        let sooner = self.next.is_none_or(|next| at < next);
+        if sooner {
+            self.next = Some(at);
+        }
+        sooner
+    }
+
+    /// Has leases be read at once.
+    fn look_again(&mut self, which: impl Fn(&Sight) -> bool) {
+        let at = Instant::from_nanos(0);
+        let ids: Vec<_> =
+            self.leases.iter().filter(|(_, lease)| which(lease.sight.look())).map(|(id, _)| *id).collect();
+        for id in ids {
+            self.set(id, Sight::Due(at));
+            self.next = Some(at);
+        }
+    }
+
+    /// The first, if it is due by then.
+    fn take_due(&mut self, by: Instant) -> Option<ClaimId> {
+        let (_, id) = self.due.first().copied().filter(|(at, _)| *at <= by)?;
+        self.set(id, Sight::Looked);
+        Some(id)
+    }
+
+    fn earliest(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::claim::Owner;
+
+    fn claim(bits: u128) -> Claim {
+        Claim {
+            id: ClaimId::from_bits(bits),
+            name: LockName::new(format!("job/{bits}")).unwrap(),
+            mode: Mode::Exclusive,
+            ttl: PAUSE,
+            enqueue: true,
+            place: false,
+            isolated: false,
+            owner: Arc::new(Owner { host: "h".into(), pid: 1, user: "u".into(), label: String::new() }),
+        }
+    }
+
+    const START: Instant = Instant::from_nanos(1 << 40);
+
+    thread_local! {
+        /// How often it was looked what is to be done about a lease.
+        pub(super) static LOOKED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// A renewal is a change, too, and all that this costs is paid by who renews.
+    #[test]
+    fn a_change_costs_the_same_however_many_are_held() {
+        let cost = |count: usize| {
+            let held = Held::default();
+            let claims: Vec<Claim> = (1..=count as u128).map(claim).collect();
+            let watches = watched(&held, &claims);
+            held.read(&watches, &vec![true; count]);
+            held.done();
+            let before = LOOKED.get();
+            for (_, key) in &watches[..100] {
+                held.changed(key, START + YOUNG);
+            }
+            let due = held.begin(START + YOUNG + GATHER).unwrap();
+            assert_eq!(due.len(), 100);
+            let watches: Vec<Watch> =
+                due.into_iter().map(|(id, name)| (id, Arc::from(name.as_str()))).collect();
+            held.reading(&watches, 1);
+            held.read(&watches, &[true; 100]);
+            held.done();
+            assert_eq!(held.missed(), []);
+            LOOKED.get() - before
+        };
+        let (few, many) = (cost(100), cost(1000));
+        assert_eq!(few, many);
+    }
+
+    fn watched(held: &Held, claims: &[Claim]) -> Vec<Watch> {
+        for claim in claims {
+            held.hold(claim, START);
+        }
+        let due = held.begin(START + YOUNG).unwrap();
+        assert_eq!(due.len(), claims.len());
+        let watches: Vec<Watch> = due.into_iter().map(|(id, name)| (id, Arc::from(name.as_str()))).collect();
+        held.reading(&watches, 1);
+        watches
+    }
+
+    #[test]
+    fn what_is_held_shortly_is_never_looked_at() {
+        let held = Held::default();
+        held.hold(&claim(1), START);
+        assert!(held.begin(START).is_none() && held.next() == Some(START + YOUNG));
+        held.let_go(claim(1).id);
+        assert!(held.begin(START + YOUNG).is_none());
+        assert_eq!(held.next(), None, "nothing is held, and still it looks");
+        assert!(lock(&held.state).leases.is_empty());
+    }
+
+    /// Also of what was looked at for nobody else, and of what grows up until the server is asked again.
+    #[test]
+    fn what_could_not_be_read_is_read_again() {
+        let held = Held::default();
+        let watches = watched(&held, &[claim(1)]);
+        held.read(&watches, &[false]);
+        held.done();
+        assert_eq!((held.missed().len(), held.next()), (1, None));
+        held.unread(watches.iter().map(|(id, _)| *id), START + PAUSE);
+        assert_eq!(held.next(), Some(START + PAUSE), "nobody looks again");
+        held.hold(&claim(2), START + YOUNG);
+        assert_eq!(held.next(), Some(START + YOUNG * 2), "what is young waits for what could not be read");
+    }
+
+    #[test]
+    fn a_change_between_the_read_and_its_answer_is_not_missed() {
+        let held = Held::default();
+        let watches = watched(&held, &[claim(1), claim(2)]);
+        held.changed("job/1", START + YOUNG);
+        held.read(&watches, &[true, true]);
+        held.done();
+        assert_eq!(held.next(), Some(START + YOUNG + GATHER));
+        assert!(held.begin(START + YOUNG).is_none(), "others that change with it are not waited for");
+        let due = held.begin(START + YOUNG + GATHER).unwrap();
+        assert_eq!(due, [(claim(1).id, claim(1).name)], "what was told while it was read is read again");
+        assert_eq!(held.missed(), []);
+    }
+
+    #[test]
+    fn what_one_server_cannot_tell_of_keeps_nothing_else_from_being_watched() {
+        let held = Held::default();
+        let watches = watched(&held, &[claim(1), claim(2)]);
+        held.untold(&watches[..1]);
+        held.done();
+        assert!(!held.is_idle(), "the other is watched no more");
+        held.closed(1);
+        assert_eq!(held.begin(START + YOUNG).unwrap().len(), 1);
+        held.untold(&watches);
+        held.done();
+        watched(&held, &[claim(3)]);
+    }
+
+    #[test]
+    fn what_is_missed_closed_or_emptied_is_looked_at() {
+        let held = Held::default();
+        let watches = watched(&held, &[claim(1)]);
+        held.read(&watches, &[false]);
+        held.done();
+        assert_eq!(held.missed(), [(claim(1).id, claim(1).name)]);
+        held.let_go(claim(1).id);
+        assert!(held.is_idle());
+        watched(&held, &[claim(2)]);
+        held.done();
+        assert!(held.begin(START + YOUNG).is_none() && !held.is_idle());
+        held.closed(2);
+        assert!(held.begin(START + YOUNG).is_none(), "another inbox");
+        for tell in [|held: &Held| held.closed(1), Held::all_changed] {
+            tell(&held);
+            let due = held.begin(START + YOUNG).unwrap();
+            held.reading(&[(due[0].0, Arc::from("job/2"))], 1);
+            held.done();
+        }
+    }
+}
