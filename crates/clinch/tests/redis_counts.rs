@@ -250,41 +250,66 @@ async fn a_try_is_granted_for_its_ttl_and_no_longer() {
     writer.release().await.unwrap();
 }
 
-/// Waits until so many renewals were sent; how many each command had, and at how many locks each look looked.
-async fn renewals(monitor: &mut Monitor, count: usize) -> (Vec<usize>, Vec<usize>) {
-    let (mut sizes, mut looks) = (Vec::new(), Vec::new());
+/// Waits until so many renewals were sent; all that was sent until then.
+async fn renewals(monitor: &mut Monitor, count: usize) -> Vec<Sent> {
+    let mut all: Vec<Sent> = Vec::new();
     let end = tokio::time::Instant::now() + PATIENCE;
-    while sizes.iter().sum::<usize>() < count {
+    while sizes(&all).iter().sum::<usize>() < count {
         assert!(
             tokio::time::Instant::now() < end,
-            "not within {PATIENCE:?}: {count} renewals, only {sizes:?}"
+            "not within {PATIENCE:?}: {count} renewals, only {:?}",
+            sizes(&all)
         );
         tokio::time::sleep(Duration::from_millis(20)).await;
-        let sent = monitor.take();
-        sizes.extend(sent.iter().filter_map(Sent::renewed));
-        looks.extend(sent.iter().filter_map(Sent::watched));
+        all.extend(monitor.take());
     }
-    (sizes, looks)
+    all
+}
+
+/// How many claims each command renews.
+fn sizes(sent: &[Sent]) -> Vec<usize> {
+    sent.iter().filter_map(Sent::renewed).collect()
 }
 
 #[tokio::test]
-async fn renewals_of_many_locks_share_commands() {
+async fn renewals_of_many_locks_share_commands_and_are_not_told_back() {
     const LOCKS: usize = 500;
     let redis = Redis::start();
-    let locks = connect(&redis).await.ttl(Duration::from_secs(6)).unwrap();
+    let locks = connect(&redis).await.ttl(Duration::from_secs(9)).unwrap();
     let mut taking = tokio::task::JoinSet::new();
     for number in 0..LOCKS {
         let locks = locks.clone();
         taking.spawn(async move { lock(&locks, &format!("job {number}")).await });
     }
     let guards = taking.join_all().await;
+    // Loads the script.
+    guards[0].extend(Duration::from_secs(9)).await.unwrap();
+    let watched = "return tonumber(string.match(redis.call('INFO', 'stats'), 'tracking_total_keys:(%d+)'))";
+    sees(&redis, "all are watched", watched, i64::try_from(LOCKS).unwrap()).await;
     let mut monitor = Monitor::start(&redis);
-    let (sizes, looks) = renewals(&mut monitor, 3 * LOCKS).await;
+    let sent = renewals(&mut monitor, 2 * LOCKS).await;
+    let sizes = sizes(&sent);
     let renewed: usize = sizes.iter().sum();
     assert!(renewed >= 50 * sizes.len(), "{sizes:?}");
-    // The server tells of each key by itself, also where one command has renewed many.
-    let looked: usize = looks.iter().sum();
-    assert!(looked >= 2 * LOCKS && looked >= 50 * looks.len(), "{looks:?}");
+    // Each is followed on its connection by what has the server tell of the next change, and by one look.
+    let watch = sent.iter().find(|sent| sent.words[0] == "CLIENT").map(|sent| sent.by.clone());
+    let mut watching = sent.iter().filter(|sent| Some(&sent.by) == watch.as_ref());
+    let mut followed = 0;
+    while let Some(renewed) = watching.next() {
+        let Some(count) = renewed.renewed() else { continue };
+        let (Some(opt_in), Some(note), Some(look)) = (watching.next(), watching.next(), watching.next())
+        else {
+            break;
+        };
+        assert_eq!(opt_in.words[..2], ["CLIENT", "CACHING"]);
+        assert_eq!((note.words[0].as_str(), note.words.len() - 1), ("EXISTS", count));
+        assert_eq!(look.watched(), Some(count));
+        followed += count;
+    }
+    // But for one that a busy host kept waiting, and what it looked at again for that.
+    let looked: usize = sent.iter().filter_map(Sent::watched).sum();
+    assert!(followed + LOCKS / 2 >= renewed, "{followed} of {renewed}");
+    assert!(looked <= followed + LOCKS / 2, "{looked} looks for {followed} renewals");
     assert!(guards.iter().all(Guard::is_held));
 }
 
@@ -297,7 +322,7 @@ async fn places_of_many_waiters_of_one_lock_share_commands() {
     let waiters: Vec<_> = (0..WAITERS).map(|_| queue(&locks, "job")).collect();
     sees_waiters(&redis, WAITERS).await;
     let mut monitor = Monitor::start(&redis);
-    let (sizes, _) = renewals(&mut monitor, 3 * WAITERS).await;
+    let sizes = sizes(&renewals(&mut monitor, 3 * WAITERS).await);
     let renewed: usize = sizes.iter().sum();
     assert!(renewed >= 50 * sizes.len() && *sizes.iter().max().unwrap() > WAITERS / 2, "{sizes:?}");
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
@@ -330,11 +355,11 @@ async fn a_waiter_on_a_lock_that_is_held_for_long_does_not_poll() {
     }
     let holders: Vec<f64> = sent.iter().filter(|sent| is_holders(sent)).map(|sent| sent.at).collect();
     let seconds = holders.last().unwrap() - holders.first().unwrap();
-    // The holder watches its lock, on a connection of its own, and looks again when it was renewed.
+    // The holder renews its lock on the connection that watches it, and looks at it with each renewal.
     let watch = sent.iter().find(|sent| sent.words[0] == "CLIENT").map(|sent| sent.by.clone());
     let (watching, others): (Vec<&Sent>, Vec<&Sent>) =
         sent.iter().filter(|sent| !is_holders(sent)).partition(|sent| Some(&sent.by) == watch.as_ref());
-    let reads = watching.iter().filter(|sent| sent.words[0] == "EVALSHA").count();
+    let reads = watching.iter().filter(|sent| sent.watched().is_some()).count();
     assert!((holders.len() - 1..=holders.len() + 1).contains(&reads), "{reads} reads: {watching:?}");
     let others: Vec<_> = others.iter().map(|sent| &sent.words[..1]).collect();
     // The keeper of each client opens a connection of its own, once, and asks who the server is.

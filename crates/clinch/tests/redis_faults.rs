@@ -37,6 +37,8 @@ mod late;
 mod pushes;
 #[path = "redis_faults/queues.rs"]
 mod queues;
+#[path = "redis_faults/renewed.rs"]
+mod renewed;
 #[path = "redis_faults/server.rs"]
 mod server;
 #[path = "redis_faults/silent.rs"]

@@ -6,7 +6,7 @@ use super::*;
 const IN_SCRIPTS: &str = "time exists set getset getrange setrange pttl pexpire del hget hmget hgetall hlen hscan \
     hdel hset hsetnx rpush lpush lrange llen lindex lrem lpop zadd zcard zscore zrange zrevrange zrangebyscore zrem publish";
 
-/// The commands that clients send, HELLO and AUTH apart, which everybody may.
+/// The commands that clients send besides, HELLO and AUTH apart, which everybody may.
 const SENT: &str = "evalsha script|load subscribe ping client|tracking client|caching scan info";
 
 /// Makes the user who may do these things, and no more; answers the URL for it.

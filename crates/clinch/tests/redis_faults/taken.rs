@@ -10,7 +10,7 @@ async fn connect(redis: &Redis) -> Locks {
 }
 
 /// Waits until the server would tell of so many keys.
-async fn sees_watched(redis: &Redis, count: usize) {
+pub(super) async fn sees_watched(redis: &Redis, count: usize) {
     let mut client = redis.client();
     let count = count.to_string();
     eventually("the locks are watched", async || {
@@ -23,7 +23,7 @@ fn looks(redis: &Redis) -> u64 {
     redis.client().commandstats().get("client|caching").copied().unwrap_or(0)
 }
 
-async fn is_told(guard: &Guard) {
+pub(super) async fn is_told(guard: &Guard) {
     let loss = tokio::time::timeout(PATIENCE, guard.lost()).await.expect("nobody told the holder");
     assert_eq!(loss.kind, LossKind::Deleted);
     assert!(loss.detail.contains("the server told"), "a renewal found it: {loss}");

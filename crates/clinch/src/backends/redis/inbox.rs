@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use super::check::Server;
 use super::dial::{Dialer, Endpoint, Protocol};
 use super::failure::Failure;
 use super::link::Link;
@@ -63,6 +64,8 @@ pub(super) struct Inbox {
     pub(super) link: Arc<Link>,
     /// Whether the server tells of changed keys.
     tracking: bool,
+    /// Names the run of the server where it tells; empty when that is not known.
+    pub(super) run: String,
     /// What drives it.
     runtime: Handle,
     env: Env,
@@ -84,19 +87,17 @@ impl Inbox {
         let ear = listener.clone();
         let pushes = Box::new(move |message: &[Value]| deliver(&*ear, message));
         let (link, protocol) = dialer.open(&endpoint, Some(pushes)).await?;
-        let mut tracking = Command::new("CLIENT");
-        tracking.arg("TRACKING").arg("ON").arg("OPTIN");
-        let tracking = protocol == Protocol::Three
-            && match link.call(&tracking).await {
-                Ok(_) => true,
-                // A server that is busy can, in a while.
-                Err(failure) if failure.passes() => return Err(failure.into_error(link.server())),
-                Err(_) => false,
-            };
+        let (mut tracking, mut about) = (Command::new("CLIENT"), Command::new("INFO"));
+        // What is changed on this connection is renewed, and read again by the same write.
+        tracking.arg("TRACKING").arg("ON").arg("OPTIN").arg("NOLOOP");
+        about.arg("server");
+        let tracking = protocol == Protocol::Three && granted(&link, &tracking).await?.is_some();
+        let about = if tracking { granted(&link, &about).await? } else { None };
+        let run = about.map(|info| Server::read(info.text().unwrap_or_default()).run).unwrap_or_default();
         let (id, link, runtime) = (NEXT.fetch_add(1, Ordering::Relaxed), Arc::new(link), Handle::current());
         let env = dialer.env.clone();
         env.process().spawn_on(&runtime, attend(id, Arc::downgrade(&link), dialer, listener));
-        Ok(Inbox { id, link, tracking, runtime, env, channels: Mutex::default() })
+        Ok(Inbox { id, link, tracking, run, runtime, env, channels: Mutex::default() })
     }
 
     /// Whether this inbox already listens to a channel.
@@ -166,24 +167,63 @@ impl Inbox {
         if !self.tracking {
             return Ok(None);
         }
-        let mut opt_in = Command::new("CLIENT");
-        opt_in.arg("CACHING").arg("YES");
-        let mut read = script::WATCH.on(watches.iter().map(|(_, key)| &**key));
-        for (id, _) in watches {
-            read.arg(*id);
-        }
-        let mut answers = self.link.call_together([&opt_in, &read]).await?;
-        if matches!(&answers[..], [_, Value::Error(error)] if error.starts_with("NOSCRIPT")) {
+        let [opt_in, note, read] = &note_and_read(watches);
+        let mut answers = self.link.call_together([opt_in, note, read]).await?;
+        if matches!(&answers[..], [.., Value::Error(error)] if error.starts_with("NOSCRIPT")) {
             let load = script::WATCH.load();
-            answers = self.link.call_together([&load, &opt_in, &read]).await?.split_off(1);
+            answers = self.link.call_together([&load, opt_in, note, read]).await?.split_off(1);
         }
-        let (answer, opted) = (answers.pop(), answers.pop());
-        match Failure::check(opted.unwrap_or(Value::Nil)) {
-            Err(failure) if failure.passes() => Err(failure),
-            // Who may not opt in is not told.
-            Err(_) => Ok(None),
-            Ok(_) => answer.map(Failure::check).transpose(),
-        }
+        what_was_read(answers)
+    }
+
+    /// Renews locks by this command and then reads them, as [`Inbox::read`] does: of the renewal the server says nothing here, and it
+    /// forgets for it whom it was to tell.
+    pub(super) async fn renew(
+        &self,
+        renewal: &Command,
+        watches: &[Watch],
+    ) -> Result<(Value, Result<Option<Value>, Failure>), Failure> {
+        let [opt_in, note, read] = &note_and_read(watches);
+        let mut answers = self.link.call_together([renewal, opt_in, note, read]).await?;
+        let rest = answers.split_off(1);
+        let renewed = answers.pop().map_or(Ok(Value::Nil), Failure::check)?;
+        Ok((renewed, what_was_read(rest)))
+    }
+}
+
+/// The commands that have the server tell when keys change, and then read whose they are. In this order: what changes before it is
+/// noted is read, and what changes later is told. Two commands for that, for Redis before 7.2 notes all keys of a script at each of
+/// its reads: with 256 keys that takes twenty times as long.
+fn note_and_read(watches: &[Watch]) -> [Command; 3] {
+    let (mut opt_in, mut note) = (Command::new("CLIENT"), Command::new("EXISTS"));
+    opt_in.arg("CACHING").arg("YES");
+    let mut read = script::WATCH.on(watches.iter().map(|(_, key)| &**key));
+    for (id, key) in watches {
+        note.arg(&**key);
+        read.arg(*id);
+    }
+    [opt_in, note, read]
+}
+
+/// What the script read, if the keys were noted; `None`: they never will be.
+fn what_was_read(answers: Vec<Value>) -> Result<Option<Value>, Failure> {
+    let mut answers = answers.into_iter().map(Failure::check);
+    match answers.next().transpose() {
+        Err(failure) if failure.passes() => return Err(failure),
+        // Who may not opt in is not told.
+        Err(_) => return Ok(None),
+        Ok(_) => {}
+    }
+    answers.next().transpose()?;
+    answers.next().transpose()
+}
+
+/// What a server answers to a command that an inbox can do without; `None`: it refuses. One that is busy can answer, in a while.
+async fn granted(link: &Link, command: &Command) -> Result<Option<Value>> {
+    match link.call(command).await {
+        Ok(answer) => Ok(Some(answer)),
+        Err(failure) if failure.passes() => Err(failure.into_error(link.server())),
+        Err(_) => Ok(None),
     }
 }
 

@@ -323,6 +323,20 @@ impl Route {
         Ok((self.inbox_of(&node).await?, node))
     }
 
+    /// The inbox of this number, if it leads to where steps of the slot go now.
+    pub(super) async fn inbox_of_steps(&self, slot: u16, id: u64) -> Option<Arc<Inbox>> {
+        let node = self.node(slot).await.ok()?;
+        let inbox = node.inboxes.peek(self.dialer.env.lane()).filter(|inbox| inbox.id == id)?;
+        let link = self.link(&node).await.ok()?;
+        node.expect_latest(&inbox.link).ok()?;
+        let (theirs, ours) = (&inbox.run, &link.about.run);
+        if theirs != ours && !theirs.is_empty() && !ours.is_empty() {
+            // Another server has its address now. What the old one tells is of no use, and what it grants is not to count.
+            inbox.link.close();
+        }
+        (theirs == ours && !ours.is_empty() && inbox.link.is_open()).then_some(inbox)
+    }
+
     /// Takes note of a server that a slot has moved to, if this answer of another says so.
     pub(super) fn has_moved(&self, failure: &Failure, from: &Arc<Node>) -> bool {
         let moved = failure.redirect().filter(|_| failure.code() == "MOVED");

@@ -1,9 +1,11 @@
 //! Watching what is held: a lock that is taken away by force is told at once, not at its next renewal.
 //!
-//! The server tells of the next change of a key that was read (client tracking). A renewal is such a change, too, so what was
-//! told of is read again, many keys at a time: two commands for each batch of renewals, or a few more. What such a read misses
-//! is asked for with the strongest read before its holder is told. Locks that are held shortly are never watched and cost
-//! nothing.
+//! The server tells of the next change of a key that was read (client tracking). What was told of is read again, many keys at a time,
+//! and what such a read misses is asked for with the strongest read before its holder is told. Locks that are held shortly are
+//! never watched and cost nothing.
+//!
+//! A renewal is a change, too. So what is watched is renewed on the connection that watches it, which is not told of what it does itself;
+//! the server forgets the key all the same, so each renewal is followed by a read.
 //!
 //! Exclusive locks only: the key of a lock that has readers or permits changes with each of them.
 
@@ -20,9 +22,10 @@ use super::claims::Claims;
 use super::dial::Dialer;
 use super::keys::{lock_key, slot_of};
 use super::reply;
+use super::resp::{Command, Value};
 use super::route::Route;
 use super::store::Store;
-use crate::claim::{ClaimId, Loss, LossKind};
+use crate::claim::{Claim, ClaimId, Loss, LossKind};
 use crate::error::Result;
 use crate::lane::caught;
 use crate::name::LockName;
@@ -84,6 +87,30 @@ impl Store {
         }
         lost
     }
+
+    /// Renews locks by this command on the inbox that tells of them, which has them told of on. `None`: not there, so they are to be renewed
+    /// where all other steps go.
+    pub(super) async fn renew_watched(
+        &self,
+        slot: u16,
+        inbox: u64,
+        claims: &[&Claim],
+        renewal: &Command,
+    ) -> Option<Value> {
+        if self.settings().durability.asks_for_more() {
+            // What has to have copies has a connection of its own.
+            return None;
+        }
+        let inbox = self.route.inbox_of_steps(slot, inbox).await?;
+        let key = |claim: &&Claim| (claim.id, lock_key(&self.settings().prefix, &claim.name).into());
+        let watches: Vec<Watch> = claims.iter().map(key).collect();
+        let unanswered = self.claims.held.renewing(&watches, inbox.id);
+        let (renewed, read) = inbox.renew(renewal, &watches).await.ok()?;
+        if let Some(held) = read.ok().flatten().and_then(|answer| which_are_held(&answer).ok()) {
+            unanswered.read(&held);
+        }
+        Some(renewed)
+    }
 }
 
 /// In words of its own: that it was told, and not found by a renewal, is what tests look for.
@@ -107,7 +134,7 @@ async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: 
         let dialer = &dialer;
         async move {
             match caught(read(route, held, slot, batch)).await {
-                Some(Ok(Some(answers))) => held.read(batch, &answers),
+                Some(Ok(Some((inbox, answers)))) => held.read(batch, inbox, &answers),
                 Some(Ok(None)) => held.untold(batch),
                 Some(Err(_)) | None => {
                     held.unread(batch.iter().map(|(id, _)| *id), dialer.env.now() + PAUSE);
@@ -119,17 +146,14 @@ async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: 
     held.done();
 }
 
-async fn read(route: &Route, held: &Held, slot: u16, batch: &[Watch]) -> Result<Option<Vec<bool>>> {
+async fn read(route: &Route, held: &Held, slot: u16, batch: &[Watch]) -> Result<Option<(u64, Vec<bool>)>> {
     let mut moved = false;
     loop {
         let (inbox, node) = route.watcher(slot).await?;
         held.reading(batch, inbox.id);
         let failure = match inbox.read(batch).await {
             Ok(None) => return Ok(None),
-            Ok(Some(answer)) => {
-                let held = reply::list(&answer)?.iter().map(|held| Ok(reply::number(held)? == 1));
-                return held.collect::<Result<_>>().map(Some);
-            }
+            Ok(Some(answer)) => return Ok(Some((inbox.id, which_are_held(&answer)?))),
             Err(failure) => failure,
         };
         // The server that has the slot now is asked at once, unless the two point at each other.
@@ -138,4 +162,9 @@ async fn read(route: &Route, held: &Held, slot: u16, batch: &[Watch]) -> Result<
         }
         moved = true;
     }
+}
+
+/// What the script that reads holders answered.
+fn which_are_held(answer: &Value) -> Result<Vec<bool>> {
+    reply::list(answer)?.iter().map(|held| Ok(reply::number(held)? == 1)).collect()
 }

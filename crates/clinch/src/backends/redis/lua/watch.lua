@@ -1,5 +1,5 @@
--- Read whether exclusive locks are held: KEYS[i] by claim ARGV[i]. Answers 1 or 0 for each. Writes nothing, so that who runs it
--- with client tracking is told of the next change of each key.
+-- Read whether exclusive locks are held: KEYS[i] by claim ARGV[i]. Answers 1 or 0 for each. Writes nothing, so that whoever has had
+-- their keys noted for client tracking is told of the next change of each.
 local answers = {}
 for i = 1, #KEYS do
   -- A key that holds no text is not the claim's.

@@ -20,6 +20,9 @@ const GATHER: Duration = Duration::from_millis(5);
 /// How long a server that could not tell is left alone.
 pub(super) const PAUSE: Duration = Duration::from_secs(5);
 
+/// When to read what may have changed.
+const AT_ONCE: Instant = Instant::from_nanos(0);
+
 /// Keys per command; as many as a batch of renewals has at most.
 pub(super) const BATCH: usize = 256;
 
@@ -60,8 +63,8 @@ enum Sight {
     Looked,
     /// Not found when it was read.
     Missed,
-    /// Read on this inbox, and not changed since.
-    Watched { inbox: u64, key: Arc<str> },
+    /// Read on this inbox, and not changed since; `sure` once the answer has come.
+    Watched { inbox: u64, key: Arc<str>, sure: bool },
 }
 
 impl Sight {
@@ -144,15 +147,36 @@ impl Held {
     pub(super) fn reading(&self, watches: &[Watch], inbox: u64) {
         let mut state = lock(&self.state);
         for (id, key) in watches {
-            state.set(*id, Sight::Watched { inbox, key: key.clone() });
+            state.set(*id, Sight::Watched { inbox, key: key.clone(), sure: false });
         }
     }
 
-    /// Notes which of them were still held.
-    pub(super) fn read(&self, watches: &[Watch], held: &[bool]) {
+    /// As [`Held::reading`], by whoever may be given up: what was not [read](Unanswered::read) by then is read at once.
+    pub(super) fn renewing<'a>(&'a self, watches: &'a [Watch], inbox: u64) -> Unanswered<'a> {
+        self.reading(watches, inbox);
+        Unanswered { held: self, watches, inbox }
+    }
+
+    /// The inbox that is known to tell of a claim's key.
+    pub(in super::super) fn watched_on(&self, id: ClaimId) -> Option<u64> {
+        match lock(&self.state).leases.get(&id)?.sight {
+            Sight::Watched { inbox, sure: true, .. } => Some(inbox),
+            _ => None,
+        }
+    }
+
+    /// Notes which of those that were read on an inbox were still held. What was told meanwhile stays.
+    pub(super) fn read(&self, watches: &[Watch], on: u64, held: &[bool]) {
         let mut state = lock(&self.state);
-        for ((id, _), _) in watches.iter().zip(held).filter(|(_, held)| !**held) {
-            state.set(*id, Sight::Missed);
+        for ((id, _), held) in watches.iter().zip(held) {
+            if !held {
+                state.set(*id, Sight::Missed);
+            } else if let Some(Lease { sight: Sight::Watched { inbox, sure, .. }, .. }) =
+                state.leases.get_mut(id)
+                && *inbox == on
+            {
+                *sure = true;
+            }
         }
     }
 
@@ -162,7 +186,9 @@ impl Held {
         for id in ids {
             state.set(id, Sight::Due(again));
         }
-        state.arm(again);
+        if state.arm(again) {
+            self.news.notify_one();
+        }
     }
 
     pub(super) fn done(&self) {
@@ -190,6 +216,26 @@ impl Held {
     pub(super) fn next(&self) -> Option<Instant> {
         let state = lock(&self.state);
         state.next.filter(|_| !state.looking)
+    }
+}
+
+/// A read whose answer has not come.
+pub(super) struct Unanswered<'a> {
+    held: &'a Held,
+    watches: &'a [Watch],
+    inbox: u64,
+}
+
+impl Unanswered<'_> {
+    pub(super) fn read(self, held: &[bool]) {
+        self.held.read(self.watches, self.inbox, held);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        self.held.unread(self.watches.iter().map(|(id, _)| *id), AT_ONCE);
     }
 }
 
@@ -233,12 +279,11 @@ impl State {
 
     /// Has leases be read at once.
     fn look_again(&mut self, which: impl Fn(&Sight) -> bool) {
-        let at = Instant::from_nanos(0);
         let ids: Vec<_> =
             self.leases.iter().filter(|(_, lease)| which(lease.sight.look())).map(|(id, _)| *id).collect();
         for id in ids {
-            self.set(id, Sight::Due(at));
-            self.next = Some(at);
+            self.set(id, Sight::Due(AT_ONCE));
+            self.next = Some(AT_ONCE);
         }
     }
 
@@ -288,7 +333,7 @@ mod tests {
             let held = Held::default();
             let claims: Vec<Claim> = (1..=count as u128).map(claim).collect();
             let watches = watched(&held, &claims);
-            held.read(&watches, &vec![true; count]);
+            held.read(&watches, 1, &vec![true; count]);
             held.done();
             let before = LOOKED.get();
             for (_, key) in &watches[..100] {
@@ -299,7 +344,7 @@ mod tests {
             let watches: Vec<Watch> =
                 due.into_iter().map(|(id, name)| (id, Arc::from(name.as_str()))).collect();
             held.reading(&watches, 1);
-            held.read(&watches, &[true; 100]);
+            held.read(&watches, 1, &[true; 100]);
             held.done();
             assert_eq!(held.missed(), []);
             LOOKED.get() - before
@@ -335,7 +380,7 @@ mod tests {
     fn what_could_not_be_read_is_read_again() {
         let held = Held::default();
         let watches = watched(&held, &[claim(1)]);
-        held.read(&watches, &[false]);
+        held.read(&watches, 1, &[false]);
         held.done();
         assert_eq!((held.missed().len(), held.next()), (1, None));
         held.unread(watches.iter().map(|(id, _)| *id), START + PAUSE);
@@ -349,13 +394,73 @@ mod tests {
         let held = Held::default();
         let watches = watched(&held, &[claim(1), claim(2)]);
         held.changed("job/1", START + YOUNG);
-        held.read(&watches, &[true, true]);
+        held.read(&watches, 1, &[true, true]);
         held.done();
         assert_eq!(held.next(), Some(START + YOUNG + GATHER));
         assert!(held.begin(START + YOUNG).is_none(), "others that change with it are not waited for");
         let due = held.begin(START + YOUNG + GATHER).unwrap();
         assert_eq!(due, [(claim(1).id, claim(1).name)], "what was told while it was read is read again");
         assert_eq!(held.missed(), []);
+    }
+
+    #[test]
+    fn what_a_renewal_did_not_read_since_it_was_given_up_is_read_at_once() {
+        let held = Held::default();
+        let watches = watched(&held, &[claim(1), claim(2)]);
+        assert_eq!(held.watched_on(claim(1).id), None, "no answer has come");
+        held.read(&watches, 1, &[true, true]);
+        held.done();
+        assert_eq!(held.watched_on(claim(1).id), Some(1));
+        held.renewing(&watches, 1).read(&[true, false]);
+        assert_eq!(held.watched_on(claim(1).id), Some(1));
+        assert_eq!(held.missed(), [(claim(2).id, claim(2).name)]);
+        held.let_go(claim(2).id);
+        drop(held.renewing(&watches, 1));
+        assert_eq!(held.watched_on(claim(1).id), None);
+        assert_eq!(held.begin(START + YOUNG).unwrap(), [(claim(1).id, claim(1).name)]);
+    }
+
+    #[test]
+    fn a_change_during_a_renewal_outlives_its_answer() {
+        let held = Held::default();
+        let watches = watched(&held, &[claim(1), claim(2)]);
+        held.read(&watches, 1, &[true, true]);
+        held.done();
+        let renewal = held.renewing(&watches, 1);
+        held.changed("job/1", START);
+        held.closed(2);
+        renewal.read(&[true, true]);
+        let due = held.begin(START + YOUNG).unwrap();
+        assert_eq!(due, [(claim(1).id, claim(1).name)]);
+        held.done();
+        let renewal = held.renewing(&watches, 1);
+        held.closed(1);
+        renewal.read(&[true, true]);
+        assert_eq!(held.begin(START + YOUNG).unwrap().len(), 2, "it ended");
+    }
+
+    #[test]
+    fn the_renewal_of_a_claim_that_was_released_says_nothing_of_the_next_one() {
+        let held = Held::default();
+        let (old, new) = (claim(1), Claim { name: claim(1).name, ..claim(2) });
+        for answered in [true, false] {
+            let watches = watched(&held, std::slice::from_ref(&old));
+            held.done();
+            let renewal = held.renewing(&watches, 1);
+            held.let_go(old.id);
+            let next = watched(&held, std::slice::from_ref(&new));
+            held.read(&next, 1, &[true]);
+            held.done();
+            if answered {
+                renewal.read(&[false])
+            } else {
+                drop(renewal)
+            }
+            assert_eq!((held.watched_on(new.id), held.missed()), (Some(1), Vec::new()));
+            held.changed("job/1", START);
+            assert_eq!(held.watched_on(new.id), None, "a change was not heard");
+            held.let_go(new.id);
+        }
     }
 
     #[test]
@@ -376,7 +481,7 @@ mod tests {
     fn what_is_missed_closed_or_emptied_is_looked_at() {
         let held = Held::default();
         let watches = watched(&held, &[claim(1)]);
-        held.read(&watches, &[false]);
+        held.read(&watches, 1, &[false]);
         held.done();
         assert_eq!(held.missed(), [(claim(1).id, claim(1).name)]);
         held.let_go(claim(1).id);
