@@ -35,8 +35,8 @@
 //! an answer that was lost.
 //!
 //! A lock that is taken away by force, by an operator's eviction, `DEL` or `FLUSHALL`, is told to its holder within milliseconds
-//! when it has held it for half a second, through client tracking (protocol 3). Otherwise, and for readers and permits, the next
-//! renewal tells. After a `DEL` nothing in the store says that somebody held the lock, so until its holder has heard of it a newcomer
+//! when it has held it for half a second, through client tracking (protocol 3). Otherwise, for readers and permits, and of what
+//! is too much for the server's `tracking-table-max-keys` (a million), the next renewal tells. After a `DEL` nothing in the store says that somebody held the lock, so until its holder has heard of it a newcomer
 //! may hold it, too; who waited for a database that was emptied waits for half a second more. Evict claims instead: then the lock
 //! stays closed until its holder has let go, for 15 s at most.
 //!
