@@ -287,7 +287,9 @@ async fn renewals_of_many_locks_share_commands_and_are_not_told_back() {
     let watched = "return tonumber(string.match(redis.call('INFO', 'stats'), 'tracking_total_keys:(%d+)'))";
     sees(&redis, "all are watched", watched, i64::try_from(LOCKS).unwrap()).await;
     let mut monitor = Monitor::start(&redis);
-    let sent = renewals(&mut monitor, 2 * LOCKS).await;
+    let mut sent = renewals(&mut monitor, 2 * LOCKS).await;
+    // The last of the first looks, perhaps.
+    sent.drain(..sent.iter().position(|sent| sent.renewed().is_some()).unwrap());
     let sizes = sizes(&sent);
     let renewed: usize = sizes.iter().sum();
     assert!(renewed >= 50 * sizes.len(), "{sizes:?}");
