@@ -477,9 +477,9 @@ pub(crate) enum Format {
 /// Tell a completion script what may stand here.
 #[derive(Args, Debug)]
 pub(crate) struct Complete {
-    /// The words are as they were typed.
-    #[arg(long)]
-    pub(crate) quoted: bool,
+    /// The words are as they were typed, and told as bash is to put them in, which parts words at these signs too.
+    #[arg(long, value_name = "SIGNS")]
+    pub(crate) bash: Option<String>,
     /// The command line up to the cursor.
     #[arg(last = true)]
     pub(crate) words: Vec<OsString>,

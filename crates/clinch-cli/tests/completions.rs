@@ -142,6 +142,61 @@ fn bash_completes_names_claims_and_commands() {
     completes(BASH);
 }
 
+/// The name of a lock, which anybody may choose, runs as a command of whoever completes it.
+fn quotes(shell: [&str; 2]) {
+    let world = world();
+    let names = [
+        "cmd $(touch ran)",
+        "tick`touch ran`",
+        "it's",
+        "quo\"te",
+        "back\\slash",
+        "over\\",
+        "wow!clinch",
+        "dollar$HOME",
+        "~root",
+        "{a,b}",
+        "*",
+        "semi;touch ran",
+        "<in",
+    ];
+    for name in names {
+        assert_eq!(world.code(["run", "--min-hold", "1h", name, "true"]), 0);
+    }
+    let mut shell = Shell::start(world, shell);
+    for name in names {
+        let begun = &name[..1];
+        let plain =
+            if begun.starts_with(char::is_alphabetic) { begun.to_owned() } else { format!("\\{begun}") };
+        for typed in [plain, format!("'{begun}"), format!("\"{begun}")] {
+            let told = shell.out(&format!("clinch show --json {typed}\t > out"));
+            let told: serde_json::Value = serde_json::from_str(&told).unwrap_or_default();
+            assert_eq!(told["name"], name, "{typed}");
+        }
+    }
+    // What stands there already is quoted.
+    for (typed, name) in [(r"it\'", "it's"), ("\"it'", "it's"), ("\"cmd \\$(tou", "cmd $(touch ran)")] {
+        let told = shell.out(&format!("clinch show --json {typed}\t > out"));
+        assert!(told.contains(&format!("\"{name}\"")), "{typed}: {told}");
+    }
+    assert!(!shell.world.path("ran").exists(), "a name has run");
+}
+
+#[test]
+fn bash_quotes_what_it_completes() {
+    quotes(BASH);
+}
+
+#[test]
+fn zsh_quotes_what_it_completes() {
+    quotes(ZSH);
+}
+
+#[test]
+fn fish_quotes_what_it_completes() {
+    quotes(FISH);
+}
+
 /// As above, where the package that knows most commands is not there.
 #[test]
 fn bash_alone_completes_names_and_commands() {

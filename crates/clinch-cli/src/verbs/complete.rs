@@ -5,6 +5,8 @@
 //!
 //! A shell waits for it at each key, so it gives up soon, tells of no failure, and makes nothing, neither on a server nor on this host.
 
+mod typed;
+
 use std::ffi::{OsStr, OsString};
 use std::sync::mpsc::channel;
 use std::thread;
@@ -15,6 +17,7 @@ use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, complete};
 use clinch::Locks;
 use clinch::backends::file;
 
+use self::typed::Typed;
 use crate::args::{Cli, Complete, DEFAULT_URL, Store};
 use crate::connect::{ask, block_on};
 use crate::documents::named;
@@ -31,16 +34,23 @@ const NAMES: usize = 200;
 const CURRENT: &str = "\u{1}";
 
 pub(crate) fn run(args: &Complete) -> Outcome {
-    let words: Vec<OsString> =
-        args.words.iter().map(|word| if args.quoted { unquoted(word) } else { word.clone() }).collect();
+    let typed: Option<Vec<Typed>> = args
+        .bash
+        .as_ref()
+        .map(|breaks| args.words.iter().map(|word| Typed::of(&word.to_string_lossy(), breaks)).collect());
+    let words: Vec<OsString> = match &typed {
+        Some(typed) => typed.iter().map(|word| word.says.clone().into()).collect(),
+        None => args.words.clone(),
+    };
     let Some((current, before)) = words.split_last() else { return Ok(0) };
+    let typed = typed.as_ref().and_then(|typed| typed.last());
     let found = Found::of(before, current);
     let answer = match &found.place {
         Place::Command(at) => format!("command {at}\n"),
         Place::Files => "files\n".to_owned(),
         Place::Word => {
             let mut lines = vec!["words".to_owned()];
-            lines.extend(found.candidates(words)?.iter().filter_map(line));
+            lines.extend(found.candidates(words)?.iter().filter_map(|one| line(one, typed)));
             lines.join("\n") + "\n"
         }
     };
@@ -115,9 +125,10 @@ impl Found {
     }
 }
 
-/// A word and its meaning. What a line or a terminal cannot show is not offered.
-fn line(candidate: &CompletionCandidate) -> Option<String> {
+/// A word, as it is to be put in, and its meaning. What a line or a terminal cannot show is not offered.
+fn line(candidate: &CompletionCandidate, typed: Option<&Typed>) -> Option<String> {
     let word = candidate.get_value().to_str().filter(|word| printable(word) == *word)?;
+    let word = typed.map_or_else(|| Some(word.to_owned()), |typed| typed.completed(word))?;
     let help = candidate.get_help().map(ToString::to_string).unwrap_or_default();
     Some(format!("{word}\t{}", help.lines().next().unwrap_or_default()))
 }
@@ -166,13 +177,6 @@ fn asked<T: Send + 'static>(
     hear.recv_timeout(PATIENCE).ok().flatten()
 }
 
-/// A word as the shell reads it, perhaps cut off within its quotes.
-fn unquoted(word: &OsStr) -> OsString {
-    let whole = |word: &str| ["", "'", "\""].iter().find_map(|end| shlex::split(&format!("{word}{end}")));
-    let words = word.to_str().and_then(whole);
-    words.map_or_else(|| word.to_owned(), |words| words.concat().into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,14 +216,5 @@ mod tests {
             Found::of(&["clinch", "run", "x", "--"].map(OsString::from), OsStr::new("")).place,
             Place::Command(4)
         ));
-    }
-
-    #[test]
-    fn a_word_is_read_as_bash_reads_it() {
-        for (typed, word) in
-            [("a\\ b", "a b"), ("'a b'", "a b"), ("\"a b", "a b"), ("'a", "a"), ("", ""), ("a", "a")]
-        {
-            assert_eq!(unquoted(OsStr::new(typed)), word, "{typed}");
-        }
     }
 }

@@ -23,36 +23,23 @@ _clinch_live() {
     done
     while IFS= read -r word; do
         found+=("$word")
-    done < <(clinch complete --quoted -- "${words[@]}" 2> /dev/null)
+    done < <(clinch complete --bash="${COMP_WORDBREAKS//[^:=@]/}" -- "${words[@]}" 2> /dev/null)
     COMPREPLY=()
     case ${found[0]} in
-        words) _clinch_words "${words[${#words[@]} - 1]}" "${found[@]:1}" ;;
+        words)
+            # Quoted as the word under the cursor is, without what bash keeps of it. Then a tab, and what it means.
+            COMPREPLY=("${found[@]:1}")
+            COMPREPLY=("${COMPREPLY[@]%%$'\t'*}")
+            case ${#COMPREPLY[@]}${COMPREPLY[0]} in
+                1*[=/]) compopt -o nospace ;;
+            esac
+            ;;
         files) compopt -o default ;;
         command\ *) _clinch_command "${starts[${found[0]#command }]}" "$2" ;;
         *)
             compopt -o bashdefault -o default
             _clinch "$@"
             ;;
-    esac
-}
-
-# Offers words, without what bash keeps of the one that was begun.
-_clinch_words() {
-    local current=$1 kept= word
-    shift
-    for word; do
-        word=${word%%$'\t'*}
-        case $current in
-            [\'\"]*) ;;
-            *)
-                kept=${current%"${current##*["${COMP_WORDBREAKS//[^:=@]/}"]}"}
-                printf -v word %q "$word"
-                ;;
-        esac
-        COMPREPLY+=("${word#"$kept"}")
-    done
-    case ${#COMPREPLY[@]}${COMPREPLY[0]} in
-        1*[=/]) compopt -o nospace ;;
     esac
 }
 

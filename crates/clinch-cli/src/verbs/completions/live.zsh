@@ -3,15 +3,17 @@ functions[_clinch_static]=$functions[_clinch]
 
 # Asks clinch itself what may stand here, which knows the locks of the store. An older one does not: then the words above are offered.
 _clinch() {
-    local -a found described
+    local -a found names shown expl
     local one begin
     found=("${(@f)$(clinch complete -- "${(@Q)words[1,CURRENT-1]}" "${(Q)PREFIX}" 2> /dev/null)}")
     case $found[1] in
         words)
             for one in "${(@)found[2,-1]}"; do
-                described+=("${${one%%$'\t'*}//:/\\:}:${one#*$'\t'}")
+                names+=("${one%%$'\t'*}")
+                shown+=("${one/$'\t'/  -- }")
             done
-            _describe 'word' described
+            # Not _describe, which reads a backslash as a sign of its own.
+            _wanted words expl word compadd -l -d shown -a names
             ;;
         files) _files ;;
         command\ *)
