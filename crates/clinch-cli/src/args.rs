@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::duration;
@@ -112,19 +112,32 @@ fn with_reason(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Whether the words that could not be understood are for `acquire`, and for a shell.
+/// Whether the words of this process, which may not be understood, are for `acquire`, and for a shell.
 pub(crate) fn asks_to_acquire() -> bool {
-    words().any(|word| word == "acquire") && !asks_for_json()
+    let words: Vec<_> = std::env::args_os().collect();
+    verb_of(&words).as_deref() == Some("acquire") && !wants_json(&words)
 }
 
-/// Whether the words that could not be understood ask for JSON.
+/// Whether the words of this process, which may not be understood, ask for JSON.
 pub(crate) fn asks_for_json() -> bool {
-    words().any(|word| word == "--json")
+    wants_json(&std::env::args_os().collect::<Vec<_>>())
 }
 
-/// The words of our command line up to `run`: what follows may be another command's.
-fn words() -> impl Iterator<Item = OsString> {
-    std::env::args_os().skip(1).take_while(|word| word != "run")
+fn wants_json(words: &[OsString]) -> bool {
+    // What follows a lock there is another command's.
+    let is_run = verb_of(words).as_deref() == Some("run");
+    !is_run && words.iter().take_while(|word| *word != "--").any(|word| word == "--json")
+}
+
+/// The verb among words that may not be understood: locks and values may be called like one.
+fn verb_of(words: &[OsString]) -> Option<String> {
+    let command = Cli::command();
+    let understood = command.clone().ignore_errors(true).try_get_matches_from(words).ok();
+    understood.and_then(|matches| matches.subcommand_name().map(str::to_owned)).or_else(|| {
+        // Not even what stands before the verb was understood.
+        let named = words.iter().skip(1).find_map(|word| command.find_subcommand(word));
+        named.map(|verb| verb.get_name().to_owned())
+    })
 }
 
 /// Why words cannot be understood, on one line.
@@ -581,9 +594,23 @@ The lock is clinch-doctor/USER@HOST, so that a directory is not filled with the 
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
+
+    #[test]
+    fn the_verb_is_no_lock_and_no_value_that_is_called_like_one() {
+        for (line, verb) in [
+            (&["show", "run", "--json", "--bogus"][..], Some("show")),
+            (&["-u", "run", "acquire", "--bogus"], Some("acquire")),
+            (&["run", "acquire", "-Z", "ls"], Some("run")),
+            (&["acquire", "-w", "ls", "run"], Some("acquire")),
+            (&["--bogus", "acquire", "run"], Some("acquire")),
+            (&["aquire", "x"], None),
+            (&["--help"], None),
+        ] {
+            let words: Vec<OsString> = ["clinch"].iter().chain(line).map(OsString::from).collect();
+            assert_eq!(verb_of(&words).as_deref(), verb, "{line:?}");
+        }
+    }
 
     #[test]
     fn an_empty_url_is_none() {

@@ -165,6 +165,7 @@ fn failures_of_json_are_json() {
         (&["acquire", "--json", "-n", "-E", "3", "x"], 3),
         (&["acquire", "--json", "-w", "soon", "x"], 64),
         (&["show", "--json"], 64),
+        (&["show", "run", "--json", "--bogus"], 64),
         (&["ls", "--json", "-u", "redis://127.0.0.1:1"], 69),
         (&["renew", "--json", "y", &id], 79),
         (&["release", "--json", "y", "nonsense"], 64),
@@ -176,6 +177,14 @@ fn failures_of_json_are_json() {
         check(&failure, &schema, &schema, "error");
         assert_eq!((&failure["v"], &failure["code"]), (&1.into(), &code.into()), "{args:?}");
         assert!(!failure["error"].as_str().unwrap().is_empty());
+    }
+    // A lock, or a value, may be called like a verb.
+    for (args, said) in [
+        (&["show", "acquire", "--bogus"][..], ""),
+        (&["-u", "run", "acquire", "x", "--bogus"], "(exit 64)\n"),
+        (&["acquire", "run", "--bogus"], "(exit 64)\n"),
+    ] {
+        assert_eq!(String::from_utf8(world.output(args.iter().copied()).stdout).unwrap(), said, "{args:?}");
     }
     // What stands in the command of a job is its own.
     let run = world.output(["run", "-n", "x", "true", "--json"]);
