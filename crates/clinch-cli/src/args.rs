@@ -212,13 +212,13 @@ pub(crate) struct Run {
     #[arg(long, conflicts_with_all = ["verbose", "conflict_exit_code"])]
     pub(crate) skip: bool,
     /// Keep the lock closed until this long after it was acquired, also when the command ends sooner; not if clinch is killed
-    #[arg(long, value_parser = duration::parse, value_name = "DUR")]
+    #[arg(long, value_parser = duration::parse_closed, value_name = "DUR")]
     pub(crate) min_hold: Option<Duration>,
     /// Do not run again within this time after a run began, however that run ended
-    #[arg(long, value_parser = duration::parse, value_name = "DUR")]
+    #[arg(long, value_parser = duration::parse_closed, value_name = "DUR")]
     pub(crate) once_per: Option<Duration>,
-    /// A run that failed does not count for --once-per
-    #[arg(long, requires = "once_per")]
+    /// A run that failed does not count for --once-per; not with --shared or --permits, where another may have begun meanwhile
+    #[arg(long, requires = "once_per", conflicts_with_all = ["shared", "permits"])]
     pub(crate) retry_failed: bool,
     /// What to do about processes that the command leaves behind
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]

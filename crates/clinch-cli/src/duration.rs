@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use clinch::Guard;
+
 /// Parses a duration, rounding up: what is shorter than a nanosecond is one, and never zero, which would mean something
 /// else.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
@@ -11,6 +13,15 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     }
     humantime::parse_duration(text)
         .map_err(|_| "a duration is a number of seconds, or one like 500ms, 5s, 2m or 1h".to_owned())
+}
+
+/// Parses for how long a lock is kept closed. Who asks for more would learn it after the job.
+pub(crate) fn parse_closed(text: &str) -> Result<Duration, String> {
+    let time = parse(text)?;
+    if time > Guard::MAX_LINGER {
+        return Err("a lock can be kept closed for ten years at most".to_owned());
+    }
+    Ok(time)
 }
 
 /// The shortest pause between two looks at a store: others need it, too.

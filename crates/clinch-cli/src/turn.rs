@@ -9,9 +9,12 @@ use crate::connect::{CLOSE_FOR, Limits};
 use crate::exit::Failure;
 use crate::output::{closed_until as closed, say};
 
+/// What the name of that lock has more.
+const SUFFIX: &str = "/once-per";
+
 /// The name of the lock that remembers when a `--once-per` job of this one began; `None`: it would be too long for a name, so there is none.
 pub(crate) fn name_of(name: &str) -> Option<String> {
-    let name = format!("{name}/once-per");
+    let name = format!("{name}{SUFFIX}");
     LockName::new(&name).is_ok().then_some(name)
 }
 
@@ -21,14 +24,21 @@ pub(crate) async fn closed_until(locks: &Locks, name: &str) -> clinch::Result<Op
     Ok(locks.state(&name).await?.and_then(|state| state.closed_until))
 }
 
+/// Refuses `--once-per` where it cannot work, before anything is waited for.
+pub(crate) fn check(run: &Run) -> Result<(), Failure> {
+    if run.once_per.is_none() || name_of(&run.name).is_some() {
+        return Ok(());
+    }
+    let longest = LockName::MAX_LEN - SUFFIX.len();
+    Err(Failure::usage(format!(
+        "the name of the lock is too long for --once-per, which leaves it {longest} bytes: \"{}\"",
+        run.name
+    )))
+}
+
 /// With `--once-per`, takes the lock of the turn.
 pub(crate) async fn take(locks: &Locks, limits: &Limits, run: &Run) -> Result<Option<Guard>, Failure> {
-    if run.once_per.is_none() {
-        return Ok(None);
-    }
-    let name = name_of(&run.name).ok_or_else(|| {
-        Failure::usage(format!("the name of the lock is too long for --once-per: \"{}\"", run.name))
-    })?;
+    let Some(name) = name_of(&run.name).filter(|_| run.once_per.is_some()) else { return Ok(None) };
     let mutex = locks.mutex(&name)?;
     if let Some(turn) = limits.keep(mutex.try_lock()).await? {
         return Ok(Some(turn));

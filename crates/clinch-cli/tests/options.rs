@@ -59,6 +59,31 @@ fn min_hold_keeps_the_lock_closed_after_a_short_job() {
     assert_eq!(world.code(["run", "-n", "z", "true"]), 0, "a job that never began");
 }
 
+/// What cannot be done is refused after the job has waited, or has run.
+#[test]
+fn what_a_lock_kept_closed_cannot_do_is_refused_at_once() {
+    let world = World::new();
+    let long = "x".repeat(504);
+    let _holder = world.start(["run", &long, "sleep", "60"]);
+    eventually("it is held", || world.held(&long));
+    for (args, why) in [
+        (&["--once-per", "11y", "x"][..], "ten years at most"),
+        (&["--min-hold", "11y", "x"], "ten years at most"),
+        (&["--once-per", "1h", "-n", &long], "503 bytes"),
+        (
+            &["--once-per", "1h", "--retry-failed", "-s", "x"],
+            "'--retry-failed' cannot be used with '--shared'",
+        ),
+        (&["--once-per", "1h", "--retry-failed", "--permits", "1", "--of", "2", "x"], "'--permits"),
+    ] {
+        let output = world.output(["run"].iter().chain(args).chain(&["touch", "ran"]).copied());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(64) && said.contains(why), "{args:?}: {said}");
+    }
+    assert!(!world.path("ran").exists());
+    assert_eq!(world.code(["run", "--once-per", "10y", "--retry-failed", "-s", "-x", "x", "true"]), 0);
+}
+
 /// A job runs again within its period: after a failure, or because nobody lived to note that it ran.
 #[test]
 fn once_per_counts_every_run_that_began() {

@@ -73,6 +73,9 @@ pub struct Detached {
 }
 
 impl Guard {
+    /// For how long [`Guard::release_closed`] keeps a lock closed at most: ten years.
+    pub const MAX_LINGER: Duration = lease::MAX_LINGER;
+
     pub(crate) fn new(mut claimed: Claimed, kept: Kept, token: Token) -> Guard {
         claimed.tenure = Some(kept.tenure.clone());
         Guard { kept, claimed, token }
@@ -214,7 +217,7 @@ impl Guard {
     /// # Errors
     ///
     /// As [`Guard::release`], and [`ErrorKind::Unsupported`] on stores without
-    /// [`linger`](crate::Capabilities::linger), [`ErrorKind::Invalid`] for more than ten years; the lock is then released in the
+    /// [`linger`](crate::Capabilities::linger), [`ErrorKind::Invalid`] for more than [`Guard::MAX_LINGER`]; the lock is then released in the
     /// background. Ask for that property before the work is done, with `require=linger` in the URL for one.
     pub async fn release_closed(self, linger: Duration) -> Result<Released> {
         lease::check_linger(linger)?;

@@ -16,7 +16,7 @@ pub(crate) const MIN_TTL: Duration = Duration::from_millis(100);
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The longest time for which a lock is kept closed: it can be added to any clock's time.
-const MAX_LINGER: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
+pub(crate) const MAX_LINGER: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
 /// Time between our deadline and the earliest moment at which the store may grant to another: timers fire late by some
 /// milliseconds, and whoever is told of a loss needs a moment to stop.

@@ -72,6 +72,7 @@ enum Waited {
 
 impl<'a> Session<'a> {
     async fn open(store: &'a Store, run: &'a Run) -> Result<Session<'a>, Failure> {
+        turn::check(run)?;
         let events = Events::open(run.events.as_deref(), &run.name)?;
         let env = Env::host(Lane::here()?);
         let limits = Limits::of(&run.patience, &env);
