@@ -421,7 +421,7 @@ pub(crate) struct Release {
 pub(crate) struct Break {
     /// The lock
     pub(crate) name: String,
-    /// Only this claim, held or waiting [default: all that are held, and what keeps the lock closed, also to --once-per]
+    /// Only this claim, held or waiting; who waits and lives asks again, as the last [default: all that are held, and what keeps the lock closed, also to --once-per]
     #[arg(long)]
     pub(crate) claim: Option<String>,
     /// Do not ask

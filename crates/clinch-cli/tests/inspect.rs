@@ -91,6 +91,21 @@ fn what_is_not_known_of_others_is_null() {
     for unknown in ["claim", "since", "host", "pid", "user", "label", "token"] {
         assert!(claim[unknown].is_null(), "{unknown}: {claim}");
     }
+    // What an operator believes to be free is still held.
+    for json in [&[][..], &["--json"]] {
+        let broken = world.output(["break", "x", "--yes"].iter().chain(json).copied());
+        let (text, why) =
+            (String::from_utf8(broken.stdout).unwrap(), String::from_utf8(broken.stderr).unwrap());
+        assert!(
+            broken.status.code() == Some(64) && text.contains("failed") && !text.contains("gone"),
+            "{text}"
+        );
+        assert!(
+            why.contains("still held by another program") && why.contains("delete the lock's key"),
+            "{why}"
+        );
+    }
+    assert!(world.held("x"));
     let _ours = world.start(["run", "y", "sleep", "60"]);
     eventually("ours is held", || world.held("y"));
     assert_eq!(world.claims("y", "held")[0]["foreign"], false);

@@ -111,16 +111,32 @@ pub(crate) async fn evict(
     victims: Vec<ClaimState>,
 ) -> Vec<(ClaimState, Result<Freed, Failure>)> {
     let begin = |victim: ClaimState| {
-        let (locks, name, id) = (locks.clone(), name.to_owned(), victim.id);
-        (victim, tokio::spawn(async move { locks.evict(&name, id).await }))
+        let (locks, name, claim) = (locks.clone(), name.to_owned(), victim.clone());
+        (victim, tokio::spawn(async move { evict_one(&locks, &name, &claim).await }))
     };
     let begun: Vec<_> = victims.into_iter().map(begin).collect();
     let mut ended = Vec::with_capacity(begun.len());
     for (victim, eviction) in begun {
         let freed = eviction.await.map_err(|error| Failure::system("cannot wait for an eviction", error));
-        ended.push((victim, freed.and_then(|freed| Ok(freed?))));
+        ended.push((victim, freed.flatten()));
     }
     ended
+}
+
+/// What the store does not find as a claim of ours is not gone for that.
+async fn evict_one(locks: &Locks, name: &str, victim: &ClaimState) -> Result<Freed, Failure> {
+    let freed = locks.evict(name, victim.id).await?;
+    let claims = match freed {
+        Freed::Removed => Vec::new(),
+        Freed::Absent => locks.state(name).await?.map(|state| state.claims).unwrap_or_default(),
+    };
+    if claims.iter().any(|claim| claim.id == victim.id) {
+        return Err(Failure::usage(format!(
+            "lock \"{name}\" is still {}, from which clinch cannot take it here: end that, or delete the lock's key in the store",
+            describe(victim)
+        )));
+    }
+    Ok(freed)
 }
 
 /// What became of an eviction.
