@@ -1,8 +1,9 @@
 //! The terminal's second screen, and the way back from it whatever ends us.
 
 use std::io::{self, BufWriter, IsTerminal, Stdout};
-use std::sync::Once;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
 
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::{Hide, Show};
@@ -10,14 +11,15 @@ use ratatui::crossterm::event::{DisableBracketedPaste, EnableBracketedPaste};
 use ratatui::crossterm::execute;
 use ratatui::crossterm::style::Print;
 use ratatui::crossterm::terminal::{
-    DisableLineWrap, EnableLineWrap, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode,
-    enable_raw_mode,
+    DisableLineWrap, EnableLineWrap, EnterAlternateScreen, LeaveAlternateScreen,
 };
 use ratatui::layout::Rect;
 use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 use rustix::io::retry_on_intr;
 use rustix::process::Signal;
-use rustix::termios::{Winsize, tcdrain, tcgetpgrp, tcgetwinsize};
+use rustix::termios::{
+    LocalModes, OptionalActions, Termios, Winsize, tcdrain, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
+};
 
 use crate::exit::{Failure, SIGNAL_BASE};
 use crate::job::signals::{asks_to_stop, ended_at_once};
@@ -35,6 +37,9 @@ const MOST: (u16, u16) = (1000, 500);
 
 /// Whether the second screen is shown.
 static SHOWN: AtomicBool = AtomicBool::new(false);
+
+/// What the terminal that is typed on was like before, and how it is made so again.
+static BEFORE: Mutex<Option<(Termios, OptionalActions)>> = Mutex::new(None);
 
 /// Ends colours and the like.
 const PLAIN: &str = "\x1b[0m";
@@ -85,11 +90,7 @@ impl Screen {
     fn enter_again(&mut self) -> Result<(), Failure> {
         await_foreground().map_err(failed)?;
         let enter = || {
-            if self.has_keys {
-                // What the terminal was like is looked at anew: who had it meanwhile may have changed it.
-                disable_raw_mode()?;
-                enable_raw_mode()?;
-            }
+            take_keys(self.has_keys)?;
             SHOWN.store(true, Ordering::Relaxed);
             // What is pasted must not be taken for keys.
             execute!(io::stdout(), EnterAlternateScreen, Hide, DisableLineWrap, EnableBracketedPaste)
@@ -173,7 +174,37 @@ fn leave() {
     // They fail when the terminal is gone, and then it is nobody's.
     let plain = Print(PLAIN);
     let _ = execute!(io::stdout(), plain, DisableBracketedPaste, EnableLineWrap, Show, LeaveAlternateScreen);
-    let _ = disable_raw_mode();
+    let _ = give_keys_back();
+}
+
+/// The terminal on which somebody types.
+fn keyboard() -> BorrowedFd<'static> {
+    if io::stdin().is_terminal() { rustix::stdio::stdin() } else { rustix::stdio::stdout() }
+}
+
+/// Keeps what is typed from being shown, which would move what is drawn. Who has keys reads them one by one.
+fn take_keys(has_keys: bool) -> io::Result<()> {
+    give_keys_back()?;
+    // Looked at anew each time: who had the terminal meanwhile may have changed it.
+    let before = tcgetattr(keyboard())?;
+    let mut modes = before.clone();
+    // What nobody has read and nobody has seen is not left to the shell, which would run it.
+    let back = if has_keys {
+        modes.make_raw();
+        OptionalActions::Now
+    } else {
+        modes.local_modes.remove(LocalModes::ECHO | LocalModes::ECHONL);
+        OptionalActions::Flush
+    };
+    *BEFORE.lock().unwrap_or_else(PoisonError::into_inner) = Some((before, back));
+    Ok(tcsetattr(keyboard(), OptionalActions::Now, &modes)?)
+}
+
+fn give_keys_back() -> io::Result<()> {
+    match BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        Some((modes, how)) => Ok(tcsetattr(keyboard(), how, &modes)?),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -101,14 +101,14 @@ fn every_way_out_gives_the_terminal_back() {
     for signal in [Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1] {
         let mut screen = top(&world, 24, 80);
         assert!(!screen.is_as_it_was());
-        assert!(kill(child(&screen), signal));
+        assert!(kill(screen.child(), signal));
         screen.shows(&format!("rc={}.", 128 + signal.as_raw()));
         assert!(screen.is_as_it_was(), "after {signal:?}");
         screen.type_in("exit\n");
         screen.shell.wait();
     }
     let mut screen = top(&world, 24, 80);
-    let pid = child(&screen);
+    let pid = screen.child();
     for stop in ["\x1a", ""] {
         match stop {
             "" => assert!(kill(pid, Signal::TSTP)),
@@ -134,7 +134,7 @@ fn in_the_background_it_is_stopped_until_it_has_the_terminal() {
         let mut screen = Screen::start(&world, 24, 80);
         screen.type_in(&format!("\"$CLINCH\" {verb} & echo began=$?.\n"));
         screen.shows("began=0.");
-        let pid = child(&screen);
+        let pid = screen.child();
         let is_stopped = || common::state(pid) == Some('T');
         eventually("it is stopped", is_stopped);
         assert!(screen.is_as_it_was());
@@ -149,13 +149,6 @@ fn in_the_background_it_is_stopped_until_it_has_the_terminal() {
         assert!(kill(pid, Signal::TERM) && kill(pid, Signal::CONT));
         eventually("it has ended", || !common::runs(pid));
     }
-}
-
-/// The process that the shell has started.
-fn child(screen: &Screen) -> i32 {
-    let pid = screen.shell.pid();
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    children.trim().parse().unwrap()
 }
 
 /// A store that hangs takes the keys with it, and looks as if nothing happened there.

@@ -51,6 +51,8 @@ fn a_look_costs_no_connection_and_only_changes_are_printed() {
     let mut lines = printed(&mut watch);
     assert_eq!(document(&mut lines), Vec::<Value>::new());
     let mut server = redis.client();
+    // What is connected beside the first look is there by then.
+    look_thirty_times(&mut server);
     let before = connections(&mut server);
     look_thirty_times(&mut server);
     assert_eq!(connections(&mut server), before);
@@ -176,6 +178,38 @@ fn on_a_terminal_the_table_stays_in_place_and_ctrl_c_gives_the_terminal_back() {
     screen.type_in("echo rc=$?.\n");
     screen.shows("rc=130.");
     screen.shows("before 42");
+}
+
+/// What is typed scrolls the table away, so that changes are drawn in wrong places, or is run by the shell after it.
+#[test]
+fn what_is_typed_moves_nothing() {
+    let world = World::new();
+    let hold = |name: &str| {
+        let holder = world.start(["run", name, "sleep", "60"]);
+        eventually("the lock is held", || world.held(name));
+        holder
+    };
+    let mut holders = ["a", "b", "c", "d"].map(hold);
+    let mut screen = Screen::start(&world, 6, 80);
+    screen.type_in("\"$CLINCH\" ls --watch=0.1; echo rc=$?.\n");
+    screen.shows("NAME");
+    screen.type_in("touch ran\n\n\n");
+    holders[1].signal(Signal::TERM);
+    holders[1].wait();
+    let firsts = |screen: &Screen| {
+        let lines = screen.lines().into_iter().skip(1);
+        lines.map(|line| line.chars().next().unwrap_or(' ')).collect::<String>()
+    };
+    eventually("the table is in its place", || firsts(&screen) == "Nacd");
+    for (rows, columns) in [(1, 1), (5, 20), (2, 3), (6, 80)] {
+        screen.resize(rows, columns);
+        eventually("it fits", || screen.lines().len() == usize::from(rows.min(5)));
+    }
+    eventually("the table is in its place", || firsts(&screen) == "Nacd");
+    let pid = screen.child();
+    assert!(common::kill(pid, Signal::TERM));
+    screen.shows("rc=143.");
+    assert!(screen.is_as_it_was() && !world.path("ran").exists());
 }
 
 /// Colour is sent to who refuses it.

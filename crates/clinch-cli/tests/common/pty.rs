@@ -95,6 +95,13 @@ impl Screen {
         what(self.seen.lock().unwrap().terminal.screen())
     }
 
+    /// The process that the shell has started.
+    pub fn child(&self) -> i32 {
+        let pid = self.shell.pid();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        children.trim().parse().unwrap()
+    }
+
     /// All that was sent until now.
     pub fn bytes(&self) -> String {
         String::from_utf8_lossy(&self.seen.lock().unwrap().bytes).into_owned()
