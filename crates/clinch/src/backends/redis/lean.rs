@@ -15,6 +15,7 @@ use futures_util::future::join_all;
 use super::dating::millis;
 use super::failure;
 use super::keys::{lock_key, refuse_reserved, slot_of};
+use super::listing::states;
 use super::reply;
 use super::resp::{self, Command, Value};
 use super::script;
@@ -287,14 +288,11 @@ impl Backend for Lean {
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
         let ours = &self.store.dialer.settings.prefix;
-        let mut states = Vec::new();
-        for name in self.store.locks_named(prefix).await? {
-            // Without a prefix of ours, any text in the database would look like a foreign holder.
-            let listed =
-                |state: &LockState| !ours.is_empty() || state.claims.iter().any(|claim| claim.owner.pid != 0);
-            states.extend(self.state(&name).await?.filter(listed));
-        }
-        Ok(states)
+        // Without a prefix of ours, any text in the database would look like a foreign holder.
+        let listed =
+            |state: &LockState| !ours.is_empty() || state.claims.iter().any(|claim| claim.owner.pid != 0);
+        let names = self.store.locks_named(prefix).await?;
+        states(names, |name| async move { Ok(self.state(&name).await?.filter(listed)) }).await
     }
 
     async fn state(&self, name: &LockName) -> Result<Option<LockState>> {

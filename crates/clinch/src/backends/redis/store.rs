@@ -13,6 +13,7 @@ use super::dial::Dialer;
 use super::examine;
 use super::failure;
 use super::keys::{Home, INBOXES, Keys, lock_key, refuse_reserved, slot_of};
+use super::listing::states;
 use super::reply::{self, Claimed};
 use super::resp::{Command, Value};
 use super::route::{Done, Route};
@@ -333,15 +334,14 @@ impl Backend for Store {
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
         let ours = &self.settings().prefix;
-        let mut states = Vec::new();
-        for name in self.locks_named(prefix).await? {
-            // Without a prefix of ours, any text in the database would look like a foreign holder.
-            let listed = |state: &LockState| {
-                !ours.is_empty() || state.claims.iter().any(|claim| claim.token.is_some())
-            };
-            states.extend(self.state(&name).await?.filter(listed));
-        }
-        Ok(states)
+        // Without a prefix of ours, any text in the database would look like a foreign holder.
+        let listed =
+            |state: &LockState| !ours.is_empty() || state.claims.iter().any(|claim| claim.token.is_some());
+        states(
+            self.locks_named(prefix).await?,
+            |name| async move { Ok(self.state(&name).await?.filter(listed)) },
+        )
+        .await
     }
 
     async fn state(&self, name: &LockName) -> Result<Option<LockState>> {

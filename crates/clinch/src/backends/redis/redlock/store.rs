@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::super::keys::{lock_key, refuse_reserved};
+use super::super::listing::states;
 use super::super::store::{OwnerText, deleted};
 use super::claims::{Claims, Entry};
 use super::meeting;
@@ -277,15 +278,15 @@ impl Backend for Quorum {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
-        let mut states = Vec::new();
-        for name in self.locks_named(prefix).await? {
-            // Without a prefix of ours, any text in the database would look like a foreign holder.
-            let listed = |state: &LockState| {
-                !self.rules.prefix.is_empty() || state.claims.iter().any(|claim| claim.owner.pid != 0)
-            };
-            states.extend(self.state(&name).await?.filter(listed));
-        }
-        Ok(states)
+        // Without a prefix of ours, any text in the database would look like a foreign holder.
+        let listed = |state: &LockState| {
+            !self.rules.prefix.is_empty() || state.claims.iter().any(|claim| claim.owner.pid != 0)
+        };
+        states(
+            self.locks_named(prefix).await?,
+            |name| async move { Ok(self.state(&name).await?.filter(listed)) },
+        )
+        .await
     }
 
     async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
