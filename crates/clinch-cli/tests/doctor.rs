@@ -4,9 +4,11 @@
 
 mod common;
 
+use std::io::Read as _;
 use std::process::Command;
+use std::time::Duration;
 
-use clinch_testkit::{Cluster, Etcd, EtcdCluster, Redis, RedisBuilder, Sentinel, vouch};
+use clinch_testkit::{Cluster, Etcd, EtcdCluster, Proxy, Redis, RedisBuilder, Sentinel, vouch};
 use common::{World, eventually};
 use serde_json::Value;
 
@@ -133,6 +135,28 @@ fn a_default_directory_is_told_and_so_is_an_earlier_one_in_use() {
         "{}",
         ours.1
     );
+}
+
+/// A server that stops in the middle passes what it answered some of.
+#[test]
+fn a_server_that_stops_between_two_answers_is_told() {
+    let redis = durable().start();
+    let proxy = Proxy::start(redis.addr());
+    // So that there is time to stop it between them.
+    proxy.delay(Duration::from_millis(30));
+    let world = World::on(format!("redis://{}", proxy.addr()));
+    let mut doctor = world.start(["doctor", "--json"]);
+    let mut server = redis.client();
+    let mut reads = || server.commandstats().get("evalsha").copied().unwrap_or_default();
+    eventually("it reads", || reads() >= 15);
+    redis.pause();
+    let code = doctor.code();
+    redis.resume();
+    let mut text = String::new();
+    doctor.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    let said = Said(code, serde_json::from_str(&text).unwrap());
+    said.ends(2, &["round-trip", "lock"]);
+    assert_eq!(said.1["round_trip"], Value::Null);
 }
 
 /// Where a user has no home, nothing is told of the store.
