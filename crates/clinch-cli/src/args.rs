@@ -1,18 +1,21 @@
 //! What can be asked on the command line.
 
+mod parsing;
+mod texts;
+
 use std::ffi::OsString;
 use std::time::Duration;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+pub(crate) use self::parsing::{asks_for_json, asks_to_acquire, failure_of};
+use self::texts::{ACQUIRE_EXAMPLES, CODES, DOCTOR_LONG, RUN_EXAMPLES, RUN_LONG};
 use crate::duration;
-use crate::exit::Failure;
 
 /// Run jobs under a lock, on one host or a fleet.
 #[derive(Debug, Parser)]
-#[command(name = "clinch", version, max_term_width = 100, after_help = CODES)]
+#[command(name = "clinch", version, after_help = CODES)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) store: Store,
@@ -45,7 +48,7 @@ pub(crate) struct Store {
 /// The command line of `clinch run`, understood in the same way in less time: describing all other verbs takes as long as
 /// taking the lock.
 #[derive(Debug, Parser)]
-#[command(name = "clinch", version, max_term_width = 100)]
+#[command(name = "clinch", version)]
 pub(crate) struct RunCli {
     #[command(flatten)]
     pub(crate) store: Store,
@@ -56,96 +59,6 @@ pub(crate) struct RunCli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum RunVerb {
     Run(Box<Run>),
-}
-
-impl Cli {
-    /// Parses the arguments of this process.
-    pub(crate) fn of_process() -> Result<Cli, clap::Error> {
-        Ok(Cli::parse_quickly().map_err(with_reason)?.settled())
-    }
-
-    /// As it is meant: an empty variable is none, and `--skip` is also `-E 0`, and `-n` where no time is given.
-    fn settled(mut self) -> Cli {
-        if self.store.url.is_empty() {
-            DEFAULT_URL.clone_into(&mut self.store.url);
-        }
-        if let Verb::Run(run) = &mut self.verb
-            && run.skip
-        {
-            (run.patience.no_wait, run.conflict_exit_code) = (run.patience.wait.is_none(), 0);
-        }
-        self
-    }
-
-    fn parse_quickly() -> Result<Cli, clap::Error> {
-        if std::env::args_os().nth(1).is_some_and(|verb| verb == "run") {
-            let RunCli { store, verb: RunVerb::Run(run) } = RunCli::try_parse()?;
-            return Ok(Cli { store, verb: Verb::Run(run) });
-        }
-        Cli::try_parse()
-    }
-}
-
-impl Cli {
-    /// Whether who reads what we say is promised JSON.
-    pub(crate) fn wants_json(&self) -> bool {
-        match &self.verb {
-            Verb::Ls(Ls { json, .. })
-            | Verb::Show(Show { json, .. })
-            | Verb::Acquire(Acquire { json, .. })
-            | Verb::Renew(Renew { json, .. })
-            | Verb::Release(Release { json, .. })
-            | Verb::Break(Break { json, .. })
-            | Verb::Doctor(Doctor { json, .. }) => *json,
-            _ => false,
-        }
-    }
-}
-
-/// Says why nothing that looks after a command goes with `--no-fork`.
-fn with_reason(mut error: clap::Error) -> clap::Error {
-    let concerns_it = error.context().any(|(_, value)| value.to_string().contains("--no-fork"));
-    if error.kind() == ErrorKind::ArgumentConflict && concerns_it {
-        let why = "--no-fork leaves no clinch beside the command, which could do that".into();
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![why]));
-    }
-    error
-}
-
-/// Whether the words of this process, which may not be understood, are for `acquire`, and for a shell.
-pub(crate) fn asks_to_acquire() -> bool {
-    let words: Vec<_> = std::env::args_os().collect();
-    verb_of(&words).as_deref() == Some("acquire") && !wants_json(&words)
-}
-
-/// Whether the words of this process, which may not be understood, ask for JSON.
-pub(crate) fn asks_for_json() -> bool {
-    wants_json(&std::env::args_os().collect::<Vec<_>>())
-}
-
-fn wants_json(words: &[OsString]) -> bool {
-    // What follows a lock there is another command's.
-    let is_run = verb_of(words).as_deref() == Some("run");
-    !is_run && words.iter().take_while(|word| *word != "--").any(|word| word == "--json")
-}
-
-/// The verb among words that may not be understood: locks and values may be called like one.
-fn verb_of(words: &[OsString]) -> Option<String> {
-    let command = Cli::command();
-    let understood = command.clone().ignore_errors(true).try_get_matches_from(words).ok();
-    understood.and_then(|matches| matches.subcommand_name().map(str::to_owned)).or_else(|| {
-        // Not even what stands before the verb was understood.
-        let named = words.iter().skip(1).find_map(|word| command.find_subcommand(word));
-        named.map(|verb| verb.get_name().to_owned())
-    })
-}
-
-/// Why words cannot be understood, on one line.
-pub(crate) fn failure_of(error: &clap::Error) -> Failure {
-    let text = error.to_string();
-    let first = text.split("\n\n").next().unwrap_or_default();
-    let text = first.split_whitespace().collect::<Vec<_>>().join(" ");
-    Failure::usage(text.strip_prefix("error: ").unwrap_or(&text).to_owned())
 }
 
 #[derive(Debug, Subcommand)]
@@ -529,124 +442,4 @@ pub(crate) struct EndJob {
     /// Keep its lock, which is held by an open descriptor, until it ends by itself.
     #[arg(long)]
     pub(crate) keep: bool,
-}
-
-const CODES: &str = "\
-Durations are like 500ms, 5s, 1h; plain numbers are seconds.
-What only asks the store gives up after 5s without an answer; what fails has 2s more to withdraw what it may have left there.
-Exit codes: the command's own (128+N when signal N ended it); 75 not acquired; 79 lock lost; 69 store unreachable,
-full, or not sure whether the lock is taken; 77 store refused access; 74 the answer could not be written; 70 this host failed; 64 wrong usage; 126 and 127 as a shell's.";
-
-macro_rules! run_examples {
-    () => {
-        "\
-Examples:
-  clinch run nightly -- ./backup.sh --all            one at a time, others wait their turn
-  clinch run -n nightly -- ./backup.sh               exit with 75 when it already runs
-  clinch run --skip nightly -- ./backup.sh           cron: nothing, and success, when it already runs
-  clinch run -w 30s nightly -c 'make && deploy'      wait at most 30 seconds; a shell line
-  clinch run --permits 1 --of 4 gpu -- ./train       four at a time
-  clinch run --skip --once-per 50m report -- ./mail  hourly cron on many hosts: one in all"
-    };
-}
-
-const RUN_EXAMPLES: &str = run_examples!();
-
-const RUN_LONG: &str = concat!(
-    run_examples!(),
-    "\n\n\
-The command is in clinch's process group, so keys of the terminal reach it as they would without clinch, also in a pipe or a script. When it dies
-of Ctrl-C, so does clinch, so that a script or a loop ends. INT, TERM, HUP, QUIT, USR1, USR2, WINCH, TSTP and CONT that are sent to clinch are
-passed on to it and to what it has started in that group. Its environment has CLINCH_NAME, CLINCH_TOKEN (larger than that of every earlier
-holder: give it to the store that you write to), CLINCH_CLAIM and CLINCH_HELD. A CLINCH_URL with a password is
-withheld: where a clinch inside needs it, the job has to set it again.
-
-A job that holds NAME may run `clinch run NAME` on the same store again: the inner one runs its command at once. If the job ends
-before an inner one does, the lock is kept until that has ended too; a signal to clinch then reaches it.
-What does not descend from this clinch, but was started by at, a batch system or a container daemon for the job, waits its turn.
-
-If the lock is about to be lost, all of the command gets TERM, and KILL before anybody else can be given the lock; clinch
-then exits with 79. If clinch itself is killed by KILL, a small process, job-watch, keeps the lock on file:// until the command has ended, and whatever
-that has started keeps it too, unless it closed the descriptor that it inherited; on other stores job-watch then kills all of the job,
-and daemons that it left behind while it still runs. A process that is stopped for longer than its lease cannot be saved by any of this: check tokens at the store.
-
---once-per counts every run that began, whatever its exit code, from the moment at which its command was started; so under cron it is
-to be shorter than cron's period. With --retry-failed, a run whose command failed does not count, unless its lock was lost. It uses a second lock, NAME/once-per: `clinch
-show NAME` tells until when that is closed, `clinch break NAME` opens it. Like --min-hold it needs a store that can keep a lock closed.
-
-Events (--events) are JSON lines: waiting, acquired, reentered, jeopardy, held, lost, stopping, exited, released, refused.
-`clinch schema events` describes them."
-);
-
-const ACQUIRE_EXAMPLES: &str = "\
-Example:
-  lock=$(clinch acquire nightly --ttl 10m) || exit; eval \"$lock\"
-  ./step-one && clinch renew \"$name\" \"$claim\" --ttl 10m && ./step-two
-  clinch release \"$name\" \"$claim\"";
-
-const DOCTOR_LONG: &str = "\
-JSON (--json): v, the version of this form, 1; verdict, the worst one; checks, each with what (always the same word), at (the server, or
-null), verdict (pass, warn or fail), seen, and remedy (null where it passes); round_trip, with calls, p50_us and p99_us; capabilities, what
-the store promises, by the names that require= takes; lock, with name, acquire_us, renew_us and release_us. The last three are null where
-it did not come to that.
-
-The lock is clinch-doctor/USER@HOST, so that a directory is not filled with the locks of each look.";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_verb_is_no_lock_and_no_value_that_is_called_like_one() {
-        for (line, verb) in [
-            (&["show", "run", "--json", "--bogus"][..], Some("show")),
-            (&["-u", "run", "acquire", "--bogus"], Some("acquire")),
-            (&["run", "acquire", "-Z", "ls"], Some("run")),
-            (&["acquire", "-w", "ls", "run"], Some("acquire")),
-            (&["--bogus", "acquire", "run"], Some("acquire")),
-            (&["aquire", "x"], None),
-            (&["--help"], None),
-        ] {
-            let words: Vec<OsString> = ["clinch"].iter().chain(line).map(OsString::from).collect();
-            assert_eq!(verb_of(&words).as_deref(), verb, "{line:?}");
-        }
-    }
-
-    #[test]
-    fn an_empty_url_is_none() {
-        let cli = Cli::try_parse_from(["clinch", "-u", "", "ls"]).unwrap().settled();
-        assert_eq!(cli.store.url, DEFAULT_URL);
-    }
-
-    #[test]
-    fn to_skip_is_not_to_wait_and_to_succeed() {
-        let run = |line: &[&str]| {
-            let Verb::Run(run) = Cli::try_parse_from(line).unwrap().settled().verb else { panic!("no run") };
-            (run.patience.no_wait, run.quiet, run.conflict_exit_code)
-        };
-        let skip = run(&["clinch", "run", "--skip", "x", "true"]);
-        assert_eq!(skip, run(&["clinch", "run", "-n", "-E", "0", "x", "true"]));
-        let with = |option| Cli::try_parse_from(["clinch", "run", "--skip", option, "x", "true"]);
-        let patient = run(&["clinch", "run", "--skip", "-w", "1s", "x", "true"]);
-        assert_eq!(patient, run(&["clinch", "run", "-w", "1s", "-E", "0", "x", "true"]));
-        for other in ["-v", "-E3"] {
-            assert!(with(other).is_err(), "{other} would be lost");
-        }
-    }
-
-    #[test]
-    fn the_quick_way_to_run_understands_the_same() {
-        Cli::command().debug_assert();
-        RunCli::command().debug_assert();
-        let line = ["clinch", "run", "-n", "-u", "memory://", "-E", "3", "x", "--", "ls", "-n"];
-        let RunVerb::Run(quick) = RunCli::try_parse_from(line).unwrap().verb;
-        let Verb::Run(full) = Cli::try_parse_from(line).unwrap().verb else { panic!("another verb") };
-        assert_eq!(format!("{quick:?}"), format!("{full:?}"));
-        assert_eq!(quick.command, ["ls", "-n"]);
-        let help = |mut command: clap::Command| {
-            command.build();
-            command.find_subcommand_mut("run").unwrap().render_long_help().to_string()
-        };
-        assert_eq!(help(RunCli::command()), help(Cli::command()));
-    }
 }

@@ -153,6 +153,14 @@ fn completions_and_manual_are_there() {
         let output = world.output(page.iter().copied());
         assert!(String::from_utf8(output.stdout).unwrap().starts_with(".ie"), "{page:?}");
     }
+    // An example that is wrapped or filled cannot be copied.
+    for (verb, examples) in [("run", 6), ("acquire", 3)] {
+        let page = String::from_utf8(world.output(["man", verb]).stdout).unwrap();
+        let as_it_is = page.split("\n.nf\n").nth(1).and_then(|rest| rest.split("\n.fi").next()).unwrap();
+        let lines: Vec<String> =
+            as_it_is.lines().map(|line| line.replace("\\-", "-").replace("\\*(Aq", "'")).collect();
+        assert!(lines.len() == examples && lines.iter().all(|line| line.len() <= 73), "{lines:#?}");
+    }
     assert_eq!(world.code(["man", "hold"]), 64);
 }
 

@@ -21,6 +21,18 @@ pub(crate) fn run(args: &Man) -> Outcome {
     clap_mangen::Man::new(command)
         .render(&mut page)
         .map_err(|error| Failure::system("cannot write the page", error))?;
-    show(&String::from_utf8_lossy(&page))?;
+    show(&with_examples(&String::from_utf8_lossy(&page)))?;
     Ok(0)
+}
+
+/// A page whose examples, lines that begin with two blanks, are not filled to a paragraph.
+fn with_examples(page: &str) -> String {
+    let (mut text, mut is_example) = (String::new(), false);
+    for line in page.lines() {
+        if std::mem::replace(&mut is_example, line.starts_with("  ")) != is_example {
+            text += if is_example { ".nf\n" } else { ".fi\n" };
+        }
+        text += &format!("{line}\n");
+    }
+    text
 }
