@@ -84,6 +84,26 @@ fn what_a_lock_kept_closed_cannot_do_is_refused_at_once() {
     assert_eq!(world.code(["run", "--once-per", "10y", "--retry-failed", "-s", "-x", "x", "true"]), 0);
 }
 
+/// A FIFO that nobody reads keeps the job waiting before anything is locked, or for ever.
+#[test]
+fn events_wait_for_no_reader() {
+    let world = World::new();
+    let made = std::process::Command::new("mkfifo").arg(world.path("events")).status().unwrap();
+    assert!(made.success());
+    let mut unread = world.start(["run", "--events", "events", "x", "touch", "ran"]);
+    assert_eq!(unread.code(), 64);
+    let mut said = String::new();
+    unread.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.contains("cannot write events to events: nobody reads this FIFO"), "{said}");
+    assert!(!world.path("ran").exists());
+    // Both ends, so that this waits for nobody either.
+    let mut reader = std::fs::File::options().read(true).write(true).open(world.path("events")).unwrap();
+    assert_eq!(world.code(["run", "--events", "events", "x", "true"]), 0);
+    let mut heard = [0; 4096];
+    let len = reader.read(&mut heard).unwrap();
+    assert!(String::from_utf8_lossy(&heard[..len]).contains(r#""event":"released""#));
+}
+
 /// A job runs again within its period: after a failure, or because nobody lived to note that it ran.
 #[test]
 fn once_per_counts_every_run_that_began() {

@@ -2,10 +2,15 @@
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use clinch::{Loss, LossKind};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -180,7 +185,7 @@ impl Events {
     pub(crate) fn open(to: Option<&OsStr>, name: &str) -> Result<Events, Failure> {
         let to = to.map(|to| match to.to_str().and_then(|to| to.strip_prefix("fd:")) {
             Some(number) => adopt(number),
-            None => OpenOptions::new().append(true).create(true).open(to).map_err(|error| {
+            None => open(Path::new(to)).map_err(|error| {
                 Failure::usage(format!("cannot write events to {}: {error}", to.to_string_lossy()))
             }),
         });
@@ -202,6 +207,19 @@ impl Events {
             WRITER.write(to, plain_json(&line) + "\n");
         }
     }
+}
+
+/// Opens a file, but waits for nobody who reads a FIFO.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let opened = OpenOptions::new().append(true).create(true).custom_flags(flags).open(path);
+    let file = opened.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::NXIO) => io::Error::other("nobody reads this FIFO"),
+        _ => error,
+    })?;
+    // A write may wait: the writer looks for room before.
+    fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+    Ok(file)
 }
 
 fn adopt(number: &str) -> Result<File, Failure> {
