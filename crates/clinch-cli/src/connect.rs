@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::mem::ManuallyDrop;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use clinch::{Env, Error, ErrorKind, Instant, Lane, Locks};
@@ -28,10 +29,17 @@ pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(250);
 
 /// Runs a verb on the one thread of this process.
 pub(crate) fn block_on(verb: impl Future<Output = Outcome>) -> Outcome {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::system("cannot start", error))?;
+    let cannot_start = |error| Failure::system("cannot start", error);
+    has_descriptors().map_err(cannot_start)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot_start)?;
     // Never taken apart: the process ends next, and the kernel is quicker at it.
     ManuallyDrop::new(runtime).block_on(verb)
+}
+
+/// Whether there are the descriptors that a runtime opens, five: where its pipe for signals cannot be had, it panics.
+fn has_descriptors() -> std::io::Result<()> {
+    let _opened = [UnixStream::pair()?, UnixStream::pair()?, UnixStream::pair()?];
+    Ok(())
 }
 
 /// How long a verb may take.

@@ -40,6 +40,29 @@ fn every_outcome_has_its_code() {
     assert!(world.list().is_empty(), "nothing stays held");
 }
 
+/// Where descriptors are lacking, it ends in a panic, or with a job that nobody looks after.
+#[test]
+fn whatever_descriptors_are_lacking_is_told() {
+    let world = World::new();
+    let run = |limit: u32| {
+        let script = format!("ulimit -n {limit}; exec \"$CLINCH\" run x true");
+        let mut shell = std::process::Command::new("bash");
+        shell.args(["-c", &script]).env_remove("CLINCH_HELD");
+        shell.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env("CLINCH_URL", world.url());
+        let output = shell.output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, said) = run(4);
+    assert!(code == 70 && said.starts_with("clinch: cannot start: Too many open files"), "{said}");
+    for limit in 5..30 {
+        let (code, said) = run(limit);
+        let is_told = said.contains("Too many open files") && said.lines().count() == 1;
+        assert!(if code == 0 { said.is_empty() } else { is_told }, "{limit}: {code}: {said}");
+    }
+    assert_eq!(run(64), (0, String::new()));
+    assert!(world.list().is_empty(), "nothing stays held");
+}
+
 /// What never began is told as a job that ended, or waits for what it cannot have left behind.
 #[test]
 fn a_command_that_is_not_found_is_no_job() {
