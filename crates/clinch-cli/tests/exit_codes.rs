@@ -63,6 +63,21 @@ fn whatever_descriptors_are_lacking_is_told() {
     assert!(world.list().is_empty(), "nothing stays held");
 }
 
+/// An error shows verbs that no person calls, or demands what the environment has said.
+#[test]
+fn usage_is_what_a_person_may_type() {
+    let world = World::new();
+    let said = |args: &[&str]| {
+        let output = world.output(args.iter().copied());
+        assert_eq!(output.status.code(), Some(64), "{args:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let none = said(&[]);
+    assert!(none.contains("schema, help]"), "{none}");
+    let usage = said(&["renew", "x"]);
+    assert!(usage.contains("Usage: clinch renew [OPTIONS] <NAME> <CLAIM>\n"), "{usage}");
+}
+
 /// What never began is told as a job that ended, or waits for what it cannot have left behind.
 #[test]
 fn a_command_that_is_not_found_is_no_job() {

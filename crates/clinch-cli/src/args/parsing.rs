@@ -11,7 +11,7 @@ use crate::exit::Failure;
 impl Cli {
     /// Parses the arguments of this process.
     pub(crate) fn of_process() -> Result<Cli, clap::Error> {
-        Ok(Cli::parse_quickly().map_err(with_reason)?.settled())
+        Ok(Cli::parse_quickly().map_err(explained)?.settled())
     }
 
     /// As it is meant: an empty variable is none, and `--skip` is also `-E 0`, and `-n` where no time is given.
@@ -50,8 +50,22 @@ impl Cli {
     }
 }
 
-/// Says why nothing that looks after a command goes with `--no-fork`.
-fn with_reason(mut error: clap::Error) -> clap::Error {
+/// An error with what helps whoever reads it, and nothing else.
+fn explained(mut error: clap::Error) -> clap::Error {
+    let mut command = Cli::command();
+    command.build();
+    if error.kind() == ErrorKind::MissingSubcommand {
+        let people = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+        let verbs = people.map(|verb| verb.get_name().to_owned()).collect();
+        error.insert(ContextKind::ValidSubcommand, ContextValue::Strings(verbs));
+    }
+    // Without what comes from the environment, which would look as if it had to be said.
+    let words: Vec<_> = std::env::args_os().collect();
+    if let Some(verb) = verb_of(&words).and_then(|verb| command.find_subcommand_mut(verb))
+        && error.get(ContextKind::Usage).is_some()
+    {
+        error.insert(ContextKind::Usage, ContextValue::StyledStr(verb.render_usage()));
+    }
     let concerns_it = error.context().any(|(_, value)| value.to_string().contains("--no-fork"));
     if error.kind() == ErrorKind::ArgumentConflict && concerns_it {
         let why = "--no-fork leaves no clinch beside the command, which could do that".into();
