@@ -206,8 +206,10 @@ fn it_fits_the_terminal() {
     eventually("it is shown", || !screen.is_as_it_was());
     screen.resize(24, 80);
     screen.shows("q leave  ? keys");
-    screen.resize(3, 8);
-    screen.type_in("bb?q");
+    for (rows, columns) in [(3, 8), (1, 1), (5, 20)] {
+        screen.resize(rows, columns);
+        screen.type_in("bb?q");
+    }
     screen.resize(24, 80);
     screen.type_in("q");
     screen.shows("rc=0.");
