@@ -124,7 +124,7 @@ pub(crate) struct Run {
     /// it: -E 0, -n unless -w is given, and no word of that. On redlock:// give it -w 5s: jobs that try at the same moment may all be refused, with 69
     #[arg(long, conflicts_with_all = ["verbose", "conflict_exit_code"])]
     pub(crate) skip: bool,
-    /// Keep the lock closed until this long after it was acquired, also when the command ends sooner; not if clinch is killed
+    /// Keep the lock closed until this long after it was acquired, also when the command ends sooner, or clinch is killed
     #[arg(long, value_parser = duration::parse_closed, value_name = "DUR")]
     pub(crate) min_hold: Option<Duration>,
     /// Do not run again within this time after a run began, however that run ended
@@ -437,9 +437,18 @@ pub(crate) struct EndJob {
     /// The job, if it is known.
     pub(crate) pid: Option<i32>,
     /// With all that it has left behind.
-    #[arg(long)]
+    #[arg(long, overrides_with = "all")]
     pub(crate) all: bool,
     /// Keep its lock, which is held by an open descriptor, until it ends by itself.
     #[arg(long)]
     pub(crate) keep: bool,
+    /// Then keep this lock closed, which it ran under,
+    #[arg(long, value_name = "NAME", requires_all = ["until", "of"])]
+    pub(crate) close: Option<String>,
+    /// until so many nanoseconds after boot;
+    #[arg(long)]
+    pub(crate) until: Option<u64>,
+    /// this process held it.
+    #[arg(long)]
+    pub(crate) of: Option<u32>,
 }

@@ -37,7 +37,7 @@ pub(crate) fn dispatch(cli: Cli) -> Outcome {
         Verb::Complete(complete) => complete::run(&complete),
         Verb::Man(man) => man::run(&man),
         Verb::Schema(schema) => schema::run(&schema),
-        Verb::EndJob(end) => crate::job::end::run(&end),
+        Verb::EndJob(end) => crate::job::end::run(store, &end),
         Verb::Hold(hold) => block_on(hold::run(store, &hold)),
     }
 }

@@ -5,7 +5,8 @@
 mod common;
 
 use clinch_testkit::{Etcd, Redis};
-use common::World;
+use common::{World, eventually, runs};
+use rustix::process::Signal;
 use serde_json::Value;
 
 fn said(world: &World, args: &[&str]) -> (Option<i32>, String, String) {
@@ -97,4 +98,49 @@ fn what_is_kept_closed_opens_in_time() {
         assert_eq!(world.code(["run", "--ttl", "2s", "--min-hold", "1h", "z", "true"]), 0);
         assert!(shown(world, "z")["closed_until"].is_string());
     });
+}
+
+fn is_closed(world: &World, name: &str) -> bool {
+    !world.held(name) && shown(world, name)["closed_until"].is_string()
+}
+
+/// The wrapper is killed, and with it goes what was to keep the lock closed: another runs before its time.
+#[test]
+fn a_killed_wrapper_leaves_the_lock_closed() {
+    let job = "echo $$ > $CLINCH_NAME.pid; while [ ! -e stop ]; do sleep 0.02; done";
+    on_all(|world| {
+        for (name, share) in
+            [("x", &[][..]), ("shared", &["--shared"]), ("parts", &["--permits", "1", "--of", "2"])]
+        {
+            let run = ["run", "--min-hold", "1h"].iter().chain(share).copied().chain([name, "-c", job]);
+            let run = world.start(run);
+            let job = world.pid(&format!("{name}.pid"));
+            run.signal(Signal::KILL);
+            run.kill();
+            if world.url().starts_with("file") {
+                assert!(runs(job) && world.held(name), "it runs without its lock");
+                world.write("stop", "");
+            }
+            eventually("the lock is closed", || is_closed(world, name));
+            assert!(!runs(job));
+            assert_eq!(world.code(["run", "-n", name, "true"]), 75);
+            let _ = std::fs::remove_file(world.path("stop"));
+        }
+    });
+}
+
+/// As above, after the job, while the store does not answer.
+#[test]
+fn a_wrapper_that_is_killed_at_its_release_leaves_the_lock_closed() {
+    let redis = Redis::start();
+    let world = World::on(redis.url());
+    let job = "while [ ! -e stop ]; do sleep 0.02; done";
+    let run = world.start(["run", "--min-hold", "1h", "--events", "events", "x", "-c", job]);
+    eventually("it runs", || world.held("x"));
+    redis.pause();
+    world.write("stop", "");
+    eventually("the job has ended", || world.read("events").contains("exited"));
+    run.kill();
+    redis.resume();
+    eventually("the lock is closed", || is_closed(&world, "x"));
 }

@@ -302,10 +302,29 @@ impl Locks {
     /// [`ErrorKind::Unavailable`] when the store did not answer; [`ErrorKind::Unsupported`] where the claim ends with the process that
     /// holds it, unless [`Locks::renew_detached`] has given it an end.
     pub async fn release_detached(&self, name: &str, claim: ClaimId) -> Result<Released> {
+        self.release_detached_closed(name, claim, Duration::ZERO).await
+    }
+
+    /// As [`Locks::release_detached`], but keeps the lock closed for `linger` from now, as [`Guard::release_closed`](crate::Guard::release_closed)
+    /// does: for who sees to what a process that was killed has left.
+    ///
+    /// Where the claim ends with the process that holds it, it still does. Only the lock is closed behind it, and only by a client
+    /// [`on_behalf_of`](Locks::on_behalf_of) that process.
+    ///
+    /// # Errors
+    ///
+    /// As [`Locks::release_detached`] and [`Guard::release_closed`](crate::Guard::release_closed).
+    pub async fn release_detached_closed(
+        &self,
+        name: &str,
+        claim: ClaimId,
+        linger: Duration,
+    ) -> Result<Released> {
+        lease::check_linger(linger)?;
         let claim = self.detached(name, claim)?;
         let releases = &self.engine.releases;
         let free = async {
-            let freed = releases.free(&claim, Duration::ZERO, releases.until(&claim, None)).await;
+            let freed = releases.free(&claim, linger, releases.until(&claim, None)).await;
             if freed.is_err() {
                 self.engine.backend.forget(&claim);
             }

@@ -130,6 +130,11 @@ impl Child {
         self.door.inner()
     }
 
+    /// What sees to its lock if we are killed before that is released.
+    pub(crate) fn into_watch(self) -> Watch {
+        self.watch
+    }
+
     /// Reaps every child that has ended, but for the main one; says whether any other is left that is of the job.
     pub(crate) fn reap_all(&mut self) -> bool {
         if !self.reaped {

@@ -7,37 +7,70 @@ use std::iter::from_fn;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use clinch::ClaimId;
+use clinch::{ClaimId, Env, Lane, Locks};
 use rustix::process::{Pid, Signal};
 
 use super::kin::Found;
 use super::reentry::{has_entered, was_told};
 use super::supervise::LEFT_BEHIND;
 use super::{sys, watch};
-use crate::args::EndJob;
+use crate::args::{EndJob, Store};
+use crate::connect::{TRY_AGAIN, ask, block_on, is_transient};
 use crate::exit::{Failure, Outcome};
 
 /// For how long a process that is becoming another is looked at again, which has no environment until its program was read; or one that is stuck.
 const BECOMING: Duration = Duration::from_secs(1);
 
+/// How long a lock is closed at least: those who were killed may take a moment to be gone, for which its lease lasted.
+const DYING: Duration = Duration::from_secs(1);
+
 /// The pause for a process that is just becoming another.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Kills all of a job, or keeps its lock.
-pub(crate) fn run(args: &EndJob) -> Outcome {
+/// Kills all of a job, or keeps its lock; then keeps that closed, if it is to be.
+pub(crate) fn run(store: &Store, args: &EndJob) -> Outcome {
+    sys::set_name(watch::NAME);
     let claim: ClaimId = args.claim.parse().map_err(|_| Failure::usage("this is no claim"))?;
+    end(args, claim);
+    match (&args.close, args.until, args.of) {
+        (Some(name), Some(until), Some(of)) => {
+            block_on(close(store, name, claim, clinch::Instant::from_nanos(until), of))
+        }
+        _ => Ok(0),
+    }
+}
+
+/// Keeps a lock closed that a process held.
+async fn close(store: &Store, name: &str, claim: ClaimId, until: clinch::Instant, of: u32) -> Outcome {
+    let env = Env::host(Lane::here()?);
+    loop {
+        let left = until.since(env.clock().now());
+        if left.is_zero() {
+            return Ok(0);
+        }
+        let close = async |locks: Locks| {
+            locks.on_behalf_of(of).release_detached_closed(name, claim, left.max(DYING)).await
+        };
+        // The store may be away for a while, and have the claim when it is back.
+        match ask(store, close).await {
+            Err(error) if is_transient(&error) => sleep(TRY_AGAIN),
+            closed => return Ok(closed.map(|_| 0)?),
+        }
+    }
+}
+
+fn end(args: &EndJob, claim: ClaimId) {
     let mut job = args.pid.and_then(Pid::from_raw);
     // Parts of a job may have lost their parents with the wrapper, as all do whom the kernel hangs up. Nobody can tell them from daemons.
     let is_of_it = if args.all || job.is_some() { was_told } else { has_entered };
     let all = || all_of(|pid| is_of_it(pid, claim));
     if args.keep {
-        sys::set_name(watch::NAME);
         while let Some(one) = all().next() {
             while is_of_it(one, claim) == Some(true) {
                 sleep(LEFT_BEHIND);
             }
         }
-        return Ok(0);
+        return;
     }
     // First without the others, of whom some may take a while to be told.
     stop(|| job.into_iter());
@@ -45,7 +78,7 @@ pub(crate) fn run(args: &EndJob) -> Outcome {
     loop {
         let found = stop(|| job.into_iter().chain(all()));
         if found.iter().filter(|found| killed.insert(found.pid)).count() == 0 {
-            return Ok(0);
+            return;
         }
         // From the last on, so that nobody loses a parent before it is found.
         for found in found.iter().rev() {

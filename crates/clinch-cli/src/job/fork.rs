@@ -81,10 +81,8 @@ const TOO_LATE: i32 = 0;
 
 /// Starts the child. Must be called inside a tokio runtime.
 pub(crate) fn fork(command: &Command, before: &Before<'_>) -> io::Result<(Pid, Start)> {
-    let words = [command.get_program()].into_iter().chain(command.get_args());
-    let words = words.map(|word| CString::new(word.as_bytes())).collect::<Result<Vec<_>, _>>()?;
-    let environment = environment(command)?;
-    let [words, environment] = [&words, &environment].map(|list| pointers(list));
+    let image = Image::of(command)?;
+    let (words, environment) = (image.words(), image.environment());
     let (hear, tell) = Stream::pair()?;
     hear.set_nonblocking(true)?;
     let start = Start(UnixStream::from_std(hear)?);
@@ -138,6 +136,29 @@ pub(super) fn forget_handlers() {
     for signal in caught().chain(sys::ignored_here()).map(|signal| signal.as_raw()) {
         // SAFETY: the default action is no function of ours.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
+/// A command as the kernel takes it: lists that are there before a copy of this process is, which must allocate nothing.
+#[derive(Debug)]
+pub(super) struct Image {
+    words: Vec<CString>,
+    environment: Vec<CString>,
+}
+
+impl Image {
+    pub(super) fn of(command: &Command) -> io::Result<Image> {
+        let words = [command.get_program()].into_iter().chain(command.get_args());
+        let words = words.map(|word| CString::new(word.as_bytes())).collect::<Result<Vec<_>, _>>()?;
+        Ok(Image { words, environment: environment(command)? })
+    }
+
+    pub(super) fn words(&self) -> Vec<*const c_char> {
+        pointers(&self.words)
+    }
+
+    pub(super) fn environment(&self) -> Vec<*const c_char> {
+        pointers(&self.environment)
     }
 }
 

@@ -15,7 +15,7 @@ use super::fork::{Before, NotBegun, Start, fork};
 use super::kin::Kin;
 use super::nesting;
 use super::sys;
-use super::watch::Watch;
+use super::watch::{Closing, Watch};
 use crate::args::{Orphans, Run};
 use crate::exit::{Failure, LOST, NOT_EXECUTABLE, NOT_FOUND};
 
@@ -64,9 +64,10 @@ pub(crate) fn start(
     guard: &Guard,
     orphans: Orphans,
     door: Door,
+    closing: Option<Closing<'_>>,
 ) -> Result<(Child, Start), Failure> {
     let inherited = inherited(guard)?;
-    let watch = Watch::start(guard.claim_id(), orphans, inherited.as_ref())
+    let watch = Watch::start(guard, orphans, inherited.as_ref(), closing)
         .map_err(|error| Failure::system("cannot watch over the command", error))?;
     // In this order: we may be stopped between any two of these.
     let now = sys::since_boot();
@@ -124,7 +125,7 @@ pub(crate) fn default_label(run: &Run) -> String {
 mod tests {
     use std::time::Duration;
 
-    use clinch::{ClaimId, Env, Lane, Locks};
+    use clinch::{Env, Lane, Locks};
     use rustix::process::{WaitOptions, waitpid};
 
     use super::*;
@@ -138,7 +139,7 @@ mod tests {
             let guard =
                 locks.max_hold(Duration::from_millis(1)).unwrap().mutex("x").unwrap().lock().await.unwrap();
             guard.lost().await;
-            let started = start(&Command::new("true"), &guard, Orphans::Leave, Door::open());
+            let started = start(&Command::new("true"), &guard, Orphans::Leave, Door::open(), None);
             assert_eq!(started.unwrap_err().code, LOST);
         });
     }
@@ -147,7 +148,10 @@ mod tests {
     fn a_start_that_took_too_long_is_none() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let watch = Watch::start(ClaimId::from_bits(1), Orphans::Leave, None).unwrap();
+            let env = Env::host(Lane::here().unwrap());
+            let locks = Locks::connect("memory://", env).await.unwrap();
+            let guard = locks.mutex("x").unwrap().lock().await.unwrap();
+            let watch = Watch::start(&guard, Orphans::Leave, None, None).unwrap();
             let before = Before { watch: &watch, until: Some(Duration::ZERO) };
             let (pid, start) = fork(&Command::new("true"), &before).unwrap();
             assert!(!start.has_begun().await && matches!(start.failure(), Some(NotBegun::TooLate)));

@@ -15,6 +15,7 @@ use super::loss::{Plan, Stage, Step};
 use super::signals::{Caught, Signals, asks_to_stop};
 use super::stand_in::StandIn;
 use super::sys;
+use super::watch::Watch;
 use crate::args::{OnLost, Orphans, Run};
 use crate::documents::whole_ms;
 use crate::output::say;
@@ -77,13 +78,15 @@ impl Default for Progress {
 }
 
 /// How it ended.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) exit: Exit,
     /// Whether we stopped it for the lock's sake.
     pub(crate) stopped: bool,
     /// The key of the terminal by which it died. Who waits for us, a script or a loop, is to end by that, too.
     pub(crate) key: Option<Signal>,
+    /// Until the lock is released.
+    _watch: Watch,
 }
 
 impl Supervisor<'_> {
@@ -98,8 +101,10 @@ impl Supervisor<'_> {
         loop {
             if let Some(exit) = self.look(std::mem::take(&mut died)) {
                 let stopped = self.progress.stage != Stage::Running;
-                let failure = self.start.failure().filter(|_| !stopped);
-                return failure.map_or(Ok(Ended { exit, stopped, key: key(exit) }), Err);
+                if let Some(failure) = self.start.failure().filter(|_| !stopped) {
+                    return Err(failure);
+                }
+                return Ok(Ended { exit, stopped, key: key(exit), _watch: self.child.into_watch() });
             }
             self.stop_if_asked(signals);
             self.wake_if_forgotten();

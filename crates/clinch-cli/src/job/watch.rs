@@ -12,14 +12,15 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, c_char};
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::process::Command;
 use std::ptr::{null, null_mut};
 
-use clinch::ClaimId;
+use clinch::{Guard, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -27,14 +28,22 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, getpid, getppid, kill_process, pidfd_open, pidfd_send_signal, setsid,
 };
 
+use super::fork::Image;
 use super::sys;
-use crate::args::Orphans;
+use crate::args::{Orphans, Store};
 
 /// What `ps` shows for it.
 pub(crate) const NAME: &CStr = c"job-watch";
 
 /// The verb that it becomes.
 pub(crate) const VERB: &str = "end-job";
+
+/// Until when the lock is to be closed although we are killed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Closing<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) until: Instant,
+}
 
 /// The watch of one job, until dropped.
 #[derive(Debug)]
@@ -47,14 +56,15 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Starts it, before the job: over one that ends with us, or over one whose lock is kept by a descriptor, which stays open on exec.
-    pub(crate) fn start(claim: ClaimId, orphans: Orphans, lock: Option<&OwnedFd>) -> io::Result<Watch> {
+    pub(crate) fn start(
+        guard: &Guard,
+        orphans: Orphans,
+        lock: Option<&OwnedFd>,
+        closing: Option<Closing<'_>>,
+    ) -> io::Result<Watch> {
         let (hear, tell) = pipe_with(PipeFlags::CLOEXEC)?;
-        let claim = claim.to_string();
-        let all: &[&str] = if orphans == Orphans::Wait { &["--all"] } else { &[] };
-        let keep: &[&str] = if lock.is_some() { &["--keep"] } else { &[] };
-        let words = ["clinch", VERB, &claim].into_iter().chain(all.iter().chain(keep).copied());
-        let words = words.map(CString::new).collect::<Result<Vec<_>, _>>()?;
-        let pid = fork(hear.as_raw_fd(), lock.map(AsRawFd::as_raw_fd), &words)?;
+        let image = Image::of(&verb(guard, orphans, lock.is_some(), closing))?;
+        let pid = fork(hear.as_raw_fd(), lock.map(AsRawFd::as_raw_fd), &image)?;
         Ok(Watch { pid, tell, _hear: hear })
     }
 
@@ -93,12 +103,30 @@ impl Drop for Watch {
     }
 }
 
+/// What it becomes. It is told of no claim but ours, not to be taken for a part of a job around us.
+fn verb(guard: &Guard, orphans: Orphans, keeps: bool, closing: Option<Closing<'_>>) -> Command {
+    let mut verb = Command::new("clinch");
+    verb.args([VERB, &guard.claim_id().to_string()]);
+    verb.args((orphans == Orphans::Wait).then_some("--all")).args(keeps.then_some("--keep"));
+    let held = std::env::vars_os().map(|(name, _)| name);
+    for name in held.filter(|name| name.as_encoded_bytes().starts_with(b"CLINCH_")) {
+        verb.env_remove(name);
+    }
+    if let Some(Closing { store, until }) = closing {
+        // It may have a password, which everybody would see in its words.
+        verb.env("CLINCH_URL", &store.url);
+        verb.arg(format!("--close={}", guard.name())).arg(format!("--until={}", until.as_nanos()));
+        verb.arg(format!("--of={}", std::process::id()));
+    }
+    verb
+}
+
 /// Starts a copy of this process that watches. Its end is told to nobody.
-fn fork(hear: RawFd, lock: Option<RawFd>, words: &[CString]) -> io::Result<Pid> {
-    let mut arguments: Vec<*const c_char> = words.iter().map(|word| word.as_ptr()).collect();
+fn fork(hear: RawFd, lock: Option<RawFd>, image: &Image) -> io::Result<Pid> {
+    let (mut arguments, environment) = (image.words(), image.environment());
     // For the id, which comes later.
-    let place = arguments.len();
-    arguments.extend([null(), null()]);
+    let place = arguments.len() - 1;
+    arguments.push(null());
     let (wrapper, seen) = (getpid(), sys::words());
     let mut saved = MaybeUninit::uninit();
     // SAFETY: the sets are initialised before they are read. The call without flags and stack is `fork`, but that no signal tells the
@@ -109,7 +137,7 @@ fn fork(hear: RawFd, lock: Option<RawFd>, words: &[CString]) -> io::Result<Pid> 
         libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), saved.as_mut_ptr());
         let pid = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
         if pid == 0 {
-            watch(wrapper, seen, hear, lock, &mut arguments, place);
+            watch(wrapper, seen, hear, lock, (&mut arguments, &environment), place);
             libc::_exit(0);
         }
         libc::sigprocmask(libc::SIG_SETMASK, saved.as_ptr(), null_mut());
@@ -125,7 +153,7 @@ fn watch(
     seen: Range<usize>,
     hear: RawFd,
     lock: Option<RawFd>,
-    arguments: &mut [*const c_char],
+    (arguments, environment): (&mut [*const c_char], &[*const c_char]),
     place: usize,
 ) {
     let _ = setsid();
@@ -152,7 +180,7 @@ fn watch(
     wait_for(&wrapper);
     if lock.is_some() {
         wait_for(&held);
-        become_the_verb(arguments);
+        become_the_verb(arguments, environment);
         return;
     }
     let tell = |signal| held.as_ref().map(|held| pidfd_send_signal(held, signal));
@@ -169,7 +197,7 @@ fn watch(
     {
         *argument = word.as_ptr().cast();
     }
-    become_the_verb(arguments);
+    become_the_verb(arguments, environment);
     let _ = tell(Signal::KILL);
 }
 
@@ -180,10 +208,9 @@ fn wait_for(process: &Option<OwnedFd>) {
 }
 
 /// Comes back if that fails.
-fn become_the_verb(arguments: &[*const c_char]) {
-    let nothing: [*const c_char; 1] = [null()];
+fn become_the_verb(arguments: &[*const c_char], environment: &[*const c_char]) {
     // SAFETY: the lists end with a null, and what they point to outlives the call.
-    unsafe { libc::execve(c"/proc/self/exe".as_ptr(), arguments.as_ptr(), nothing.as_ptr()) };
+    unsafe { libc::execve(c"/proc/self/exe".as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
 }
 
 /// Closes what it has from us: pipes of our caller would not end, and the store would take us for alive.

@@ -22,6 +22,7 @@ use crate::job::nesting::Outer;
 use crate::job::signals::{Caught, Signals};
 use crate::job::spawn;
 use crate::job::supervise::{Ended, Progress, Supervisor};
+use crate::job::watch::Closing;
 use crate::job::{nesting, reentry, sys};
 use crate::output::say;
 use crate::request::{Request, why_taken, with_lease};
@@ -52,6 +53,7 @@ pub(crate) fn run(store: &Store, run: &Run) -> Outcome {
 
 /// One `clinch run`.
 struct Session<'a> {
+    store: &'a Store,
     run: &'a Run,
     env: Env,
     locks: Locks,
@@ -89,7 +91,7 @@ impl<'a> Session<'a> {
         if let Some(time) = run.max_hold {
             locks = locks.max_hold(time)?;
         }
-        Ok(Session { run, env, locks, limits, plan, events, is_hurried: false, ended_by: None })
+        Ok(Session { store, run, env, locks, limits, plan, events, is_hurried: false, ended_by: None })
     }
 
     async fn run(mut self) -> Outcome {
@@ -120,16 +122,16 @@ impl<'a> Session<'a> {
                 return Err(failure);
             }
         };
-        let since = self.env.clock().now();
+        let closed_until = self.run.min_hold.map(|time| self.env.clock().now() + time);
         self.report_acquired(&guard);
         if self.run.no_fork {
             return self.stand_aside(guard).await;
         }
-        let outcome = self.hold(&guard, &mut signals).await;
+        let outcome = self.hold(&guard, closed_until, &mut signals).await;
         if outcome.as_ref().is_ok_and(|ended| ended.exit.code() != 0) {
             turn::give_back(&self.locks, self.run, &guard).await;
         }
-        let outcome = self.finish(guard, since, outcome, &mut signals).await;
+        let outcome = self.finish(guard, closed_until, outcome, &mut signals).await;
         self.ended_by.into_iter().for_each(sys::die_by);
         outcome
     }
@@ -176,7 +178,12 @@ impl<'a> Session<'a> {
     }
 
     /// Runs the job to its end.
-    async fn hold(&mut self, guard: &Guard, signals: &mut Signals) -> Result<Ended, Failure> {
+    async fn hold(
+        &mut self,
+        guard: &Guard,
+        closed_until: Option<Instant>,
+        signals: &mut Signals,
+    ) -> Result<Ended, Failure> {
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
         let turn = tokio::select! {
             biased;
@@ -195,7 +202,8 @@ impl<'a> Session<'a> {
         signals.pass_on().map_err(cannot_listen)?;
         sys::unblock(Signal::CHILD);
         let mut deaths = signal(SignalKind::child()).map_err(cannot_listen)?;
-        let (child, start) = spawn::start(&command, guard, self.run.orphans, door)?;
+        let closing = closed_until.map(|until| Closing { store: self.store, until });
+        let (child, start) = spawn::start(&command, guard, self.run.orphans, door, closing)?;
         // Now, not at the end: the run counts even if nobody lives to see its end.
         let counted = async {
             if start.has_begun().await {
@@ -237,13 +245,13 @@ impl<'a> Session<'a> {
     async fn finish(
         &mut self,
         guard: Guard,
-        since: Instant,
+        closed_until: Option<Instant>,
         outcome: Result<Ended, Failure>,
         signals: &mut Signals,
     ) -> Outcome {
-        let held = self.env.clock().now().since(since);
         // A job that never began need not be kept from the others.
-        let linger = self.run.min_hold.filter(|_| outcome.is_ok()).unwrap_or_default().saturating_sub(held);
+        let closed_until = closed_until.filter(|_| outcome.is_ok());
+        let linger = closed_until.map_or(Duration::ZERO, |until| until.since(self.env.clock().now()));
         let deaf = self.run.on_lost == OnLost::Ignore;
         let mut lost = outcome.as_ref().is_ok_and(|ended| ended.stopped);
         // Who asks us to end does not wait for a store that does not answer; nor does anybody for a job that never began.

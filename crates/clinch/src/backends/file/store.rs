@@ -82,9 +82,14 @@ impl File {
         let Some(Record { ticket, .. }) = held.find(is_it)? else { return Ok(Freed::Absent) };
         let changing = file.hold_record(ticket)?.ok_or_else(|| kept_busy(&claim.name))?;
         let Some(mut record) = changing.read()?.filter(is_it) else { return Ok(Freed::Absent) };
-        // Nobody would tell that process, which would go on beside the next.
         if let Some(pid) = record.kept_by() {
-            return Err(kept_by(&claim.name, &record, pid));
+            // Nobody would tell that process, which would go on beside the next.
+            if linger.is_zero() || record.is_kept_otherwise(claim).is_some() {
+                return Err(kept_by(&claim.name, &record, pid));
+            }
+            // It ends with the last copy of its descriptor, which may be in other hands.
+            held.close_until(world.wall + linger)?;
+            return Ok(Freed::Removed);
         }
         // Before its end, after which the next in line could come in; and not before it is sure that it ends.
         let was_ending = record.is_ending();
