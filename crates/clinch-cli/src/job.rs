@@ -8,10 +8,10 @@
 //! | `signals.rs` | which signals are caught, and when |
 //! | `children.rs` | reaping: the child, and orphans |
 //! | `kin.rs` | what a job has started in other process groups |
-//! | `watch.rs` | keeps the lock of the job, or ends it, if we are killed |
-//! | `end.rs` | how it does that |
+//! | `watch.rs` | sees to the job where we cannot: killed, stopped, hanging |
+//! | `watcher.rs` | the copy of us that does |
+//! | `end.rs` | how that ends the job, or keeps its lock |
 //! | `loss.rs` | when to stop a child whose lock is about to be lost: pure |
-//! | `stand_in.rs` | has us go on if our job does while we are stopped |
 //! | `supervise.rs` | the loop that holds these together |
 //! | `nesting.rs` | jobs inside jobs that hold the same lock |
 //! | `door.rs` | where those enter, so that the lock is not released under them |
@@ -33,7 +33,7 @@ pub(crate) mod nesting;
 pub(crate) mod reentry;
 pub(crate) mod signals;
 pub(crate) mod spawn;
-mod stand_in;
 pub(crate) mod supervise;
 pub(crate) mod sys;
 pub(crate) mod watch;
+mod watcher;

@@ -148,8 +148,8 @@ fn the_watch_over_a_job_is_seen_by_nobody() {
     let world = World::new();
     // Whatever the wrapper leaves to others falls to us, and stays.
     set_child_subreaper(Some(getpid())).unwrap();
-    // Its pipe, the wrapper and the job; and the lock, where that can be held.
-    for (url, descriptors) in [("memory://".to_owned(), 3), (world.url(), 4)] {
+    // Its pipe, the wrapper and the job; and the lock, where that can be held, or a timer.
+    for url in ["memory://".to_owned(), world.url()] {
         let mut run = world.start(["run", "-u", &url, "x", "-c", JOB]);
         world.pid("job.pid");
         let children = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.pid())).unwrap();
@@ -163,7 +163,7 @@ fn the_watch_over_a_job_is_seen_by_nobody() {
         });
         let watch = watch.unwrap();
         let open = || std::fs::read_dir(format!("/proc/{watch}/fd")).unwrap().count();
-        eventually("it has nothing else open", || open() == descriptors);
+        eventually("it has nothing else open", || open() == 4);
         let words = std::fs::read_to_string(format!("/proc/{watch}/cmdline")).unwrap();
         assert_eq!(words.trim_end_matches('\0'), "job-watch", "`pkill -f 'clinch run'` kills it too");
         for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::TSTP] {
@@ -237,4 +237,59 @@ fn a_killed_job_frees_the_lock() {
     kill(world.pid("job.pid"), Signal::KILL);
     assert_eq!(run.code(), 128 + 9);
     assert_eq!(world.code(["run", "-n", "x", "true"]), 0);
+}
+
+/// The watch over the job of a run.
+fn watch_of(run: &Running) -> Option<i32> {
+    let children = format!("/proc/{pid}/task/{pid}/children", pid = run.pid());
+    let children = std::fs::read_to_string(children).unwrap_or_default();
+    let is_watch = |pid: &&str| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "job-watch\n")
+    };
+    children.split_whitespace().filter(is_watch).filter_map(|pid| pid.parse().ok()).find(|pid| runs(*pid))
+}
+
+/// The lease of a wrapper that is stopped, or hangs, runs out, and its job runs on beside the next one's.
+#[test]
+fn a_job_ends_with_its_lease_although_its_wrapper_is_stopped() {
+    let world = World::new();
+    let job = "setsid sh -c 'echo $$ > part.pid; exec sleep 60' & echo $$ > job.pid; exec sleep 60";
+    let mut run = world.start(["run", "-u", "memory://", "--ttl", "1s", "x", "-c", job]);
+    let parts = ["job.pid", "part.pid"].map(|name| world.pid(name));
+    run.signal(Signal::STOP);
+    for part in parts {
+        eventually("all of the job is dead", || !runs(part));
+    }
+    assert_eq!(run.code(), 79, "nobody is left stopped");
+}
+
+/// The watch is killed or stopped before the wrapper is, and the job runs on without its lock.
+#[test]
+fn a_job_ends_with_its_wrapper_whatever_became_of_its_watch() {
+    let world = World::new();
+    let started = || {
+        let _ = std::fs::remove_file(world.path("job.pid"));
+        let run = world.start(["run", "-u", "memory://", "x", "-c", "echo $$ > job.pid; exec sleep 60"]);
+        let job = world.pid("job.pid");
+        eventually("there is a watch", || watch_of(&run).is_some());
+        let watch = watch_of(&run).unwrap();
+        (run, job, watch)
+    };
+    let (run, job, watch) = started();
+    assert!(kill(watch, Signal::KILL));
+    eventually("there is another watch", || watch_of(&run).is_some_and(|other| other != watch));
+    run.signal(Signal::KILL);
+    eventually("the job is dead", || !runs(job));
+
+    let (run, job, watch) = started();
+    run.signal(Signal::STOP);
+    assert!(kill(watch, Signal::STOP));
+    eventually("both are stopped", || [run.pid(), watch].iter().all(|pid| state(*pid) == Some('T')));
+    run.signal(Signal::KILL);
+    eventually("the job is dead", || !runs(job));
+
+    let (run, _, watch) = started();
+    assert!(kill(watch, Signal::STOP));
+    eventually("its watch goes on", || state(watch) == Some('S'));
+    drop(run);
 }

@@ -272,6 +272,37 @@ fn a_wrapper_that_is_stopped_goes_on_with_its_job() {
     eventually("it is over", || !world.held("x"));
 }
 
+/// As above, where it is another part of the job that goes on, in a session of its own.
+#[test]
+fn a_wrapper_that_is_stopped_goes_on_with_any_part_of_its_job() {
+    let world = World::new();
+    let mut terminal = Terminal::new(&world);
+    let job = "setsid sleep 60 & echo $! > part.pid; sleep 60";
+    terminal.type_in(&format!("\"$CLINCH\" run x bash -c '{job}'\n"));
+    let part = world.pid("part.pid");
+    let wrapper = holder(&world);
+    terminal.type_in("\x1a");
+    eventually("both are stopped", || state(part) == Some('T') && state(wrapper) == Some('T'));
+    common::kill(part, Signal::CONT);
+    eventually("the wrapper goes on, too", || state(wrapper) != Some('T'));
+    rustix::process::kill_process_group(rustix::process::Pid::from_raw(wrapper).unwrap(), Signal::KILL)
+        .unwrap();
+}
+
+/// A job that is stopped with its wrapper stays stopped for ever after its lease has run out, or runs on without one if it is continued.
+#[test]
+fn a_job_that_is_stopped_ends_with_its_lease() {
+    let world = World::new();
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in(
+        "\"$CLINCH\" run -u memory:// --ttl 1s x sh -c 'echo $PPID > run.pid; echo $$ > job.pid; sleep 60'\n",
+    );
+    let (job, wrapper) = (world.pid("job.pid"), world.pid("run.pid"));
+    terminal.type_in("\x1a");
+    terminal.shows("Stopped");
+    eventually("the job is dead, and its wrapper gone", || !common::runs(job) && !common::runs(wrapper));
+}
+
 /// A process counts as stopped by its first thread, which may have ended: the shell waits for ever.
 #[test]
 fn ctrl_z_works_where_the_first_thread_of_the_job_has_ended() {

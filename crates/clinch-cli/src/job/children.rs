@@ -1,5 +1,6 @@
 //! Reaping: the child itself, and orphans that fall to us as process 1 or as their subreaper.
 
+use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -80,14 +81,32 @@ impl Child {
         !self.reaped && self.wait(look).is_some_and(|status| status.stopped())
     }
 
-    /// Whose going on is to be seen while we are stopped: its first process, or a run that it has left behind.
-    pub(crate) fn first(&mut self) -> Option<Pid> {
-        if self.reaped { self.door.inner().first().map(|inner| inner.pid) } else { Some(self.pid) }
+    /// Stops all of it that still runs, and the runs that it has left behind; tells whom. The watch stands in for us from now on.
+    pub(crate) fn hold(&mut self) -> Vec<OwnedFd> {
+        let (held, mut met) = self.kin.hold(self.pid, self.door.inner());
+        met.remove(&self.pid);
+        // The first for sure: there may be more than are looked at.
+        let first = (!self.reaped).then_some(self.pid);
+        self.watch.stands_in(first.into_iter().chain(met));
+        held
     }
 
-    /// Stops all of it that still runs, and the runs that it has left behind; tells whom.
-    pub(crate) fn hold(&mut self) -> Vec<OwnedFd> {
-        self.kin.hold(self.pid, self.door.inner())
+    /// We go on.
+    pub(crate) fn goes_on(&self) {
+        self.watch.stands_back();
+    }
+
+    /// What sees to it where we cannot.
+    pub(crate) fn watch(&mut self) -> &mut Watch {
+        &mut self.watch
+    }
+
+    /// Has another watch over it, where somebody has killed the one before.
+    pub(crate) fn watch_anew(&mut self, lock: Option<&OwnedFd>) -> io::Result<()> {
+        let job = self.exit.is_none().then_some(self.pid);
+        self.watch.replace(job, lock)?;
+        self.kin.spare(self.watch.pid());
+        Ok(())
     }
 
     /// Sends a signal to every child that the job has left behind, but for the members of our process group where they have it. They are ours
@@ -117,9 +136,13 @@ impl Child {
         self.kin.signal(signal, self.door.inner())
     }
 
-    /// Lets the next run in that wants to enter the lock. Never completes once there is nothing to enter.
-    pub(crate) async fn let_in(&mut self) {
-        self.door.let_in().await;
+    /// Lets the next run in that wants to enter the lock, as long as there is something to enter; or says that somebody has killed the watch.
+    pub(crate) async fn let_in(&mut self) -> bool {
+        tokio::select! {
+            biased;
+            () = self.watch.ended() => true,
+            () = self.door.let_in() => false,
+        }
     }
 
     /// The runs inside the job that have entered its lock. When there is none, none will be.

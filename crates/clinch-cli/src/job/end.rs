@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal};
 use super::kin::Found;
 use super::reentry::{has_entered, was_told};
 use super::supervise::LEFT_BEHIND;
-use super::{sys, watch};
+use super::{sys, watcher};
 use crate::args::{EndJob, Store};
 use crate::connect::{TRY_AGAIN, ask, block_on, is_transient};
 use crate::exit::{Failure, Outcome};
@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// Kills all of a job, or keeps its lock; then keeps that closed, if it is to be.
 pub(crate) fn run(store: &Store, args: &EndJob) -> Outcome {
-    sys::set_name(watch::NAME);
+    sys::set_name(watcher::NAME);
     let claim: ClaimId = args.claim.parse().map_err(|_| Failure::usage("this is no claim"))?;
     end(args, claim);
     match (&args.close, args.until, args.of) {

@@ -140,7 +140,7 @@ pub(super) fn forget_handlers() {
 }
 
 /// A command as the kernel takes it: lists that are there before a copy of this process is, which must allocate nothing.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Image {
     words: Vec<CString>,
     environment: Vec<CString>,

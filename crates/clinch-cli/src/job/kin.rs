@@ -62,8 +62,13 @@ impl Kin {
         }
     }
 
-    /// Stops all who still run, also the runs that were let in with all below them; tells whom.
-    pub(crate) fn hold(&self, leader: Pid, inner: &[Inner]) -> Vec<OwnedFd> {
+    /// Another watch has taken the place of the one before.
+    pub(crate) fn spare(&mut self, watch: Pid) {
+        self.spared.insert(watch);
+    }
+
+    /// Stops all who still run, also the runs that were let in with all below them; tells whom, and who is stopped by now.
+    pub(crate) fn hold(&self, leader: Pid, inner: &[Inner]) -> (Vec<OwnedFd>, HashSet<Pid>) {
         let mut spared = self.spared.clone();
         if self.leaves && !self.gathered {
             spared.extend(daemons(leader));
@@ -73,7 +78,7 @@ impl Kin {
             let before = met.len();
             let mut stop = |stat: &Stat, process: &OwnedFd| {
                 // Who was stopped before is not for us to wake.
-                if met.insert(stat.pid)
+                if Pid::from_raw(stat.pid).is_some_and(|pid| met.insert(pid))
                     && !stat.is_stopped
                     && pidfd_send_signal(process, Signal::STOP).is_ok()
                 {
@@ -83,7 +88,7 @@ impl Kin {
             };
             self.meet(spared.clone(), inner, || None, &mut stop);
             if met.len() == before {
-                return held;
+                return (held, met);
             }
         }
     }

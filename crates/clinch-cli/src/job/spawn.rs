@@ -67,9 +67,10 @@ pub(crate) fn start(
     closing: Option<Closing<'_>>,
 ) -> Result<(Child, Start), Failure> {
     let inherited = inherited(guard)?;
-    let watch = Watch::start(guard, orphans, inherited.as_ref(), closing)
+    let mut watch = Watch::start(guard, orphans, inherited.as_ref(), closing)
         .map_err(|error| Failure::system("cannot watch over the command", error))?;
     // In this order: we may be stopped between any two of these.
+    watch.lasts_until(guard.deadline());
     let now = sys::since_boot();
     let until = guard.remaining().map(|left| now.saturating_add(left));
     if !guard.is_held() {

@@ -13,7 +13,7 @@ use super::fork::{NotBegun, Start};
 use super::kin::signal_all;
 use super::loss::{Plan, Stage, Step};
 use super::signals::{Caught, Signals, asks_to_stop};
-use super::stand_in::StandIn;
+use super::spawn::inherited;
 use super::sys;
 use super::watch::Watch;
 use crate::args::{OnLost, Orphans, Run};
@@ -108,7 +108,7 @@ impl Supervisor<'_> {
             }
             self.stop_if_asked(signals);
             self.wake_if_forgotten();
-            let again = self.hold_or_stop();
+            let again = [self.hold_or_stop(), self.tell_watch()].into_iter().flatten().min();
             let again = [again, self.progress.waits.then_some(LEFT_BEHIND)].into_iter().flatten().min();
             let again = again.map(|time| self.env.clock().now() + time);
             let again = [again, self.progress.looks_at].into_iter().flatten().min();
@@ -117,7 +117,7 @@ impl Supervisor<'_> {
                 _ = deaths.recv() => died = true,
                 caught = signals.next() => self.pass_on(caught),
                 standing = self.guard.changed(&self.progress.standing) => self.stands(standing),
-                () = self.child.let_in() => {}
+                is_unwatched = self.child.let_in() => self.watch_anew(is_unwatched),
                 () = sleep_until(self.env, again) => {}
             }
         }
@@ -126,7 +126,10 @@ impl Supervisor<'_> {
     /// Looks after children, of which some may have died; tells how the job ended if it is over.
     fn look(&mut self, died: bool) -> Option<Exit> {
         if let Some(exit) = self.child.look() {
-            if self.progress.stage != Stage::Running {
+            if self.progress.stage == Stage::Running && !self.may_go_on() {
+                // The watch has seen the end of the lease before us.
+                self.kill();
+            } else if self.progress.stage != Stage::Running {
                 // Of a job that had to stop, nothing may go on without the lock.
                 self.progress.stage = Stage::Killed;
                 self.child.end(Signal::KILL);
@@ -137,6 +140,9 @@ impl Supervisor<'_> {
                 // It has left nothing behind.
                 return Some(exit);
             }
+        }
+        if died {
+            self.child.watch().wake();
         }
         let left = (died || self.progress.exit.is_some()) && self.child.reap_all();
         let waits = left && self.progress.stage != Stage::Killed && self.waits();
@@ -194,12 +200,11 @@ impl Supervisor<'_> {
         let held = self.child.hold();
         // What is told from now on is told after it, or goes with the CONT.
         signals.forget_stops();
-        let stand_in = self.child.first().map(StandIn::start).transpose();
-        // That took a while. Without anybody who sees the job go on, it is better to keep its lock than to give the prompt back.
-        if stand_in.is_ok() && !sys::has_come(Signal::CONT) {
+        // That took a while.
+        if !sys::has_come(Signal::CONT) {
             sys::stop(signal);
         }
-        drop(stand_in);
+        self.child.goes_on();
         // Nobody renewed the lock meanwhile.
         if !self.may_go_on() {
             self.kill();
@@ -221,6 +226,24 @@ impl Supervisor<'_> {
         self.progress.looks_at = None;
         if self.progress.asked_to_stop.is_none() && self.may_go_on() && self.child.is_stopped() {
             self.child.pass_on(Signal::CONT, false);
+        }
+    }
+
+    /// Tells the watch until when the lock lasts, after which it ends the job; says when to do that again, long before.
+    fn tell_watch(&mut self) -> Option<Duration> {
+        let is_heeded = self.run.on_lost != OnLost::Ignore;
+        self.child.watch().lasts_until(self.guard.deadline().filter(|_| is_heeded));
+        let left = self.guard.remaining().filter(|left| is_heeded && !left.is_zero());
+        left.map(|left| (left / 8).max(ROUND))
+    }
+
+    /// Has another watch over the job where somebody has killed the one before, not without a lock. Where there can be none, it goes on without.
+    fn watch_anew(&mut self, is_unwatched: bool) {
+        if is_unwatched
+            && self.guard.is_held()
+            && let Ok(lock) = inherited(self.guard)
+        {
+            let _ = self.child.watch_anew(lock.as_ref());
         }
     }
 

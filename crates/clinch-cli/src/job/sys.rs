@@ -1,4 +1,4 @@
-//! The few system calls that the type system cannot vouch for. All unsafe code of the command line is here, in `fork.rs`, `stand_in.rs` and `watch.rs`.
+//! The few system calls that the type system cannot vouch for. All unsafe code of the command line is here, in `fork.rs` and `watcher.rs`.
 
 #![allow(unsafe_code)]
 

@@ -1,0 +1,323 @@
+//! What the watch over a job does, in a copy of us that sleeps in one call: it has nothing open but the end of a pipe, a timer, us, the job and its
+//! lock, no terminal, no part in anybody's process group, and hears no signal. Its name and words are not ours, so that whoever kills us by those
+//! does not kill it.
+//!
+//! The copy has one thread, whatever we have: it makes system calls alone, and allocates nothing.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char};
+use std::io::{self, Write};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr::{null, null_mut};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getpid, getppid, kill_process, pidfd_open, pidfd_send_signal, setsid,
+};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+
+use super::fork::Image;
+use super::sys;
+
+/// What `ps` shows for it.
+pub(crate) const NAME: &CStr = c"job-watch";
+
+/// How often it looks at a job that is stopped with us. One that goes on is seen twice in a row before we are woken.
+const LOOKS_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// How many parts of a job it looks at, the first ones.
+const LOOKS_AT: usize = 64;
+
+/// What it is told.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Word {
+    /// The first process of the job; `None`: that has ended.
+    Job(Option<Pid>),
+    /// Until when the lock lasts, in nanoseconds after boot.
+    Until(u64),
+    /// We are about to be stopped with this part of the job; `None`: we go on.
+    Stopped(Option<Pid>),
+}
+
+/// Of one word.
+const SIZE: usize = 16;
+
+impl Word {
+    pub(super) fn bytes(self) -> [u8; SIZE] {
+        let id = |pid: Option<Pid>| pid.map_or(0, |pid| u64::from(pid.as_raw_nonzero().get().unsigned_abs()));
+        let (kind, what) = match self {
+            Word::Job(pid) => (0, id(pid)),
+            Word::Until(until) => (1, until),
+            Word::Stopped(pid) => (2, id(pid)),
+        };
+        ((u128::from(what) << 64) | kind).to_ne_bytes()
+    }
+
+    fn of(bytes: [u8; SIZE]) -> Word {
+        let both = u128::from_ne_bytes(bytes);
+        let what = u64::try_from(both >> 64).unwrap_or(0);
+        let pid = || Pid::from_raw(i32::try_from(what).unwrap_or(0));
+        match both & 3 {
+            0 => Word::Job(pid()),
+            1 => Word::Until(what),
+            _ => Word::Stopped(pid()),
+        }
+    }
+}
+
+/// Starts the copy. Its end is told to nobody.
+pub(super) fn fork(hear: RawFd, lock: Option<RawFd>, image: &Image) -> io::Result<Pid> {
+    let (mut arguments, environment) = (image.words(), image.environment());
+    // For the id, which comes later.
+    let place = arguments.len() - 1;
+    arguments.push(null());
+    let (wrapper, seen) = (getpid(), sys::words());
+    let mut saved = MaybeUninit::uninit();
+    // SAFETY: the sets are initialised before they are read. The call without flags and stack is `fork`, but that no signal tells the
+    // parent of the end. The copy has one thread; it only makes system calls, formats numbers on its stack, and ends.
+    let pid = unsafe {
+        let mut all = MaybeUninit::uninit();
+        libc::sigfillset(all.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), saved.as_mut_ptr());
+        let pid = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
+        if pid == 0 {
+            hide(seen);
+            close_all_but(hear, lock.unwrap_or(hear));
+            Watcher::new(wrapper, hear, lock.is_some()).watch(&mut arguments, place, &environment);
+            libc::_exit(0);
+        }
+        libc::sigprocmask(libc::SIG_SETMASK, saved.as_ptr(), null_mut());
+        pid
+    };
+    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0).and_then(Pid::from_raw);
+    pid.ok_or_else(io::Error::last_os_error)
+}
+
+/// Ends the copy, and comes back when it has let go of all: of the lock's file, whose file system may be unmounted after us.
+pub(super) fn reap(watch: Pid) {
+    // Nobody else waits for it, so the id is its own.
+    let _ = kill_process(watch, Signal::KILL);
+    // SAFETY: no status is asked for.
+    unsafe { libc::waitpid(watch.as_raw_nonzero().get(), null_mut(), libc::__WALL) };
+}
+
+/// Closes the pipe in a child that is about to become another process, or to end.
+pub(super) fn let_go(tell: &OwnedFd) {
+    // SAFETY: that child uses it no more.
+    unsafe { libc::close(tell.as_raw_fd()) };
+}
+
+fn hide(words: Range<usize>) {
+    let _ = setsid();
+    sys::set_name(NAME);
+    sys::set_words(NAME, words);
+    // Should somebody have stopped it, it goes on when we end.
+    // SAFETY: asks for a signal, which changes no memory.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT) };
+}
+
+/// What the copy knows.
+struct Watcher<'a> {
+    wrapper: Pid,
+    /// None: has gone over to another, so there is nothing to wait for.
+    wrapper_held: Option<OwnedFd>,
+    hear: BorrowedFd<'a>,
+    /// Where the lock does not last as long as somebody has its descriptor.
+    timer: Option<OwnedFd>,
+    keeps: bool,
+    job: Option<Pid>,
+    job_held: Option<OwnedFd>,
+    /// Those that were stopped with us.
+    parts: [Option<Pid>; LOOKS_AT],
+    /// How often in a row one was seen to go on.
+    seen: u8,
+}
+
+/// Why the copy is to act.
+enum Why {
+    /// We are gone.
+    Gone,
+    /// Nobody told in time that the lock lasts longer.
+    Overdue,
+}
+
+impl Watcher<'_> {
+    fn new(wrapper: Pid, hear: RawFd, keeps: bool) -> Watcher<'static> {
+        let held = pidfd_open(wrapper, PidfdFlags::empty()).ok();
+        let timer = || timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::empty()).ok();
+        Watcher {
+            wrapper,
+            wrapper_held: held.filter(|_| getppid() == Some(wrapper)),
+            // SAFETY: was left open, and is closed by the end of this process.
+            hear: unsafe { BorrowedFd::borrow_raw(hear) },
+            timer: (!keeps).then(timer).flatten(),
+            keeps,
+            job: None,
+            job_held: None,
+            parts: [None; LOOKS_AT],
+            seen: 0,
+        }
+    }
+
+    /// Its life. Comes back only if it cannot become the verb.
+    fn watch(&mut self, arguments: &mut [*const c_char], place: usize, environment: &[*const c_char]) {
+        let why = self.wait();
+        if matches!(why, Why::Gone) {
+            // The pipe ends before the kernel has given our children away: whom it then finds stopped it hangs up.
+            wait_for(self.wrapper_held.as_ref());
+            if self.keeps {
+                wait_for(self.job_held.as_ref());
+                become_the_verb(arguments, environment);
+                return;
+            }
+        }
+        // A job that has ended may have left parts behind, but its id may be another's. Another user's stays as it is, but not all of its parts.
+        let left = self.job.filter(|_| self.tell(Signal::STOP) != Some(Err(Errno::SRCH)));
+        if matches!(why, Why::Overdue) {
+            // It says what has become of its lock, and ends.
+            self.wake();
+        }
+        let mut word = [0; 16];
+        let written = match left {
+            Some(job) => write!(&mut word[..], "{}\0", job.as_raw_nonzero()),
+            None => write!(&mut word[..], "--all\0"),
+        };
+        if self.job.is_some()
+            && written.is_ok()
+            && let Some(argument) = arguments.get_mut(place)
+        {
+            *argument = word.as_ptr().cast();
+        }
+        become_the_verb(arguments, environment);
+        let _ = self.tell(Signal::KILL);
+    }
+
+    /// Waits until it is to act.
+    fn wait(&mut self) -> Why {
+        loop {
+            let pause = self.stands_in().then_some(&LOOKS_EVERY);
+            let timer = self.timer.as_ref().map_or(self.hear, AsFd::as_fd);
+            let mut ready = [PollFd::new(&self.hear, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
+            let polled = poll(&mut ready, pause);
+            let [heard, over] = ready.map(|one| !one.revents().is_empty());
+            match polled {
+                Ok(0) => self.look(),
+                Err(Errno::INTR) => {}
+                // What was told comes first: it may be that the lock lasts longer.
+                Ok(_) if heard => {
+                    let mut bytes = [0; SIZE];
+                    match rustix::io::read(self.hear, &mut bytes) {
+                        Ok(SIZE) => self.hear(Word::of(bytes)),
+                        Err(Errno::INTR | Errno::AGAIN) => {}
+                        _ => return Why::Gone,
+                    }
+                }
+                Ok(_) if over => return Why::Overdue,
+                _ => return Why::Gone,
+            }
+        }
+    }
+
+    fn hear(&mut self, word: Word) {
+        match word {
+            Word::Job(job) => {
+                self.job = job;
+                self.job_held = job.and_then(|job| pidfd_open(job, PidfdFlags::empty()).ok());
+            }
+            Word::Until(until) => {
+                let Some(timer) = &self.timer else { return };
+                let at = time(until);
+                let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: at };
+                let _ = timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &once);
+            }
+            Word::Stopped(None) => self.parts = [None; LOOKS_AT],
+            Word::Stopped(part) => {
+                if let Some(free) = self.parts.iter_mut().find(|part| part.is_none()) {
+                    *free = part;
+                }
+            }
+        }
+    }
+
+    fn stands_in(&self) -> bool {
+        matches!(self.parts.first(), Some(Some(_)))
+    }
+
+    /// Has us go on if a part of the job goes on without us: a CONT that comes just before we stop is lost, for the kernel takes it away with the
+    /// stop; and whoever has the job go on need not know of us.
+    fn look(&mut self) {
+        let goes_on = state(self.wrapper) == Some(b'T')
+            && self.parts.iter().flatten().any(|part| matches!(state(*part), Some(b'R' | b'S' | b'D')));
+        self.seen = if goes_on { self.seen + 1 } else { 0 };
+        if self.seen >= 2 {
+            self.wake();
+            self.seen = 0;
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(wrapper) = &self.wrapper_held {
+            let _ = pidfd_send_signal(wrapper, Signal::CONT);
+        }
+    }
+
+    /// Tells the job's first process.
+    fn tell(&self, signal: Signal) -> Option<rustix::io::Result<()>> {
+        self.job_held.as_ref().map(|job| pidfd_send_signal(job, signal))
+    }
+}
+
+fn time(nanos: u64) -> Timespec {
+    const SECOND: u64 = 1_000_000_000;
+    let part = |nanos| i64::try_from(nanos).unwrap_or(0);
+    Timespec { tv_sec: part(nanos / SECOND), tv_nsec: part(nanos % SECOND) }
+}
+
+/// The letter for what a process does.
+fn state(of: Pid) -> Option<u8> {
+    let (mut path, mut text) = ([0_u8; 32], [0_u8; 512]);
+    write!(&mut path[..], "/proc/{}/stat\0", of.as_raw_nonzero()).ok()?;
+    let path = CStr::from_bytes_until_nul(&path).ok()?;
+    let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let len = rustix::io::read(&file, &mut text).ok()?;
+    let text = text.get(..len)?;
+    // The name before it is in parentheses and may hold anything.
+    let end = text.iter().rposition(|byte| *byte == b')')?;
+    text.get(end + 2).copied()
+}
+
+fn wait_for(process: Option<&OwnedFd>) {
+    if let Some(process) = process {
+        let _ = retry_on_intr(|| poll(&mut [PollFd::new(process, PollFlags::IN)], None));
+    }
+}
+
+/// Comes back if that fails.
+fn become_the_verb(arguments: &[*const c_char], environment: &[*const c_char]) {
+    // SAFETY: the lists end with a null, and what they point to outlives the call.
+    unsafe { libc::execve(c"/proc/self/exe".as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
+}
+
+/// Closes what it has from us: pipes of our caller would not end, and the store would take us for alive.
+fn close_all_but(one: RawFd, other: RawFd) {
+    let (low, high) = (one.min(other), one.max(other));
+    let close = |first: RawFd, last: RawFd| {
+        // SAFETY: nothing in this process uses any of them again.
+        first > last || unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) == 0 }
+    };
+    let closed = close(0, low - 1) && close(low + 1, high - 1) && close(high + 1, RawFd::MAX);
+    if !closed {
+        // A kernel before 5.9.
+        for descriptor in (0..4096).filter(|descriptor| ![low, high].contains(descriptor)) {
+            // SAFETY: as above.
+            unsafe { libc::close(descriptor) };
+        }
+    }
+}
