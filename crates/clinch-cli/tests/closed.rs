@@ -144,3 +144,28 @@ fn a_wrapper_that_is_killed_at_its_release_leaves_the_lock_closed() {
     redis.resume();
     eventually("the lock is closed", || is_closed(&world, "x"));
 }
+
+/// The end of a job takes along what watches over a run inside it, and nobody sees to the lock of that.
+#[test]
+fn the_watch_over_an_inner_run_outlives_the_job_around_it() {
+    let world = World::new();
+    let job = r#"exec "$CLINCH" run --min-hold 1h y sh -c 'echo $$ > inner.pid; exec sleep 60'"#;
+    let outer = ["run", "-u", "memory://", "--on-lost", "kill", "x", "-c", job];
+    let open = || {
+        assert_eq!(world.code(["break", "--yes", "y"]), 0);
+        std::fs::remove_file(world.path("inner.pid")).unwrap();
+    };
+    // By the watch over the outer one, and by its wrapper.
+    let mut run = world.start(outer);
+    let inner = world.pid("inner.pid");
+    run.signal(Signal::KILL);
+    run.wait();
+    eventually("the inner job is dead", || !runs(inner));
+    eventually("its lock is closed", || is_closed(&world, "y"));
+    open();
+    let mut run = world.start(["run", "--max-hold", "1s"].into_iter().chain(outer[1..].iter().copied()));
+    let inner = world.pid("inner.pid");
+    assert_eq!(run.code(), 79);
+    assert!(!runs(inner));
+    eventually("its lock is closed", || is_closed(&world, "y"));
+}

@@ -29,3 +29,25 @@ fn as_process_1_it_reaps_orphans_and_passes_signals_on() {
     assert_eq!(output.status.code(), Some(5), "needs root for a PID namespace: {message}");
     assert!(!world.held("x"));
 }
+
+/// The ids in the `/proc` of another namespace are those of strangers, who would be taken for the caller, or be killed in place of the job.
+#[test]
+fn ids_of_another_namespace_are_not_believed() {
+    let world = World::new();
+    for (umount, args, code) in [
+        (":", "run x true", 70),
+        ("umount -l /proc", "run x true", 70),
+        (":", "acquire x", 64),
+        (":", "acquire --for 1 x", 0),
+    ] {
+        let script = format!("{umount}; \"$CLINCH\" {args}");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--pid", "--fork", "sh", "-c", &script]);
+        command.env("CLINCH", env!("CARGO_BIN_EXE_clinch"));
+        command.env("CLINCH_URL", world.url()).env_remove("CLINCH_HELD");
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args}: {said}");
+        assert!(code != 70 || said.contains("mount -t proc"), "{said}");
+    }
+}

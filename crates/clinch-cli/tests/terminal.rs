@@ -303,6 +303,19 @@ fn a_job_that_is_stopped_ends_with_its_lease() {
     eventually("the job is dead, and its wrapper gone", || !common::runs(job) && !common::runs(wrapper));
 }
 
+/// As above, of a run inside a job, whose watch is stopped with all of that.
+#[test]
+fn an_inner_job_that_is_stopped_ends_with_its_lease() {
+    let world = World::new();
+    let mut terminal = Terminal::new(&world);
+    world.write("inner", r#""$CLINCH" run -u memory:// --ttl 1s y sh -c 'echo $$ > job.pid; exec sleep 60'"#);
+    terminal.type_in("\"$CLINCH\" run x sh ./inner\n");
+    let job = world.pid("job.pid");
+    terminal.type_in("\x1a");
+    terminal.shows("Stopped");
+    eventually("the inner job is dead", || !runs(job));
+}
+
 /// A process counts as stopped by its first thread, which may have ended: the shell waits for ever.
 #[test]
 fn ctrl_z_works_where_the_first_thread_of_the_job_has_ended() {

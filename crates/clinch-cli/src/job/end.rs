@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use clinch::{ClaimId, Env, Lane, Locks};
 use rustix::process::{Pid, Signal};
 
-use super::kin::Found;
+use super::kin::{Found, is_watch};
 use super::reentry::{has_entered, was_told};
 use super::supervise::LEFT_BEHIND;
 use super::{sys, watcher};
@@ -136,5 +136,6 @@ fn all_of(is_of_it: impl Fn(Pid) -> Option<bool>) -> impl Iterator<Item = Pid> {
 
 fn everybody() -> impl Iterator<Item = Pid> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
+    let all = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+    all.filter(|pid| !is_watch(*pid))
 }

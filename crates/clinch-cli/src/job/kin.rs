@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_si
 use super::door::Inner;
 use super::reentry::settled;
 use super::signals::asks_to_end;
-use super::sys;
+use super::{sys, watcher};
 use crate::args::Orphans;
 
 /// How long is looked for those who are to be asked, which delays all else. Who is to be killed is looked for in any case.
@@ -47,7 +47,7 @@ impl Kin {
 
     /// Whether a child of ours is of the job, as far as is known.
     pub(crate) fn has(&self, child: Pid) -> bool {
-        !self.spared.contains(&child)
+        !self.spared.contains(&child) && !is_watch(child)
     }
 
     /// A child has ended. Its id may be another's from now on.
@@ -166,14 +166,23 @@ pub(crate) fn can_look() -> io::Result<()> {
     let us = getpid();
     // As many as a look takes at a time.
     let _held = [pidfd_open(us, PidfdFlags::empty())?, pidfd_open(us, PidfdFlags::empty())?];
-    let lacks = |what| move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
-    let own = fs::read_link("/proc/self").map_err(lacks("/proc/self"))?;
-    if own.to_str() != Some(&us.to_string()) {
-        return Err(io::Error::other("/proc is of another pid namespace"));
-    }
+    has_own_proc()?;
     let children = format!("/proc/{us}/task/{us}/children");
-    fs::read_to_string(&children).map_err(lacks(&children))?;
+    let lacks = |error: io::Error| io::Error::new(error.kind(), format!("{children}: {error}"));
+    fs::read_to_string(&children).map_err(lacks)?;
     Ok(())
+}
+
+/// Whether `/proc` is of our pid namespace: the ids in that of another are strangers'.
+pub(crate) fn has_own_proc() -> io::Result<()> {
+    let what = match fs::read_link("/proc/self") {
+        Ok(own) if own.to_str() == Some(&getpid().to_string()) => return Ok(()),
+        Ok(_) => "/proc is of another pid namespace".to_owned(),
+        Err(error) => format!("/proc/self: {error}"),
+    };
+    Err(io::Error::other(format!(
+        "{what}; mount the one of this namespace, by `unshare --mount-proc` or `mount -t proc proc /proc`"
+    )))
 }
 
 /// Sends a signal to a run that was let in, and to all below it, but for the members of our process group where they have it. A stopped
@@ -199,6 +208,14 @@ fn is_clinch(pid: i32) -> bool {
     program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))
 }
 
+/// Whether a process watches over a run (`watcher.rs`), perhaps one inside the job: it is no part of that, and has to see to its own when this ends. It is
+/// known by its name and program, also while it becomes the verb.
+pub(crate) fn is_watch(pid: Pid) -> bool {
+    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = name.strip_suffix(b"\n").unwrap_or_default();
+    (name == watcher::NAME.to_bytes() || name == b"exe") && is_clinch(raw(pid))
+}
+
 /// Meets processes, each with its parent, and all below those of which `meet` says that it goes on there, but those that were seen.
 fn descend(
     mut next: Vec<(Pid, Pid)>,
@@ -211,7 +228,7 @@ fn descend(
         if seen.len() >= FEW && until.is_some_and(|until| Instant::now() > until) {
             break;
         }
-        if !seen.insert(pid) {
+        if !seen.insert(pid) || is_watch(pid) {
             continue;
         }
         // By a descriptor, and one at a time: the id may be another's soon, and there may be few descriptors.
@@ -239,7 +256,8 @@ pub(crate) struct Found {
 impl Found {
     /// The children of a process.
     pub(crate) fn children(of: Pid) -> impl Iterator<Item = Found> {
-        children(of, true).map(move |pid| Found { pid, parent: Some(of) })
+        let parts = children(of, true).filter(|pid| !is_watch(*pid));
+        parts.map(move |pid| Found { pid, parent: Some(of) })
     }
 
     /// Sends it a signal, unless its id is another's by now.

@@ -17,7 +17,7 @@ use crate::args::{Acquire, Share, Store};
 use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, close, connect_within, is_transient};
 use crate::documents::{LeaseJson, document, whole_ms};
 use crate::exit::{CONFLICT, Failure, INTERNAL, LOST, Outcome, SIGNAL_BASE, UNWRITTEN};
-use crate::job::kin::Stat;
+use crate::job::kin::{Stat, has_own_proc};
 use crate::job::signals::Signals;
 use crate::job::sys;
 use crate::output::{AT_ONCE, PATIENTLY, answer, has_room, shell_word, show};
@@ -358,6 +358,7 @@ fn pass_on(command: &mut Command, args: &Acquire) {
 /// The shell that called us: our parent, or, when that is but a subshell of it, as in `$(... | ...)`, or a command that has nothing to
 /// do but to run us, as in `$(timeout 5 clinch ...)`, its parent.
 fn caller() -> Option<i32> {
+    has_own_proc().ok()?;
     let words = |pid| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let ours = [&b"\0"[..], &words(i32::try_from(std::process::id()).ok()?)].concat();
     let mut caller = getppid()?.as_raw_nonzero().get();
