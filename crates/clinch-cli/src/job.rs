@@ -8,6 +8,7 @@
 //! | `signals.rs` | which signals are caught, and when |
 //! | `children.rs` | reaping: the child, and orphans |
 //! | `kin.rs` | what a job has started in other process groups |
+//! | `stat.rs` | what the kernel says of a process |
 //! | `watch.rs` | sees to the job where we cannot: killed, stopped, hanging |
 //! | `watcher.rs` | the copy of us that does |
 //! | `end.rs` | how that ends the job, or keeps its lock |
@@ -33,6 +34,7 @@ pub(crate) mod nesting;
 pub(crate) mod reentry;
 pub(crate) mod signals;
 pub(crate) mod spawn;
+pub(crate) mod stat;
 pub(crate) mod supervise;
 pub(crate) mod sys;
 pub(crate) mod watch;

@@ -73,6 +73,23 @@ fn a_killed_wrapper_takes_all_of_its_job_along_where_the_job_cannot_keep_the_loc
     }
 }
 
+/// A process whose first thread has ended has no environment by which it is found, and goes on.
+#[test]
+fn a_killed_wrapper_takes_a_part_along_whose_first_thread_has_ended() {
+    let world = World::new();
+    let part = "import ctypes, os, threading, time\n\
+        def run():\n    while ') Z' not in open('/proc/self/stat').read(): time.sleep(0.01)\n\
+        \x20   print(os.getpid(), file=open('part.pid', 'w'), flush=True)\n    time.sleep(60)\n\
+        threading.Thread(target=run).start()\nctypes.CDLL(None).pthread_exit(None)\n";
+    world.write("part.py", part);
+    let job = "(setsid python3 part.py > /dev/null 2>&1 &); sleep 60";
+    let run = world.start(["run", "-u", "memory://", "x", "-c", job]);
+    let part = world.pid("part.pid");
+    run.signal(Signal::KILL);
+    let threads = || std::fs::read_dir(format!("/proc/{part}/task")).map_or(0, Iterator::count);
+    eventually("the part is dead", || threads() <= 1);
+}
+
 /// The kernel finds the job stopped when it gives it away, in a group of its own, and hangs it up: its leader dies before the others are found.
 #[test]
 fn a_killed_wrapper_hangs_nobody_up() {

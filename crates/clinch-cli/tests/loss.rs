@@ -65,13 +65,17 @@ fn the_children_of_a_job_that_has_to_stop_die_with_it() {
     eventually("the child is dead", || !runs(child));
 }
 
-/// What has a process group of its own goes on without the lock: a part under `timeout`, or the job of a run inside the job.
+/// What has a process group of its own goes on without the lock: a part under `timeout`, or the job of a run inside the job; or what has a name
+/// that is no text.
 #[test]
 fn the_parts_of_a_job_that_has_to_stop_die_with_it() {
     const PART: &str = "trap '' TERM; echo $$ > part.pid; while :; do sleep 0.02; done";
-    for around in
-        [&["timeout", "60", "sh", "-c", PART][..], &[env!("CARGO_BIN_EXE_clinch"), "run", "y", "-c", PART]]
-    {
+    const NAMED: &str = r#"$0 = "\xff"; $SIG{TERM} = "IGNORE"; open F, ">part.pid"; print F "$$\n"; close F; sleep 1 while 1"#;
+    for around in [
+        &["timeout", "60", "sh", "-c", PART][..],
+        &[env!("CARGO_BIN_EXE_clinch"), "run", "y", "-c", PART],
+        &["perl", "-e", NAMED],
+    ] {
         let world = World::new();
         let job = [&["run", "--max-hold", "1s", "-q", "x", "--", "sh", "-c", r#""$@"; true"#, "sh"], around]
             .concat();

@@ -10,8 +10,9 @@ use rustix::process::{
 };
 
 use super::door::{Door, Inner};
-use super::kin::{Kin, Stat, children};
+use super::kin::{Kin, children};
 use super::signals::asks_to_end;
+use super::stat::Stat;
 use super::sys;
 use super::watch::Watch;
 use crate::exit::SIGNAL_BASE;

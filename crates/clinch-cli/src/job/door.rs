@@ -14,8 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::kin::Stat;
 use super::reentry::is_below;
+use super::stat::Stat;
 
 /// What who knocks is told: it was let in, or never will be. Who is told nothing may knock again.
 const ENTER: u8 = b'1';

@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::Pid;
 
-use super::kin::Stat;
+use super::stat::Stat;
 use super::sys;
 
 /// How long an answer may take that takes microseconds, on a host where threads have to wait for their turn.
@@ -28,7 +29,12 @@ pub(crate) fn environment(pid: Pid) -> Option<Vec<u8>> {
 }
 
 fn read(pid: Pid) -> Option<Vec<u8>> {
-    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let read = |of: &Path| fs::read(of.join("environ")).ok().filter(|environment| !environment.is_empty());
+    let own = format!("/proc/{pid}");
+    // Its first thread may have ended, and the others have it.
+    let threads = || fs::read_dir(format!("{own}/task")).into_iter().flatten().flatten();
+    let environment = read(Path::new(&own)).or_else(|| threads().find_map(|thread| read(&thread.path())));
+    let environment = environment.unwrap_or_default();
     // Nor has one that has ended, which has no open files either; or who was started with none, which has a place for it.
     let is_whole = !environment.is_empty()
         || fs::read_link(format!("/proc/{pid}/exe")).is_err()

@@ -7,7 +7,6 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
@@ -17,6 +16,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_si
 use super::door::Inner;
 use super::reentry::settled;
 use super::signals::asks_to_end;
+use super::stat::Stat;
 use super::{sys, watcher};
 use crate::args::Orphans;
 
@@ -286,46 +286,4 @@ pub(crate) fn children(of: Pid, threads: bool) -> impl Iterator<Item = Pid> {
 
 fn raw(pid: Pid) -> i32 {
     pid.as_raw_nonzero().get()
-}
-
-/// What `/proc/PID/stat` says of a process.
-pub(crate) struct Stat {
-    pid: i32,
-    pub(crate) parent: i32,
-    /// Zero where its first process is in another PID namespace.
-    pub(crate) group: i32,
-    pub(crate) threads: u32,
-    /// Whether it has ended, and nobody has asked how.
-    pub(crate) is_over: bool,
-    /// Whether a signal has stopped it.
-    pub(crate) is_stopped: bool,
-    /// Where its stack starts.
-    pub(crate) stack: u64,
-    /// Whether it has an environment, in which nothing is.
-    pub(crate) has_empty_environment: bool,
-    /// Where the words of its command line are.
-    pub(crate) words: Range<usize>,
-}
-
-impl Stat {
-    pub(crate) fn of(pid: Pid) -> Option<Stat> {
-        let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The second field is in parentheses and may hold anything; the third is next.
-        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
-        let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
-        let (code, from, to) = (number(23)?, number(47)?, number(48)?);
-        Some(Stat {
-            pid: raw(pid),
-            // The kernel tells last where the program is.
-            has_empty_environment: from == to && to > 0 && code > 0,
-            // Its first thread may have ended before others.
-            is_over: matches!(*fields.first()?, "Z" | "X") && number(17)? <= 1,
-            is_stopped: *fields.first()? == "T",
-            parent: fields.get(1)?.parse().ok()?,
-            group: fields.get(2)?.parse().ok()?,
-            threads: fields.get(17)?.parse().ok()?,
-            words: fields.get(45)?.parse().ok()?..fields.get(46)?.parse().ok()?,
-            stack: fields.get(25)?.parse().ok()?,
-        })
-    }
 }

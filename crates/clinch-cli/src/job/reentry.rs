@@ -12,7 +12,7 @@ use rustix::process::{Pid, getpid, test_kill_process};
 use rustix::system::uname;
 
 use super::environment::environment;
-use super::kin::Stat;
+use super::stat::Stat;
 use super::sys;
 
 /// Names this process and the claims that it has entered.
@@ -118,7 +118,9 @@ fn holds(environment: &[u8], claim: ClaimId) -> bool {
 
 /// The id that a process has for itself.
 fn own_id(pid: Pid) -> Option<String> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    // Its name may be no text.
+    let status = String::from_utf8_lossy(&status);
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     ids.split_ascii_whitespace().last().map(str::to_owned)
 }

@@ -18,7 +18,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::kin::Stat;
+use super::stat::Stat;
 use crate::writer::WRITER;
 
 /// A process that can be awaited. Must be made inside a tokio runtime.
@@ -285,7 +285,7 @@ pub(crate) fn start_deaf(body: impl FnOnce() + Send + 'static) -> io::Result<()>
 }
 
 /// Runs `body` with one signal blocked in this thread, or all of them.
-fn with_blocked<T>(signal: Option<libc::c_int>, body: impl FnOnce() -> T) -> T {
+pub(super) fn with_blocked<T>(signal: Option<libc::c_int>, body: impl FnOnce() -> T) -> T {
     let mut saved = MaybeUninit::uninit();
     // SAFETY: the sets are initialised before they are read, and the saved mask is what this thread had.
     unsafe {

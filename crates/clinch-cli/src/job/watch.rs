@@ -20,7 +20,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
 use super::fork::Image;
-use super::kin::Stat;
+use super::stat::Stat;
 use super::sys::ProcessEnd;
 use super::watcher::{self, Word};
 use crate::args::{Orphans, Store};

@@ -8,13 +8,11 @@
 
 use std::ffi::{CStr, c_char};
 use std::io::{self, Write};
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::{null, null_mut};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{
     Pid, PidfdFlags, Signal, getpid, getppid, kill_process, pidfd_open, pidfd_send_signal, setsid,
@@ -24,7 +22,7 @@ use rustix::time::{
 };
 
 use super::fork::Image;
-use super::sys;
+use super::{stat, sys};
 
 /// What `ps` shows for it.
 pub(crate) const NAME: &CStr = c"job-watch";
@@ -79,23 +77,20 @@ pub(super) fn fork(hear: RawFd, lock: Option<RawFd>, image: &Image) -> io::Resul
     let place = arguments.len() - 1;
     arguments.push(null());
     let (wrapper, seen) = (getpid(), sys::words());
-    let mut saved = MaybeUninit::uninit();
-    // SAFETY: the sets are initialised before they are read. The call without flags and stack is `fork`, but that no signal tells the
-    // parent of the end. The copy has one thread; it only makes system calls, formats numbers on its stack, and ends.
-    let pid = unsafe {
-        let mut all = MaybeUninit::uninit();
-        libc::sigfillset(all.as_mut_ptr());
-        libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), saved.as_mut_ptr());
-        let pid = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
-        if pid == 0 {
-            hide(seen);
-            close_all_but(hear, lock.unwrap_or(hear));
-            Watcher::new(wrapper, hear, lock.is_some()).watch(&mut arguments, place, &environment);
-            libc::_exit(0);
+    let pid = sys::with_blocked(None, || {
+        // SAFETY: the call without flags and stack is `fork`, but that no signal tells the parent of the end. The copy has one thread; it only
+        // makes system calls, formats numbers on its stack, and ends.
+        unsafe {
+            let pid = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
+            if pid == 0 {
+                hide(seen);
+                close_all_but(hear, lock.unwrap_or(hear));
+                Watcher::new(wrapper, hear, lock.is_some()).watch(&mut arguments, place, &environment);
+                libc::_exit(0);
+            }
+            pid
         }
-        libc::sigprocmask(libc::SIG_SETMASK, saved.as_ptr(), null_mut());
-        pid
-    };
+    });
     let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0).and_then(Pid::from_raw);
     pid.ok_or_else(io::Error::last_os_error)
 }
@@ -253,8 +248,12 @@ impl Watcher<'_> {
     /// Has us go on if a part of the job goes on without us: a CONT that comes just before we stop is lost, for the kernel takes it away with the
     /// stop; and whoever has the job go on need not know of us.
     fn look(&mut self) {
-        let goes_on = state(self.wrapper) == Some(b'T')
-            && self.parts.iter().flatten().any(|part| matches!(state(*part), Some(b'R' | b'S' | b'D')));
+        let goes_on = stat::letter(self.wrapper) == Some(b'T')
+            && self
+                .parts
+                .iter()
+                .flatten()
+                .any(|part| matches!(stat::letter(*part), Some(b'R' | b'S' | b'D')));
         self.seen = if goes_on { self.seen + 1 } else { 0 };
         if self.seen >= 2 {
             self.wake();
@@ -278,19 +277,6 @@ fn time(nanos: u64) -> Timespec {
     const SECOND: u64 = 1_000_000_000;
     let part = |nanos| i64::try_from(nanos).unwrap_or(0);
     Timespec { tv_sec: part(nanos / SECOND), tv_nsec: part(nanos % SECOND) }
-}
-
-/// The letter for what a process does.
-fn state(of: Pid) -> Option<u8> {
-    let (mut path, mut text) = ([0_u8; 32], [0_u8; 512]);
-    write!(&mut path[..], "/proc/{}/stat\0", of.as_raw_nonzero()).ok()?;
-    let path = CStr::from_bytes_until_nul(&path).ok()?;
-    let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let len = rustix::io::read(&file, &mut text).ok()?;
-    let text = text.get(..len)?;
-    // The name before it is in parentheses and may hold anything.
-    let end = text.iter().rposition(|byte| *byte == b')')?;
-    text.get(end + 2).copied()
 }
 
 fn wait_for(process: Option<&OwnedFd>) {

@@ -214,8 +214,8 @@ pub fn kill(pid: i32, signal: Signal) -> bool {
 
 /// The state letter of a process; `None` when there is none.
 pub fn state(pid: i32) -> Option<char> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.trim_start().chars().next()
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    String::from_utf8_lossy(&stat).rsplit_once(')')?.1.trim_start().chars().next()
 }
 
 /// Whether a process runs: there, and no zombie.

@@ -1,0 +1,65 @@
+//! What `/proc/PID/stat` says.
+
+use std::ffi::CStr;
+use std::fs;
+use std::io::Write;
+use std::ops::Range;
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::process::Pid;
+
+/// What `/proc/PID/stat` says of a process.
+pub(crate) struct Stat {
+    pub(super) pid: i32,
+    pub(crate) parent: i32,
+    /// Zero where its first process is in another PID namespace.
+    pub(crate) group: i32,
+    pub(crate) threads: u32,
+    /// Whether it has ended, and nobody has asked how.
+    pub(crate) is_over: bool,
+    /// Whether a signal has stopped it.
+    pub(crate) is_stopped: bool,
+    /// Where its stack starts.
+    pub(crate) stack: u64,
+    /// Whether it has an environment, in which nothing is.
+    pub(crate) has_empty_environment: bool,
+    /// Where the words of its command line are.
+    pub(crate) words: Range<usize>,
+}
+
+impl Stat {
+    pub(crate) fn of(pid: Pid) -> Option<Stat> {
+        let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+        let fields: Vec<&str> =
+            std::str::from_utf8(after_name(&text)?).ok()?.split_ascii_whitespace().collect();
+        let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        let (code, from, to) = (number(23)?, number(47)?, number(48)?);
+        Some(Stat {
+            pid: pid.as_raw_nonzero().get(),
+            // The kernel tells last where the program is.
+            has_empty_environment: from == to && to > 0 && code > 0,
+            // Its first thread may have ended before others.
+            is_over: matches!(*fields.first()?, "Z" | "X") && number(17)? <= 1,
+            is_stopped: *fields.first()? == "T",
+            parent: fields.get(1)?.parse().ok()?,
+            group: fields.get(2)?.parse().ok()?,
+            threads: fields.get(17)?.parse().ok()?,
+            words: fields.get(45)?.parse().ok()?..fields.get(46)?.parse().ok()?,
+            stack: fields.get(25)?.parse().ok()?,
+        })
+    }
+}
+
+/// The letter for what a process does. Allocates nothing: for a copy of this process.
+pub(super) fn letter(of: Pid) -> Option<u8> {
+    let (mut path, mut text) = ([0_u8; 32], [0_u8; 512]);
+    write!(&mut path[..], "/proc/{}/stat\0", of.as_raw_nonzero()).ok()?;
+    let file = open(CStr::from_bytes_until_nul(&path).ok()?, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let length = rustix::io::read(file.ok()?, &mut text).ok()?;
+    after_name(text.get(..length)?)?.get(1).copied()
+}
+
+/// The third field and all behind it: the second is in parentheses, and may hold anything.
+fn after_name(stat: &[u8]) -> Option<&[u8]> {
+    stat.rsplit(|byte| *byte == b')').next().filter(|rest| rest.len() < stat.len())
+}
