@@ -295,7 +295,7 @@ fn a_job_that_is_stopped_ends_with_its_lease() {
     let world = World::new();
     let mut terminal = Terminal::new(&world);
     terminal.type_in(
-        "\"$CLINCH\" run -u memory:// --ttl 1s x sh -c 'echo $PPID > run.pid; echo $$ > job.pid; sleep 60'\n",
+        "\"$CLINCH\" run -u memory:// --ttl 3s x sh -c 'echo $PPID > run.pid; echo $$ > job.pid; exec sleep 60'\n",
     );
     let (job, wrapper) = (world.pid("job.pid"), world.pid("run.pid"));
     terminal.type_in("\x1a");
@@ -308,7 +308,7 @@ fn a_job_that_is_stopped_ends_with_its_lease() {
 fn an_inner_job_that_is_stopped_ends_with_its_lease() {
     let world = World::new();
     let mut terminal = Terminal::new(&world);
-    world.write("inner", r#""$CLINCH" run -u memory:// --ttl 1s y sh -c 'echo $$ > job.pid; exec sleep 60'"#);
+    world.write("inner", r#""$CLINCH" run -u memory:// --ttl 3s y sh -c 'echo $$ > job.pid; exec sleep 60'"#);
     terminal.type_in("\"$CLINCH\" run x sh ./inner\n");
     let job = world.pid("job.pid");
     terminal.type_in("\x1a");
@@ -404,8 +404,8 @@ fn a_job_that_stops_its_group_goes_on_after_fg() {
 /// What is left behind is stopped by the key, and waited for by who is not.
 #[test]
 fn ctrl_z_gives_the_prompt_back_while_something_left_behind_is_waited_for() {
-    let inner = "\"$CLINCH\" run x sh ./left & while [ ! -s left.pid ]; do sleep 0.02; done";
-    for job in [&format!("run x bash -c '{inner}'"), "run --orphans wait x bash -c 'sh ./left &'"] {
+    let inner = "\"$CLINCH\" run x bash ./left & while [ ! -s left.pid ]; do sleep 0.02; done";
+    for job in [&format!("run x bash -c '{inner}'"), "run --orphans wait x bash -c 'bash ./left &'"] {
         let world = World::new();
         world.write("left", "echo $$ > left.pid; while [ ! -e stop ]; do sleep 0.02; done");
         let mut terminal = Terminal::new(&world);

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{
@@ -16,6 +18,12 @@ use super::stat::Stat;
 use super::sys;
 use super::watch::Watch;
 use crate::exit::SIGNAL_BASE;
+
+/// How long a process takes at most to hear of a stop. Nobody renews the lock meanwhile; one that waits for storage may take for ever.
+const HEARD_WITHIN: Duration = Duration::from_millis(500);
+
+/// How soon is looked again whether it has.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The child, in our process group unless it leaves that.
 #[derive(Debug)]
@@ -86,9 +94,15 @@ impl Child {
     pub(crate) fn hold(&mut self) -> Vec<OwnedFd> {
         let (held, mut met) = self.kin.hold(self.pid, self.door.inner());
         met.remove(&self.pid);
+        let is_stopped = |pid: &Pid| Stat::of(*pid).is_none_or(|stat| stat.is_stopped || stat.is_over);
+        let since = Instant::now();
+        while !met.iter().all(is_stopped) && since.elapsed() < HEARD_WITHIN {
+            sleep(PAUSE);
+        }
         // The first for sure: there may be more than are looked at.
         let first = (!self.reaped).then_some(self.pid);
-        self.watch.stands_in(first.into_iter().chain(met));
+        let (stopped, others): (Vec<Pid>, Vec<Pid>) = met.into_iter().partition(is_stopped);
+        self.watch.stands_in(first.into_iter().chain(stopped), others.into_iter());
         held
     }
 

@@ -113,9 +113,10 @@ impl Watch {
         }
     }
 
-    /// We are about to be stopped with all of the job; if one of these goes on, we are to go on, too.
-    pub(crate) fn stands_in(&self, parts: impl Iterator<Item = Pid>) {
-        parts.for_each(|part| self.tell(Word::Stopped(Some(part))));
+    /// We are about to be stopped with all of the job, of which some are stopped already; if a part of it goes on, we are to go on, too.
+    pub(crate) fn stands_in(&self, stopped: impl Iterator<Item = Pid>, others: impl Iterator<Item = Pid>) {
+        stopped.for_each(|part| self.tell(Word::Stopped(Some(part))));
+        others.for_each(|part| self.tell(Word::Stopping(Some(part))));
     }
 
     /// We go on.

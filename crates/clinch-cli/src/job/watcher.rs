@@ -40,8 +40,10 @@ pub(super) enum Word {
     Job(Option<Pid>),
     /// Until when the lock lasts, in nanoseconds after boot.
     Until(u64),
-    /// We are about to be stopped with this part of the job; `None`: we go on.
+    /// We are about to be stopped with this part of the job, which is stopped already; `None`: we go on.
     Stopped(Option<Pid>),
+    /// As well with this one, which has yet to hear of its stop.
+    Stopping(Option<Pid>),
 }
 
 /// Of one word.
@@ -54,6 +56,7 @@ impl Word {
             Word::Job(pid) => (0, id(pid)),
             Word::Until(until) => (1, until),
             Word::Stopped(pid) => (2, id(pid)),
+            Word::Stopping(pid) => (3, id(pid)),
         };
         ((u128::from(what) << 64) | kind).to_ne_bytes()
     }
@@ -65,7 +68,8 @@ impl Word {
         match both & 3 {
             0 => Word::Job(pid()),
             1 => Word::Until(what),
-            _ => Word::Stopped(pid()),
+            2 => Word::Stopped(pid()),
+            _ => Word::Stopping(pid()),
         }
     }
 }
@@ -129,8 +133,8 @@ struct Watcher<'a> {
     keeps: bool,
     job: Option<Pid>,
     job_held: Option<OwnedFd>,
-    /// Those that were stopped with us.
-    parts: [Option<Pid>; LOOKS_AT],
+    /// Those that are stopped with us, and whether they were seen to be: on a busy host it takes a while until a process hears of that.
+    parts: [Option<(Pid, bool)>; LOOKS_AT],
     /// How often in a row one was seen to go on.
     seen: u8,
 }
@@ -233,11 +237,14 @@ impl Watcher<'_> {
                 let _ = timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &once);
             }
             Word::Stopped(None) => self.parts = [None; LOOKS_AT],
-            Word::Stopped(part) => {
-                if let Some(free) = self.parts.iter_mut().find(|part| part.is_none()) {
-                    *free = part;
-                }
-            }
+            Word::Stopped(part) => self.look_at(part, true),
+            Word::Stopping(part) => self.look_at(part, false),
+        }
+    }
+
+    fn look_at(&mut self, part: Option<Pid>, is_stopped: bool) {
+        if let Some(free) = self.parts.iter_mut().find(|part| part.is_none()) {
+            *free = part.map(|part| (part, is_stopped));
         }
     }
 
@@ -248,12 +255,15 @@ impl Watcher<'_> {
     /// Has us go on if a part of the job goes on without us: a CONT that comes just before we stop is lost, for the kernel takes it away with the
     /// stop; and whoever has the job go on need not know of us.
     fn look(&mut self) {
-        let goes_on = stat::letter(self.wrapper) == Some(b'T')
-            && self
-                .parts
-                .iter()
-                .flatten()
-                .any(|part| matches!(stat::letter(*part), Some(b'R' | b'S' | b'D')));
+        let mut goes_on = false;
+        for (part, was_stopped) in self.parts.iter_mut().flatten() {
+            match stat::letter(*part) {
+                Some(b'T') => *was_stopped = true,
+                Some(b'R' | b'S' | b'D') => goes_on |= *was_stopped,
+                _ => {}
+            }
+        }
+        let goes_on = goes_on && stat::letter(self.wrapper) == Some(b'T');
         self.seen = if goes_on { self.seen + 1 } else { 0 };
         if self.seen >= 2 {
             self.wake();
