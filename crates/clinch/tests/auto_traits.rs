@@ -61,6 +61,7 @@ fn futures_are_send(locks: &Locks, guard: &Guard, mutex: &Mutex, lock: &RwLock, 
     spawnable(locks.evict("name", ClaimId::from_bits(1)));
     spawnable(locks.renew_detached("name", ClaimId::from_bits(1), time));
     spawnable(locks.release_detached("name", ClaimId::from_bits(1)));
+    spawnable(locks.release_detached_closed("name", ClaimId::from_bits(1), std::time::Duration::ZERO));
 }
 
 #[allow(dead_code, reason = "compiled, not run")]

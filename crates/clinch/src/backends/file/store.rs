@@ -545,6 +545,28 @@ mod tests {
         assert_eq!(evictor.await.unwrap().unwrap(), Freed::Removed);
     }
 
+    /// Who sees to the end of a process closes its lock too soon, or for good; or a stranger closes it under that process.
+    #[tokio::test]
+    async fn a_lock_is_closed_behind_its_holder_by_who_acts_for_that() {
+        const LINGER: Duration = Duration::from_secs(3600);
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, other) = (store(dir.path(), Clock::host()), store(dir.path(), Clock::host()));
+        let guard = locks(&ours).mutex("job").unwrap().lock().await.unwrap();
+        let (outside, id) = (locks(&other), guard.claim_id());
+        let stranger = outside.clone().on_behalf_of(std::process::id() + 1);
+        let error = stranger.release_detached_closed("job", id, LINGER).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let error = outside.release_detached("job", id).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let state = async || outside.state("job").await.unwrap().unwrap();
+        assert!(state().await.closed_until.is_none());
+        outside.release_detached_closed("job", id, LINGER).await.unwrap();
+        assert!(guard.verify().await.is_ok() && state().await.claims.len() == 1, "it is held yet");
+        drop(guard);
+        assert!(state().await.claims.is_empty() && state().await.closed_until.is_some());
+        assert!(outside.mutex("job").unwrap().try_lock().await.unwrap().is_none());
+    }
+
     /// A claim that was found to be in order long after its file was last touched is not looked at more closely, nor by its whole path:
     /// whatever makes newcomers meet elsewhere must show all the same.
     #[tokio::test]
