@@ -169,12 +169,13 @@ fn awaiting(code: &str) -> String {
 #[test]
 fn whatever_callers_poll_goes_through_one_door() {
     /// What goes through it elsewhere, and the request that is its caller's.
-    const ELSEWHERE: [&str; 7] = [
+    const ELSEWHERE: [&str; 8] = [
         ".here()",
         "Locks::connect()",
         "guard.release()",
         "self.0.release()",
         "self.release_closed()",
+        "self.release_detached_closed()",
         "self.told()",
         ".try_acquire()",
     ];
