@@ -90,7 +90,7 @@ mod tests {
                 tokio::task::yield_now().await;
             }
             asked.fetch_sub(1, Ordering::Relaxed);
-            Ok((turns % 2 == 0).then(|| LockState { name, claims: Vec::new(), closed_until: None }))
+            Ok((turns.is_multiple_of(2)).then(|| LockState { name, claims: Vec::new(), closed_until: None }))
         };
         let names: Vec<LockName> = (0..100).map(|name| LockName::new(name.to_string()).unwrap()).collect();
         let told = states(names.clone(), look).await.unwrap();
