@@ -102,10 +102,9 @@ impl Store {
             return None;
         }
         let inbox = self.route.inbox_of_steps(slot, inbox).await?;
-        let key = |claim: &&Claim| (claim.id, lock_key(&self.settings().prefix, &claim.name).into());
-        let watches: Vec<Watch> = claims.iter().map(key).collect();
-        let unanswered = self.claims.held.renewing(&watches, inbox.id);
-        let (renewed, read) = inbox.renew(renewal, &watches).await.ok()?;
+        let key = |name: &LockName| lock_key(&self.settings().prefix, name).into();
+        let unanswered = self.claims.held.renewing(claims, inbox.id, key);
+        let (renewed, read) = inbox.renew(renewal, &unanswered.watches).await.ok()?;
         if let Some(held) = read.ok().flatten().and_then(|answer| which_are_held(&answer).ok()) {
             unanswered.read(&held);
         }

@@ -152,9 +152,18 @@ impl Held {
     }
 
     /// As [`Held::reading`], by whoever may be given up: what was not [read](Unanswered::read) by then is read at once.
-    pub(super) fn renewing<'a>(&'a self, watches: &'a [Watch], inbox: u64) -> Unanswered<'a> {
-        self.reading(watches, inbox);
-        Unanswered { held: self, watches, inbox }
+    pub(super) fn renewing(
+        &self,
+        claims: &[&Claim],
+        inbox: u64,
+        key: impl Fn(&LockName) -> Arc<str>,
+    ) -> Unanswered<'_> {
+        let mut state = lock(&self.state);
+        let watches = claims.iter().map(|claim| {
+            let key = state.watch(claim.id, inbox, || key(&claim.name));
+            (claim.id, key)
+        });
+        Unanswered { watches: watches.collect(), held: self, inbox }
     }
 
     /// The inbox that is known to tell of a claim's key.
@@ -221,21 +230,23 @@ impl Held {
 
 /// A read whose answer has not come.
 pub(super) struct Unanswered<'a> {
+    pub(super) watches: Vec<Watch>,
     held: &'a Held,
-    watches: &'a [Watch],
     inbox: u64,
 }
 
 impl Unanswered<'_> {
-    pub(super) fn read(self, held: &[bool]) {
-        self.held.read(self.watches, self.inbox, held);
-        std::mem::forget(self);
+    pub(super) fn read(mut self, held: &[bool]) {
+        self.held.read(&self.watches, self.inbox, held);
+        self.watches.clear();
     }
 }
 
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
-        self.held.unread(self.watches.iter().map(|(id, _)| *id), AT_ONCE);
+        if !self.watches.is_empty() {
+            self.held.unread(self.watches.iter().map(|(id, _)| *id), AT_ONCE);
+        }
     }
 }
 
@@ -256,6 +267,21 @@ impl State {
             Sight::Watched { key, .. } => drop(self.told.insert(key, id)),
             Sight::Looked => {}
         }
+    }
+
+    /// Notes that a claim's key is read on an inbox from now on; returns the key.
+    fn watch(&mut self, id: ClaimId, inbox: u64, key: impl FnOnce() -> Arc<str>) -> Arc<str> {
+        let sight = self.leases.get_mut(&id).map(|lease| &mut lease.sight);
+        if let Some(Sight::Watched { inbox: on, key, sure }) = sight
+            && *on == inbox
+        {
+            // As is all but always so where a lease is renewed: nothing else is known of it anew.
+            *sure = false;
+            return key.clone();
+        }
+        let key = key();
+        self.set(id, Sight::Watched { inbox, key: key.clone(), sure: false });
+        key
     }
 
     /// Takes a claim from where it stood by what was known of it.
@@ -364,6 +390,10 @@ mod tests {
         watches
     }
 
+    fn renewing<'a>(held: &'a Held, claims: &[Claim]) -> Unanswered<'a> {
+        held.renewing(&claims.iter().collect::<Vec<_>>(), 1, |name| Arc::from(name.as_str()))
+    }
+
     #[test]
     fn what_is_held_shortly_is_never_looked_at() {
         let held = Held::default();
@@ -411,11 +441,11 @@ mod tests {
         held.read(&watches, 1, &[true, true]);
         held.done();
         assert_eq!(held.watched_on(claim(1).id), Some(1));
-        held.renewing(&watches, 1).read(&[true, false]);
+        renewing(&held, &[claim(1), claim(2)]).read(&[true, false]);
         assert_eq!(held.watched_on(claim(1).id), Some(1));
         assert_eq!(held.missed(), [(claim(2).id, claim(2).name)]);
         held.let_go(claim(2).id);
-        drop(held.renewing(&watches, 1));
+        drop(renewing(&held, &[claim(1), claim(2)]));
         assert_eq!(held.watched_on(claim(1).id), None);
         assert_eq!(held.begin(START + YOUNG).unwrap(), [(claim(1).id, claim(1).name)]);
     }
@@ -426,14 +456,14 @@ mod tests {
         let watches = watched(&held, &[claim(1), claim(2)]);
         held.read(&watches, 1, &[true, true]);
         held.done();
-        let renewal = held.renewing(&watches, 1);
+        let renewal = renewing(&held, &[claim(1), claim(2)]);
         held.changed("job/1", START);
         held.closed(2);
         renewal.read(&[true, true]);
         let due = held.begin(START + YOUNG).unwrap();
         assert_eq!(due, [(claim(1).id, claim(1).name)]);
         held.done();
-        let renewal = held.renewing(&watches, 1);
+        let renewal = renewing(&held, &[claim(1), claim(2)]);
         held.closed(1);
         renewal.read(&[true, true]);
         assert_eq!(held.begin(START + YOUNG).unwrap().len(), 2, "it ended");
@@ -444,9 +474,9 @@ mod tests {
         let held = Held::default();
         let (old, new) = (claim(1), Claim { name: claim(1).name, ..claim(2) });
         for answered in [true, false] {
-            let watches = watched(&held, std::slice::from_ref(&old));
+            watched(&held, std::slice::from_ref(&old));
             held.done();
-            let renewal = held.renewing(&watches, 1);
+            let renewal = renewing(&held, std::slice::from_ref(&old));
             held.let_go(old.id);
             let next = watched(&held, std::slice::from_ref(&new));
             held.read(&next, 1, &[true]);
