@@ -21,7 +21,7 @@ pub enum Kind {
     Unknown,
     /// The holder was told that it no longer holds.
     Lost,
-    /// The process was killed; all that it held ends here.
+    /// The process was seen to be dead, after a kill; all that it held has ended by now.
     Crash,
     /// A fenced store decided about a write.
     Store,
@@ -41,12 +41,14 @@ pub enum Op {
     Renew,
     /// To let go.
     Release,
+    /// To hold what is held alone together with other shared holders from now on.
+    Downgrade,
     /// To write to a fenced store.
     Write,
 }
 
 /// How a lock is held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mode {
     /// Alone.
     Exclusive,
@@ -84,10 +86,16 @@ pub struct Event {
     pub time: u64,
     /// `te`: by how many nanoseconds `time` may be off, either way; 0 when absent.
     pub error: u64,
+    /// `from`: the earliest time at which this can have happened, where it was seen only later, at `time`: of a crash,
+    /// when the kill was about to be sent; of a loss, when the holder was last seen to hold. A crash without it may
+    /// have come at any time after the last event of its process.
+    pub from: Option<u64>,
     /// `ttl`: the time to live in milliseconds; absent for a hold that ends with its process.
     pub ttl_ms: Option<u64>,
     /// `dl`: until when the holder itself believes to hold, in nanoseconds like `time`; absent: for ever.
     pub deadline: Option<u64>,
+    /// `linger`: of a release, for how many milliseconds after it the lock stays closed to everybody.
+    pub linger_ms: Option<u64>,
     /// `acc`: whether the store accepted the write.
     pub accepted: Option<bool>,
     /// `text`: the words of a note.
@@ -108,8 +116,10 @@ impl Event {
             token: None,
             time,
             error: 0,
+            from: None,
             ttl_ms: None,
             deadline: None,
+            linger_ms: None,
             accepted: None,
             text: None,
         }
@@ -117,7 +127,7 @@ impl Event {
 
     /// The earliest instant at which this can have happened.
     pub fn earliest(&self) -> u64 {
-        self.time.saturating_sub(self.error)
+        self.from.unwrap_or(self.time).saturating_sub(self.error)
     }
 
     /// The latest instant at which this can have happened.
@@ -127,6 +137,9 @@ impl Event {
 
     /// What keeps this event from being judged, if anything: a field that its kind needs and that is absent.
     pub fn problem(&self) -> Option<&'static str> {
+        if self.from.is_some_and(|from| from > self.time) {
+            return Some("`from` must not be later than `t`");
+        }
         match self.kind {
             Kind::Invoke | Kind::Ok | Kind::Fail | Kind::Unknown => self.call_problem(),
             Kind::Lost => self.claim_problem(),
@@ -146,6 +159,9 @@ impl Event {
                 if self.mode.is_none() && matches!(self.kind, Kind::Invoke | Kind::Ok) =>
             {
                 Some("an acquire or enqueue needs `mode`")
+            }
+            Some(Op::Downgrade) if self.mode != Some(Mode::Shared) => {
+                Some("a downgrade needs `mode`: \"s\", how it goes on")
             }
             Some(_) => self.claim_problem(),
         }
@@ -210,9 +226,13 @@ struct Line<S> {
     #[serde(skip_serializing_if = "is_zero", default)]
     te: u64,
     #[serde(skip_serializing_if = "Option::is_none", default)]
+    from: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     ttl: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     dl: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    linger: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     acc: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none", default = "Option::default")]
@@ -257,8 +277,10 @@ impl Serialize for Event {
             token: self.token,
             t: self.time,
             te: self.error,
+            from: self.from,
             ttl: self.ttl_ms,
             dl: self.deadline,
+            linger: self.linger_ms,
             acc: self.accepted,
             text: self.text.as_deref(),
         };
@@ -280,8 +302,10 @@ impl<'de> Deserialize<'de> for Event {
             token: line.token,
             time: line.t,
             error: line.te,
+            from: line.from,
             ttl_ms: line.ttl,
             deadline: line.dl,
+            linger_ms: line.linger,
             accepted: line.acc,
             text: line.text,
         };

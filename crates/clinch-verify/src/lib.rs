@@ -31,7 +31,7 @@ mod event;
 mod history;
 mod recorder;
 
-pub use check::{Counts, Evidence, Property, Report, Rules, Verdict, Violation, check};
+pub use check::{Counts, Doubt, Evidence, Property, Report, Rules, Verdict, Violation, check};
 pub use event::{Event, Kind, Mode, Op};
 pub use history::{History, ReadError};
 pub use recorder::{Call, ClaimRecorder, Recorder};

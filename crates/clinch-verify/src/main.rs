@@ -17,14 +17,15 @@ FILE holds one event per line, in JSON; - is standard input. Several files are j
 
 Options:
   --json          Print the report as JSON
-  --slack MS      How long beyond its TTL a lock may stay ungranted while somebody waits [5000]
-  --late MS       How long after its deadline a holder may be told of the loss [0]
+  --slack MS      How long a lock may stay ungranted, after its release or its TTL, while somebody waits [5000]
+  --late MS       How long after its deadline a holder may be told of the loss, while no rival holds [0]
   --fifo          First come, first served is promised: judge overtaking too
   --only PROP,..  Judge these only: exclusion, fence, tokens, leak, overtaking, phantom, loss
   -h, --help      Print this help
   -V, --version   Print the version
 
-Exit status: 0 valid; 1 violated; 2 nothing to judge, or the history or the arguments are unusable.
+Exit status: 0 valid; 1 violated; 2 nothing to judge, questions stay open, or the history or the arguments are
+unusable.
 ";
 
 fn main() -> ExitCode {
@@ -130,7 +131,13 @@ fn judge(job: &Job) -> io::Result<Verdict> {
     }
     if report.verdict == Verdict::Unknown {
         let counts = report.counts;
-        let why = if counts.grants == 0 { "nothing was granted" } else { "events could not be judged" };
+        let why = if counts.grants == 0 {
+            "nothing was granted"
+        } else if report.doubts.is_empty() {
+            "events could not be judged"
+        } else {
+            "questions stay open"
+        };
         writeln!(io::stderr(), "clinch-verify: no verdict: {why} in {} events", counts.events)?;
     }
     Ok(report.verdict)
@@ -148,6 +155,9 @@ fn print(report: &Report, out: &mut impl Write) -> io::Result<()> {
             let event = serde_json::to_string(&evidence.event)?;
             writeln!(out, "  {:>8}  {event}", format!("#{}", evidence.index))?;
         }
+    }
+    for doubt in &report.doubts {
+        writeln!(out, "{}: unknown: {}", doubt.property, doubt.reason)?;
     }
     for note in &report.notes {
         writeln!(out, "note: {note}")?;

@@ -91,9 +91,16 @@ impl Recorder {
         }
     }
 
-    /// Records that `process` was killed: call it after the kill, with the time after it.
-    pub fn crash(&self, process: &str, at: u64) {
-        self.record(Event { process: Some(process.to_owned()), ..Event::new(Kind::Crash, at) });
+    /// Records that `process` was killed: call it after the kill, with the times before and after it.
+    ///
+    /// A kernel frees the locks of a killed process before its parent hears of it, so the time after it alone would
+    /// accuse whoever is granted in between.
+    pub fn crash(&self, process: &str, before: u64, after: u64) {
+        self.record(Event {
+            process: Some(process.to_owned()),
+            from: Some(before),
+            ..Event::new(Kind::Crash, after)
+        });
     }
 
     /// Records a fenced store's decision about a write; call it inside the store's own critical section.
@@ -220,15 +227,35 @@ impl ClaimRecorder {
         self.invoke(Op::Release, at)
     }
 
+    /// Records that the holder lets go and asks for the lock to stay closed for a while.
+    pub fn release_and_linger(&self, at: u64, linger_ms: u64) -> Call {
+        self.call(Op::Release, at, Some(linger_ms))
+    }
+
+    /// Records that an exclusive holder is about to go on as a shared one.
+    pub fn downgrade(&self, at: u64) -> Call {
+        self.invoke(Op::Downgrade, at)
+    }
+
     /// Records that the holder was told that it no longer holds.
     pub fn lost(&self, at: u64) {
         self.recorder.record(self.event(Kind::Lost, at));
     }
 
+    /// Records that the holder was told that it no longer holds, between the time at which it was last seen to hold
+    /// and the time at which this was noticed: a thread that is not scheduled notices late.
+    pub fn lost_since(&self, held: u64, at: u64) {
+        self.recorder.record(Event { from: Some(held.min(at)), ..self.event(Kind::Lost, at) });
+    }
+
     fn invoke(&self, op: Op, at: u64) -> Call {
+        self.call(op, at, None)
+    }
+
+    fn call(&self, op: Op, at: u64, linger_ms: Option<u64>) -> Call {
         let id = self.recorder.shared.next_id.fetch_add(1, Ordering::Relaxed);
         let call = Call { claim: self.clone(), op, id };
-        self.recorder.record(call.event(Kind::Invoke, at));
+        self.recorder.record(Event { linger_ms, ..call.event(Kind::Invoke, at) });
         call
     }
 
@@ -261,7 +288,7 @@ impl Call {
         self.claim.recorder.record(Event { deadline, ..self.event(Kind::Ok, at) });
     }
 
-    /// Records success without further news: queued, or released.
+    /// Records success without further news: queued, downgraded, or released.
     pub fn ok(&self, at: u64) {
         self.claim.recorder.record(self.event(Kind::Ok, at));
     }
@@ -282,7 +309,10 @@ impl Call {
         Event {
             id: Some(self.id),
             op: Some(self.op),
-            mode: asks.then_some(self.claim.mode),
+            mode: match self.op {
+                Op::Downgrade => Some(Mode::Shared),
+                _ => asks.then_some(self.claim.mode),
+            },
             ttl_ms,
             ..self.claim.event(kind, at)
         }

@@ -46,6 +46,15 @@ fn violated_is_1_and_shows_the_witness() {
 }
 
 #[test]
+fn what_a_history_leaves_open_is_2_with_the_reason() {
+    let history = include_str!("histories/silent-past-its-deadline.jsonl");
+    let (status, out, err) = run(&["-"], history);
+    assert_eq!(status, 2);
+    assert!(out.starts_with("loss: unknown: lock \"L\": the deadline of claim ac of a"), "{out}");
+    assert_eq!(err, "clinch-verify: no verdict: questions stay open in 6 events\n");
+}
+
+#[test]
 fn the_report_is_had_as_json() {
     let (status, out, _) = run(&["--json", "-"], &format!("{VALID}{SECOND}"));
     let report: serde_json::Value = serde_json::from_str(&out).unwrap();

@@ -38,6 +38,8 @@ fn incomplete_events_are_refused() {
     refused(r#"{"k":"store","f":"write","lock":"a","token":1,"t":1}"#, "`acc`");
     refused(r#"{"k":"store","f":"renew","t":1}"#, "\"write\"");
     refused(&GOOD.replace(r#""mode":"x","#, ""), "needs `mode`");
+    refused(&GOOD.replace("acquire", "downgrade"), "needs `mode`: \"s\"");
+    refused(r#"{"k":"crash","p":"c1","t":12,"from":13}"#, "not be later");
     refused(&GOOD.replace(r#""mode":"x""#, r#""mode":"p""#), "needs `of`");
     refused(&GOOD.replace(r#""mode":"x""#, r#""mode":"p","n":0,"of":3"#), "at least 1");
     refused(&GOOD.replace(r#""mode":"x""#, r#""mode":"x","of":3"#), "belong to mode");
@@ -73,7 +75,9 @@ fn a_line_is_written_as_it_was_read() {
         r#"{"k":"ok","id":1,"p":"c1","lock":"a","f":"acquire","mode":"p","n":2,"of":5,"claim":"9f","token":41,"t":9,"te":3,"ttl":100,"dl":90}"#,
         r#"{"k":"info","id":2,"p":"c1","lock":"a","f":"release","claim":"9f","t":10}"#,
         r#"{"k":"lost","p":"c1","lock":"a","claim":"9f","t":11}"#,
-        r#"{"k":"crash","p":"c1","t":12}"#,
+        r#"{"k":"crash","p":"c1","t":12,"from":10}"#,
+        r#"{"k":"inv","id":3,"p":"c1","lock":"a","f":"downgrade","mode":"s","claim":"9f","t":12}"#,
+        r#"{"k":"inv","id":4,"p":"c1","lock":"a","f":"release","claim":"9f","t":12,"linger":500}"#,
         r#"{"k":"store","lock":"a","f":"write","claim":"9f","token":41,"t":13,"acc":false}"#,
         r#"{"k":"note","t":14,"text":"partition"}"#,
     ];
@@ -148,8 +152,8 @@ fn a_failed_write_is_reported_and_stays() {
 #[test]
 fn the_clock_error_is_recorded() {
     let recorder = Recorder::memory().clock_error(7);
-    recorder.crash("c1", 100);
+    recorder.crash("c1", 90, 100);
     let history = recorder.history();
     let event = &history.events()[0];
-    assert_eq!((event.kind, event.earliest(), event.latest()), (Kind::Crash, 93, 107));
+    assert_eq!((event.kind, event.earliest(), event.latest()), (Kind::Crash, 83, 107));
 }

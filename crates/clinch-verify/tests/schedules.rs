@@ -62,10 +62,14 @@ struct Held {
 fn play(turns: &[Turn]) -> (Vec<Event>, Vec<Held>) {
     let recorder = Recorder::memory();
     let (mut now, mut token, mut asked) = (10u64, 0u64, 0u64);
+    let mut shared = false;
     let mut held = Vec::new();
     for (number, turn) in turns.iter().enumerate() {
         // Who holds next may have asked while another one held, but not before those ahead of it.
-        asked = (asked + 3).max(now.saturating_sub(turn.waits));
+        // Readers do not wait for readers.
+        let waits = if shared && turn.readers > 1 { 0 } else { turn.waits };
+        shared = turn.readers > 1;
+        asked = (asked + 3).max(now.saturating_sub(waits));
         now = now.max(asked + 3);
         let readers = turn.readers.max(1);
         let mode = if turn.readers > 1 { Mode::Shared } else { Mode::Exclusive };
@@ -100,7 +104,7 @@ fn play(turns: &[Turn]) -> (Vec<Event>, Vec<Held>) {
                     deadline + 50
                 }
                 End::Crash => {
-                    recorder.crash(&process, ends * MS);
+                    recorder.crash(&process, ends * MS, ends * MS);
                     ends + TTL_MS
                 }
             };
@@ -183,6 +187,7 @@ proptest! {
         };
         for event in events.iter_mut().filter(|event| event.time >= from && !asks(event)) {
             event.time += 10_000 * MS;
+            event.from = event.from.map(|from| from + 10_000 * MS);
             event.deadline = event.deadline.map(|deadline| deadline + 10_000 * MS);
         }
         assert_violated(&events.into(), &rules(), Property::Leak);

@@ -5,20 +5,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::model::{At, Claim, Hold, Model, span};
+use super::hold::Part;
+use super::model::{At, Claim, Model, span};
 use super::report::{Findings, Property};
 use crate::event::Mode;
 
 pub(super) fn judge(model: &Model<'_>, findings: &mut Findings<'_>) {
     for (name, lock) in &model.locks {
         let lateness = findings.rules.lateness;
-        let mut holds: Vec<_> = lock
-            .claims()
-            .into_iter()
-            .filter_map(|claim| Some((claim, claim.hold(lateness)?)))
-            .filter(|(_, hold)| hold.start < hold.end)
-            .collect();
-        holds.sort_by_key(|(claim, hold)| (hold.start, claim.granted.map(|at| at.index)));
+        let mut holds = lock.parts(lateness);
+        holds.sort_by_key(|(claim, part)| (part.start, claim.granted.map(|at| at.index)));
         let mut sweep = Sweep { name, holds: &holds, held: BTreeMap::new(), permits: BTreeMap::new() };
         for (number, (claim, hold)) in holds.iter().enumerate() {
             sweep.start(number, claim, hold, findings);
@@ -50,14 +46,14 @@ impl Class {
 }
 
 /// How many permits a hold takes; other modes are not counted.
-fn permits(claim: &Claim<'_>) -> u64 {
-    match claim.mode() {
+fn permits(mode: Mode) -> u64 {
+    match mode {
         Mode::Permits { n, .. } => n,
         Mode::Exclusive | Mode::Shared => 0,
     }
 }
 
-type Numbered<'a, 'h> = [(&'a Claim<'h>, Hold<'h>)];
+type Numbered<'a, 'h> = [(&'a Claim<'h>, Part)];
 
 struct Sweep<'a, 'h> {
     name: &'a str,
@@ -69,8 +65,8 @@ struct Sweep<'a, 'h> {
 }
 
 impl<'h> Sweep<'_, 'h> {
-    fn start(&mut self, number: usize, claim: &Claim<'h>, hold: &Hold<'h>, findings: &mut Findings<'_>) {
-        let class = Class::of(claim.mode());
+    fn start(&mut self, number: usize, claim: &Claim<'h>, hold: &Part, findings: &mut Findings<'_>) {
+        let class = Class::of(hold.mode);
         self.drop_ended(hold.start);
         let conflict = self
             .held
@@ -79,7 +75,7 @@ impl<'h> Sweep<'_, 'h> {
             .filter_map(|(_, set)| set.last())
             .max()
             .and_then(|(_, other)| self.holds.get(*other));
-        let taken = self.permits.get(&class).copied().unwrap_or(0).saturating_add(permits(claim));
+        let taken = self.permits.get(&class).copied().unwrap_or(0).saturating_add(permits(hold.mode));
         let lateness = findings.rules.lateness;
         if let Some((other, other_hold)) = conflict {
             findings.add(Property::Exclusion, || {
@@ -115,7 +111,7 @@ impl<'h> Sweep<'_, 'h> {
                     break;
                 }
                 set.pop_first();
-                let freed = self.holds.get(number).map_or(0, |(claim, _)| permits(claim));
+                let freed = self.holds.get(number).map_or(0, |(_, part)| permits(part.mode));
                 if let Some(sum) = self.permits.get_mut(class) {
                     *sum = sum.saturating_sub(freed);
                 }
@@ -133,14 +129,14 @@ impl<'h> Sweep<'_, 'h> {
             .flatten()
             .filter_map(|(_, number)| self.holds.get(*number).map(|(claim, _)| *claim))
             .collect();
-        others.sort_by_key(|other| std::cmp::Reverse(permits(other)));
-        let mut sum = permits(claim);
+        others.sort_by_key(|other| std::cmp::Reverse(permits(other.mode())));
+        let mut sum = permits(claim.mode());
         let mut proof = claim.proof(now, lateness);
         for other in others {
             if sum > of {
                 break;
             }
-            sum = sum.saturating_add(permits(other));
+            sum = sum.saturating_add(permits(other.mode()));
             proof.extend(other.proof(now, lateness));
         }
         proof

@@ -50,7 +50,8 @@ pub(super) struct Model<'h> {
 /// What happened to one lock.
 #[derive(Default)]
 pub(super) struct Lock<'h> {
-    claims: HashMap<(&'h str, &'h str), Claim<'h>>,
+    /// By process and id; more than one where an id was used again.
+    claims: HashMap<(&'h str, &'h str), Vec<Claim<'h>>>,
     /// The decisions of its fenced store, by time.
     pub(super) writes: Vec<At<'h>>,
 }
@@ -61,19 +62,30 @@ pub(super) struct Claim<'h> {
     pub(super) process: &'h str,
     pub(super) id: &'h str,
     first: At<'h>,
+    last: At<'h>,
     pub(super) enqueue: Option<At<'h>>,
     pub(super) enqueued: Option<At<'h>>,
     pub(super) acquire: Option<At<'h>>,
     pub(super) granted: Option<At<'h>>,
+    /// The same call's further reports of the grant.
+    pub(super) regranted: Vec<At<'h>>,
     pub(super) failed: Option<At<'h>>,
     /// The call to be queued failed; the claim may still be granted without a queue.
     pub(super) unqueued: Option<At<'h>>,
     pub(super) unknown: Option<At<'h>>,
-    /// Successful renewals.
+    /// The calls that asked for a renewal, and the successful answers.
+    renewals: Vec<At<'h>>,
     pub(super) renewed: Vec<At<'h>>,
+    pub(super) downgrade: Option<At<'h>>,
+    pub(super) downgraded: Option<At<'h>>,
     pub(super) releases: Vec<Release<'h>>,
     pub(super) lost: Option<At<'h>>,
     pub(super) crash: Option<At<'h>>,
+    /// The event with which its id was used again.
+    again: Option<At<'h>>,
+    /// The last event of its process before the crash: where the crash does not say when it came at the earliest, the
+    /// last sign of life.
+    pub(super) sign: Option<At<'h>>,
     /// The longest time to live that it asked for.
     ttl_ms: u64,
 }
@@ -84,6 +96,18 @@ pub(super) struct Release<'h> {
     /// The invocation, or the outcome where no invocation was recorded.
     pub(super) begun: At<'h>,
     pub(super) ended: Option<At<'h>>,
+}
+
+impl Release<'_> {
+    /// Whether it was answered in this way.
+    pub(super) fn is_answered(&self, kind: Kind) -> bool {
+        self.ended.is_some_and(|ended| ended.event.kind == kind)
+    }
+
+    /// For how many nanoseconds after it the lock stays closed.
+    pub(super) fn linger(&self) -> u64 {
+        self.begun.event.linger_ms.unwrap_or(0).saturating_mul(1_000_000)
+    }
 }
 
 impl<'h> Model<'h> {
@@ -106,9 +130,12 @@ impl<'h> Model<'h> {
             }
         }
         model.judge_crashes(&crashes);
-        for claim in model.locks.values_mut().flat_map(|lock| lock.claims.values_mut()) {
+        for claim in model.locks.values_mut().flat_map(|lock| lock.claims.values_mut()).flatten() {
             let times = crashes.get(claim.process).map_or(&[][..], Vec::as_slice);
-            claim.crash = times.iter().find(|crash| crash.order() > claim.first.order()).copied();
+            // A claim that goes on was not ended by the crash, whatever was recorded.
+            let ends = |crash: &&At<'h>| crash.order() > claim.first.order() && !crash.precedes(&claim.last);
+            claim.crash = times.iter().find(ends).copied();
+            claim.sign = model.last_of.get(claim.process).copied();
         }
         model
     }
@@ -147,10 +174,25 @@ impl<'h> Model<'h> {
         let process = at.event.process.as_deref().unwrap_or_default();
         self.last_of.insert(process, at);
         let Some(id) = at.event.claim.as_deref() else { return };
-        let claims = &mut self.lock(at).claims;
-        let claim = claims.entry((process, id)).or_insert_with(|| Claim::new(process, id, at));
-        if let Err(fault) = claim.absorb(at) {
-            self.fault(fault);
+        let claims = self.lock(at).claims.entry((process, id)).or_default();
+        match claims.last_mut() {
+            Some(claim) if !claim.is_over_for(&at) => claim.absorb(at),
+            before => {
+                let again = before.is_some();
+                if let Some(before) = before {
+                    before.again = Some(at);
+                }
+                let mut claim = Claim::new(process, id, at);
+                claim.absorb(at);
+                claims.push(claim);
+                if again {
+                    self.fault(format!(
+                        "claim {id} of {process} was granted and is asked for again (event {}); a claim's id is never \
+                         used for a second attempt",
+                        at.index
+                    ));
+                }
+            }
         }
     }
 }
@@ -158,13 +200,13 @@ impl<'h> Model<'h> {
 impl<'h> Lock<'h> {
     /// The claims, in the order in which they first appeared.
     pub(super) fn claims(&self) -> Vec<&Claim<'h>> {
-        let mut claims: Vec<_> = self.claims.values().collect();
+        let mut claims: Vec<_> = self.claims.values().flatten().collect();
         claims.sort_by_key(|claim| claim.first.order());
         claims
     }
 
     fn grants(&self) -> impl Iterator<Item = &Claim<'h>> {
-        self.claims.values().filter(|claim| claim.granted.is_some())
+        self.claims.values().flatten().filter(|claim| claim.granted.is_some())
     }
 }
 
@@ -174,58 +216,59 @@ impl<'h> Claim<'h> {
             process,
             id,
             first,
+            last: first,
             enqueue: None,
             enqueued: None,
             acquire: None,
             granted: None,
+            regranted: Vec::new(),
             failed: None,
             unqueued: None,
             unknown: None,
+            renewals: Vec::new(),
             renewed: Vec::new(),
+            downgrade: None,
+            downgraded: None,
             releases: Vec::new(),
             lost: None,
             crash: None,
+            again: None,
+            sign: None,
             ttl_ms: 0,
         }
     }
 
+    /// Whether an event asks for a granted claim once more, or reports another grant than the one that was asked for.
+    fn is_over_for(&self, at: &At<'_>) -> bool {
+        let asks = matches!(
+            (at.event.kind, at.event.op),
+            (Kind::Invoke, Some(Op::Acquire | Op::Enqueue)) | (Kind::Ok, Some(Op::Acquire))
+        );
+        asks && self.granted.is_some_and(|granted| granted.event.id != at.event.id)
+    }
+
     /// Takes in the next event by time; of repeated ones the first counts.
-    fn absorb(&mut self, at: At<'h>) -> Result<(), String> {
+    fn absorb(&mut self, at: At<'h>) {
+        self.last = at;
         self.ttl_ms = self.ttl_ms.max(at.event.ttl_ms.unwrap_or(0));
         let slot = match (at.event.kind, at.event.op) {
             (Kind::Lost, _) => &mut self.lost,
             (Kind::Invoke, Some(Op::Acquire)) => &mut self.acquire,
             (Kind::Invoke, Some(Op::Enqueue)) => &mut self.enqueue,
+            (Kind::Invoke, Some(Op::Downgrade)) => &mut self.downgrade,
+            (Kind::Ok | Kind::Fail, Some(Op::Downgrade)) => &mut self.downgraded,
             (Kind::Ok, Some(Op::Enqueue)) => &mut self.enqueued,
             (Kind::Fail, Some(Op::Acquire)) => &mut self.failed,
             (Kind::Fail, Some(Op::Enqueue)) => &mut self.unqueued,
             (Kind::Unknown, Some(Op::Acquire | Op::Enqueue)) => &mut self.unknown,
-            (Kind::Ok, Some(Op::Acquire)) => {
-                return match self.granted {
-                    // The same call may report its grant again after a retry; another call is another grant.
-                    Some(granted) if granted.event.id != at.event.id => Err(format!(
-                        "claim {} of {} was granted by two calls (events {} and {}); only the first is judged",
-                        self.id, self.process, granted.index, at.index
-                    )),
-                    Some(_) => Ok(()),
-                    None => {
-                        self.granted = Some(at);
-                        Ok(())
-                    }
-                };
-            }
-            (Kind::Ok, Some(Op::Renew)) => {
-                self.renewed.push(at);
-                return Ok(());
-            }
-            (kind, Some(Op::Release)) => {
-                self.release(kind, at);
-                return Ok(());
-            }
-            _ => return Ok(()),
+            (Kind::Ok, Some(Op::Acquire)) if self.granted.is_some() => return self.regranted.push(at),
+            (Kind::Ok, Some(Op::Acquire)) => &mut self.granted,
+            (Kind::Invoke, Some(Op::Renew)) => return self.renewals.push(at),
+            (Kind::Ok, Some(Op::Renew)) => return self.renewed.push(at),
+            (kind, Some(Op::Release)) => return self.release(kind, at),
+            _ => return,
         };
         slot.get_or_insert(at);
-        Ok(())
     }
 
     fn release(&mut self, kind: Kind, at: At<'h>) {
@@ -236,8 +279,9 @@ impl<'h> Claim<'h> {
         }
     }
 
+    /// The mode that was asked for, which is what the holder goes by.
     pub(super) fn mode(&self) -> Mode {
-        let asked = [self.granted, self.acquire, self.enqueue];
+        let asked = [self.acquire, self.granted, self.enqueue];
         asked.iter().flatten().find_map(|at| at.event.mode).unwrap_or(Mode::Exclusive)
     }
 
@@ -250,15 +294,21 @@ impl<'h> Claim<'h> {
         [self.acquire, self.enqueue].into_iter().flatten().min_by_key(At::order)
     }
 
+    /// The call that a renewal answers.
+    pub(super) fn call_of(&self, renewed: &At<'_>) -> Option<At<'h>> {
+        self.renewals.iter().find(|call| call.event.id == renewed.event.id).copied()
+    }
+
     /// The time to live in nanoseconds; 0 for a claim that ends with its process.
     pub(super) fn ttl(&self) -> u64 {
         self.ttl_ms.saturating_mul(1_000_000)
     }
 
-    /// The first event that ended the hold by the holder's own doing: letting go, being told, being killed.
+    /// The first event that ended the hold by the holder's own doing: letting go, being told, being killed, or
+    /// asking anew.
     pub(super) fn ended(&self) -> Option<At<'h>> {
         let release = self.releases.first().map(|release| release.begun);
-        [release, self.lost, self.crash].into_iter().flatten().min_by_key(At::order)
+        [release, self.lost, self.crash, self.again].into_iter().flatten().min_by_key(At::order)
     }
 }
 
@@ -276,78 +326,6 @@ impl fmt::Display for Claim<'_> {
         }
         f.write_str(")")
     }
-}
-
-/// The time in which a claim surely held.
-pub(super) struct Hold<'h> {
-    pub(super) start: u64,
-    pub(super) end: u64,
-    /// Where the last deadline that counts comes from: the grant or a renewal.
-    pub(super) deadline: Option<At<'h>>,
-    /// A renewal that took a new deadline when the old one had passed, after the event with that old one.
-    pub(super) late: Option<(At<'h>, At<'h>)>,
-}
-
-impl<'h> Claim<'h> {
-    /// From the grant to the first of release, loss, crash and deadline, less the clock errors.
-    ///
-    /// A renewal moves the deadline if it came in time (within `lateness`): a holder whose deadline has passed
-    /// does not hold, and a renewal does not change that.
-    pub(super) fn hold(&self, lateness: u64) -> Option<Hold<'h>> {
-        let granted = self.granted?;
-        let ended = self.ended();
-        let mut hold = Hold {
-            start: granted.latest(),
-            end: ended.map_or(u64::MAX, |at| at.earliest()),
-            deadline: granted.event.deadline.map(|_| granted),
-            late: None,
-        };
-        let renewed = self.renewed.iter().filter(|renewal| renewal.order() > granted.order());
-        for renewal in renewed.filter(|renewal| renewal.event.deadline.is_some()) {
-            if ended.is_some_and(|end| end.order() < renewal.order()) {
-                break;
-            }
-            match hold.deadline {
-                Some(old) if is_late(&old, renewal.earliest(), lateness) => {
-                    hold.late = Some((old, *renewal));
-                    break;
-                }
-                _ => hold.deadline = Some(*renewal),
-            }
-        }
-        if let Some(at) = hold.deadline {
-            let deadline = at.event.deadline.unwrap_or(u64::MAX);
-            hold.end = hold.end.min(deadline.saturating_sub(at.event.error));
-        }
-        Some(hold)
-    }
-
-    /// The events that prove a hold at an instant: the call, the grant, the renewals without which the deadline
-    /// would have passed before, and the end.
-    pub(super) fn proof(&self, instant: u64, lateness: u64) -> Vec<Option<At<'h>>> {
-        let mut proof = vec![self.acquire, self.granted];
-        let mut current = self.granted;
-        while let Some(at) = current {
-            let Some(deadline) = at.event.deadline else { break };
-            if deadline.saturating_sub(at.event.error) > instant {
-                break;
-            }
-            // The last renewal that this deadline allows reaches furthest.
-            let allowed = self.renewed.partition_point(|renewal| !is_late(&at, renewal.earliest(), lateness));
-            current =
-                self.renewed.iter().take(allowed).rev().copied().find(|renewal| {
-                    renewal.event.deadline > at.event.deadline && renewal.order() > at.order()
-                });
-            proof.push(current);
-        }
-        proof.push(self.ended());
-        proof
-    }
-}
-
-/// Whether an instant is past the deadline that an event set.
-pub(super) fn is_late(set: &At<'_>, instant: u64, lateness: u64) -> bool {
-    set.event.deadline.is_some_and(|deadline| instant > deadline.saturating_add(lateness))
 }
 
 /// A length of time for people: `3.250 ms`.

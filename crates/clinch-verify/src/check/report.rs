@@ -18,19 +18,21 @@ const SHOWN_PER_PROPERTY: u64 = 100;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Property {
-    /// Conflicting holds of one lock do not overlap, and permits are never more than there are.
+    /// Conflicting holds of one lock do not overlap, permits are never more than there are, and a grant is of the mode that
+    /// was asked for.
     Exclusion,
     /// A fenced store accepts no write with a token older than one it accepted, and refuses no other.
     Fence,
-    /// A later grant has a larger token, and no two claims have the same.
+    /// A later grant has a larger token, no two claims have the same, and none changes or is missing.
     Tokens,
-    /// A lock whose holder is gone is granted to somebody who waits, within TTL and slack.
+    /// A lock that nobody holds, or that can be shared, is granted to somebody who waits, within the slack of its release
+    /// or of the TTL of a holder that went without one.
     Leak,
     /// Who is queued first is served first.
     Overtaking,
-    /// Nothing is released that was not held, and a claim that failed does not hold.
+    /// A release says what happened, and a claim that failed does not hold.
     Phantom,
-    /// A holder whose deadline passes is told of the loss by then.
+    /// A holder whose deadline passes is told of the loss by then, before any rival is granted.
     Loss,
 }
 
@@ -85,7 +87,7 @@ pub struct Rules {
     /// How long after it fell free at the latest a lock may stay ungranted while somebody waits, in nanoseconds.
     pub slack: u64,
     /// How long after its deadline a holder may be told of the loss, in nanoseconds, beyond the clock error: for
-    /// recorders whose threads are not scheduled at once.
+    /// recorders whose threads are not scheduled at once. It excuses nobody when a rival holds.
     pub lateness: u64,
     /// Whether first come, first served is promised; otherwise [`Property::Overtaking`] is not judged.
     pub fifo: bool,
@@ -120,7 +122,7 @@ pub enum Verdict {
     Valid,
     /// At least one property was violated.
     Violated,
-    /// Nothing was granted, nothing was judged, or events could not be understood.
+    /// Nothing was granted, nothing was judged, events could not be understood, or there are [doubts](Report::doubts).
     Unknown,
 }
 
@@ -154,6 +156,15 @@ pub struct Violation {
     pub witness: Vec<Evidence>,
 }
 
+/// A question that the history leaves open.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Doubt {
+    /// The promise that may have been broken.
+    pub property: Property,
+    /// What happened, and why it proves nothing.
+    pub reason: String,
+}
+
 /// How much was judged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
@@ -176,6 +187,8 @@ pub struct Report {
     pub counts: Counts,
     /// The broken promises, property by property.
     pub violations: Vec<Violation>,
+    /// Where a promise may have been broken and the history does not say; the first hundred of each property.
+    pub doubts: Vec<Doubt>,
     /// What a reader should know besides: events left out, questions left open.
     pub notes: Vec<String>,
 }
@@ -192,12 +205,19 @@ pub(super) struct Findings<'r> {
     pub(super) rules: &'r Rules,
     found: BTreeMap<Property, u64>,
     violations: Vec<Violation>,
+    doubts: Vec<Doubt>,
     notes: Vec<String>,
 }
 
 impl<'r> Findings<'r> {
     pub(super) fn new(rules: &'r Rules) -> Self {
-        Findings { rules, found: BTreeMap::new(), violations: Vec::new(), notes: Vec::new() }
+        Findings {
+            rules,
+            found: BTreeMap::new(),
+            violations: Vec::new(),
+            doubts: Vec::new(),
+            notes: Vec::new(),
+        }
     }
 
     /// Counts a violation, and has it described if it is one of the first.
@@ -218,6 +238,14 @@ impl<'r> Findings<'r> {
         let witness =
             events.into_iter().map(|at| Evidence { index: at.index, event: at.event.clone() }).collect();
         self.violations.push(Violation { property, explanation, witness });
+    }
+
+    /// Adds a question that the history leaves open, if it is one of the first.
+    pub(super) fn doubt(&mut self, property: Property, reason: impl FnOnce() -> String) {
+        let asked = self.doubts.iter().filter(|doubt| doubt.property == property).count() as u64;
+        if asked < SHOWN_PER_PROPERTY {
+            self.doubts.push(Doubt { property, reason: reason() });
+        }
     }
 
     pub(super) fn note(&mut self, note: String) {
@@ -242,11 +270,11 @@ impl<'r> Findings<'r> {
         let judged = Property::ALL.into_iter().any(|property| self.rules.judges(property));
         let verdict = if counts.violations > 0 {
             Verdict::Violated
-        } else if counts.grants == 0 || !judged || !model.faults.is_empty() {
+        } else if counts.grants == 0 || !judged || !model.faults.is_empty() || !self.doubts.is_empty() {
             Verdict::Unknown
         } else {
             Verdict::Valid
         };
-        Report { verdict, counts, violations: self.violations, notes }
+        Report { verdict, counts, violations: self.violations, doubts: self.doubts, notes }
     }
 }

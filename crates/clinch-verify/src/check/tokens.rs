@@ -1,4 +1,5 @@
-//! Tokens: a later grant has a larger token, and no two claims have the same.
+//! Tokens: a later grant has a larger token, no two claims have the same, and where one has a token all have one that
+//! never changes.
 //!
 //! "Later" is what the history proves: the one was answered before the other was asked for; or, of two exclusive
 //! holds, which cannot have been granted in the other order, the one was answered before the other.
@@ -14,6 +15,8 @@ pub(super) fn judge(model: &Model<'_>, findings: &mut Findings<'_>) {
         let claims = lock.claims();
         let grants: Vec<_> = claims.iter().filter_map(|claim| Grant::of(claim)).collect();
         distinct(name, &grants, findings);
+        missing(name, &claims, &grants, findings);
+        changing(name, &grants, findings);
 
         let mut reported = HashSet::new();
         let asked = grants.iter().filter_map(|grant| Some((*grant, grant.claim.asked()?))).collect();
@@ -59,6 +62,35 @@ fn distinct(name: &str, grants: &[Grant<'_, '_>], findings: &mut Findings<'_>) {
     }
 }
 
+fn missing(name: &str, claims: &[&Claim<'_>], grants: &[Grant<'_, '_>], findings: &mut Findings<'_>) {
+    let Some(other) = grants.first() else { return };
+    for claim in claims.iter().filter(|claim| claim.token().is_none()) {
+        let Some(granted) = claim.granted else { continue };
+        findings.add(Property::Tokens, || {
+            let text =
+                format!("lock \"{name}\": {claim} was granted without a token, unlike {}", other.claim);
+            (text, vec![Some(granted), Some(other.granted)])
+        });
+    }
+}
+
+fn changing(name: &str, grants: &[Grant<'_, '_>], findings: &mut Findings<'_>) {
+    for grant in grants {
+        let answers = grant.claim.regranted.iter().chain(&grant.claim.renewed);
+        let other = answers
+            .copied()
+            .find_map(|at| at.event.token.filter(|token| *token != grant.token).map(|token| (token, at)));
+        let Some((token, at)) = other else { continue };
+        findings.add(Property::Tokens, || {
+            let text = format!(
+                "lock \"{name}\": {} was told of another token, {token}, at t={}",
+                grant.claim, at.event.time
+            );
+            (text, vec![Some(grant.granted), Some(at)])
+        });
+    }
+}
+
 /// Reports each grant with a token smaller than that of a grant answered before the later one's own instant.
 fn rising<'h>(
     name: &str,
@@ -88,7 +120,8 @@ fn rising<'h>(
                 "lock \"{name}\": {} was granted at t={}, before {} {what} at t={}, but has the larger token",
                 before.claim, before.granted.event.time, grant.claim, at.event.time
             );
-            (text, vec![Some(before.granted), Some(at), Some(grant.granted)])
+            let asked = [before.claim.acquire, grant.claim.acquire, Some(at)];
+            (text, [Some(before.granted), Some(grant.granted)].into_iter().chain(asked).collect())
         });
     }
 }

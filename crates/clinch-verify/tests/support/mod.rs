@@ -2,6 +2,7 @@
 
 use clinch_verify::{History, Property, Report, Rules, check};
 
+#[allow(dead_code, reason = "each test file uses some of this")]
 /// 10 ms of slack: the tests count in milliseconds, and their locks are granted within a few.
 pub(crate) fn rules() -> Rules {
     Rules { slack: 10_000_000, fifo: true, ..Rules::default() }

@@ -113,8 +113,9 @@ pub async fn processes_overlap(fixture: &dyn Fixture) {
         let mut victim = work(&process, 1_000_000);
         // Killed wherever it is by now: holding, waiting, releasing or writing.
         victim.says(&format!("turn {}", 2 + number)).await;
+        let before = record.now();
         victim.kill();
-        record.recorder.crash(&process, record.now());
+        record.recorder.crash(&process, before, record.now());
     }
     for worker in &mut staying {
         worker.says("done").await;
