@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use clinch_verify::{History, Recorder, Rules, Verdict, check};
+use clinch_verify::{Call, ClaimRecorder, History, Recorder, Rules, Verdict, check};
 
 use super::Fixture;
 use super::client::{Client, PATIENCE, answered, poll_then_drop, runtime, unique, within};
@@ -87,12 +87,13 @@ impl Record {
         self.clock.now().as_nanos()
     }
 
-    /// Offers a write to the fenced store, where grants have a token to show it.
-    fn write(&self, name: &str, claim: &str, token: Option<u64>) {
+    /// Offers a write to the fenced store, where grants have a token to show it. Without a claim it is nobody's: one that
+    /// comes when it must not, to see what the store does.
+    fn write(&self, name: &str, claim: Option<&str>, token: Option<u64>) {
         let Some(token) = token else { return };
         let decide = |highest: u64| {
             let accepted = token >= highest;
-            self.recorder.store_write(name, Some(claim), token, accepted, self.now());
+            self.recorder.store_write(name, claim, token, accepted, self.now());
             highest.max(token)
         };
         match &self.store {
@@ -179,15 +180,14 @@ async fn hold(
     let token = token(locks, &guard);
     call.granted(record.now(), token, guard.deadline().map(|deadline| deadline.as_nanos()));
     if matches!(ask, Ask::Exclusive) {
-        record.write(load.name, &id, token);
+        record.write(load.name, Some(&id), token);
     }
     tokio::time::sleep(Duration::from_micros(300)).await;
     if overstay {
-        within("an unrenewed lease is lost", guard.lost()).await;
-        claim.lost(record.now());
-        record.write(load.name, &id, token);
+        within("an unrenewed lease is lost", watch(record, &guard, &claim)).await;
+        record.write(load.name, None, token);
     }
-    let end = claim.release(record.now());
+    let end = let_go(record, &guard, &claim, overstay);
     if turn % 8 == 3 {
         return drop(guard);
     }
@@ -195,6 +195,32 @@ async fn hold(
         Released::Released => end.ok(record.now()),
         Released::AlreadyLost(_) => end.fail(record.now()),
     }
+}
+
+/// Waits until the holder is told of its loss, and records between which times that was.
+async fn watch(record: &Record, guard: &Guard, claim: &ClaimRecorder) {
+    const LOOK: Duration = Duration::from_millis(2);
+    // The guard says so from its deadline on, whenever it is asked.
+    let mut held = record.now().min(guard.deadline().map_or(u64::MAX, |deadline| deadline.as_nanos()));
+    loop {
+        let before = record.now();
+        if tokio::time::timeout(LOOK, guard.lost()).await.is_ok() {
+            return claim.lost_since(held, record.now());
+        }
+        // The last look, however late it was polled, was not before this.
+        held = before;
+    }
+}
+
+/// Records that a holder lets go. A host that stands still may find that the lease has run out meanwhile, of which the
+/// guard tells from its deadline on.
+fn let_go(record: &Record, guard: &Guard, claim: &ClaimRecorder, told: bool) -> Call {
+    let now = record.now();
+    if !told && !guard.is_held() {
+        let deadline = guard.deadline().map_or(now, |deadline| deadline.as_nanos());
+        claim.lost_since(deadline, now);
+    }
+    claim.release(now)
 }
 
 /// The token of a grant, where tokens mean anything; elsewhere only times tell whether holds overlap.
@@ -259,6 +285,9 @@ pub(super) fn judge(history: &History, rules: Rules) {
         for evidence in &violation.witness {
             text += &format!("\n    {}", serde_json::to_string(&evidence.event).unwrap());
         }
+    }
+    for doubt in &report.doubts {
+        text += &format!("\n{}: unknown: {}", doubt.property, doubt.reason);
     }
     for note in &report.notes {
         text += &format!("\nnote: {note}");
