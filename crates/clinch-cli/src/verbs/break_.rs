@@ -132,7 +132,7 @@ async fn evict_one(locks: &Locks, name: &str, victim: &ClaimState) -> Result<Fre
     };
     if claims.iter().any(|claim| claim.id == victim.id) {
         return Err(Failure::usage(format!(
-            "lock \"{name}\" is still {}, from which clinch cannot take it here: end that, or delete the lock's key in the store",
+            "lock \"{name}\" is still {}, from which clinch cannot take it here: end that, or, in the store of a server, delete the lock's key",
             describe(victim)
         )));
     }

@@ -110,3 +110,43 @@ async fn a_planted_or_damaged_file_does_not_hide_the_other_locks() {
     assert_eq!(states.iter().map(|state| state.name.as_str()).collect::<Vec<_>>(), ["job"]);
     drop(guard);
 }
+
+/// Told that nobody has it, its user moves the file away, and the lock is held twice.
+#[tokio::test]
+async fn a_lock_whose_file_was_damaged_is_not_shown_as_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, other) = (connect(dir.path()).await, connect(dir.path()).await);
+    let the_file = || {
+        std::fs::read_dir(dir.path())
+            .unwrap()
+            .map(|file| file.unwrap().path())
+            .find(|path| path.extension().is_some())
+            .unwrap()
+    };
+    let long = "x".repeat(400);
+    for name in ["job", &long] {
+        for damage in [&b""[..], b"not a lock", &[0; 512]] {
+            let held = lock(&locks, name).await;
+            std::fs::write(the_file(), damage).unwrap();
+            let state = other.state(name).await.unwrap().expect("somebody holds it");
+            let claim = &state.claims[0];
+            assert!(state.claims.len() == 1 && claim.granted && claim.owner.pid == 0, "{claim:?}");
+            assert_eq!(claim.token, Some(held.token()));
+            if name == "job" {
+                assert_eq!(other.list("").await.unwrap().len(), 1);
+            }
+            if damage == b"not a lock" {
+                let error = other.mutex(name).unwrap().try_lock().await.unwrap_err();
+                assert!(error.to_string().contains("leave it where it is"), "{error}");
+                drop(held);
+                for error in [
+                    other.mutex(name).unwrap().try_lock().await.unwrap_err(),
+                    other.state(name).await.unwrap_err(),
+                ] {
+                    assert!(error.to_string().contains("move it away"), "{error}");
+                }
+            }
+            std::fs::remove_file(the_file()).unwrap();
+        }
+    }
+}

@@ -130,6 +130,11 @@ impl Dir {
         matches!(self.sharing, Sharing::Group(_))
     }
 
+    /// Whether each user has files of its own here, beside those of others.
+    pub(super) fn is_of_many(&self) -> bool {
+        matches!(self.sharing, Sharing::Beside)
+    }
+
     /// Whose it is, and what others may do in it.
     pub(super) fn metadata(&self) -> Result<Metadata> {
         std::fs::metadata(&self.path)

@@ -16,11 +16,15 @@ use super::dir::{self, Dir, Stamp, kind};
 use super::layout::{self, ALL, GIVE_BACK, HEADER_LEN, Header, META, RECORD_LEN, RECORDS, RESERVE, Record};
 use super::ofd::{self, Range};
 use super::times::{PAUSE_BETWEEN_TRIES, TRIES, TRIES_THAT_YIELD, TRIES_TO_READ};
-use crate::claim::Mode;
+use crate::backend::ClaimState;
+use crate::claim::{ClaimId, Mode, Owner};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 use crate::token::Token;
+
+/// The owner of a claim whose record cannot be read.
+const UNKNOWN: &str = "somebody whose record is damaged";
 
 /// A lock file, open in a description of its own.
 #[derive(Debug)]
@@ -40,6 +44,20 @@ impl Live {
     /// Whether it still counts: nobody has taken it away.
     pub(super) fn counts(&self, now: Instant) -> bool {
         self.record.as_ref().is_none_or(|record| !record.has_ended(now))
+    }
+
+    /// What is told of it. Who has a byte and no record that can be read holds the lock, for all that anybody knows.
+    pub(super) fn state(&self, now: Instant) -> ClaimState {
+        let unknown = || ClaimState {
+            id: ClaimId::from_bits(0),
+            mode: self.mode(),
+            granted: true,
+            token: Token::new(self.ticket),
+            owner: Owner { host: UNKNOWN.into(), pid: 0, user: String::new(), label: String::new() },
+            since: SystemTime::UNIX_EPOCH,
+            expires_in: None,
+        };
+        self.record.as_ref().map_or_else(unknown, |record| record.state(now))
     }
 
     /// Its mode; exclusive, the strictest, while that is not known.
@@ -106,11 +124,7 @@ impl LockFile {
             if ofd::try_lock(&self.file, range).map_err(failed)? {
                 return Ok(true);
             }
-            if attempt < TRIES_THAT_YIELD {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep(PAUSE_BETWEEN_TRIES);
-            }
+            pause(attempt);
         }
         Ok(false)
     }
@@ -160,11 +174,20 @@ impl LockFile {
         match Header::parse(bytes) {
             Some(header) => Ok(Some((header, !Record::begins(first, header.last)))),
             None if bytes.iter().all(|byte| *byte == 0) => Ok(None),
-            None => Err(Error::new(
-                ErrorKind::Unsupported,
-                "does not begin with a clinch header: damaged, or not a lock file. Move it away when nobody holds its lock",
-            )),
+            None => Err(self.damaged()?),
         }
+    }
+
+    fn damaged(&self) -> Result<Error> {
+        let error = Error::new(
+            ErrorKind::Unsupported,
+            "does not begin with a clinch header: damaged, or not a lock file",
+        );
+        // Who comes after it was moved away would not meet those who are in it.
+        Ok(error.with_remedy(match self.tickets(META - 1)?.is_empty() {
+            true => "nobody is in it: move it away",
+            false => "somebody holds its lock yet: leave it where it is, and end their jobs first (fuser tells who has it open)",
+        }))
     }
 
     /// The name line, which hashed file names need.
@@ -201,6 +224,33 @@ impl LockFile {
             Ok(Live { ticket, record })
         };
         tickets.into_iter().map(with_record).collect()
+    }
+
+    /// The same for who tells people of it: a claim that has no record then has a damaged one, and is not just being made. That holds
+    /// unless the header is kept busy for longer than it should be.
+    pub(super) fn live_for_people(&self) -> Result<Vec<Live>> {
+        let mut live = self.live(META - 1)?;
+        for attempt in 0..TRIES {
+            if live.iter().all(|live| live.record.is_some()) {
+                break;
+            }
+            // Who is between its byte and its record has the header. Its byte was locked before this look.
+            let is_made = ofd::find(&self.file, Range { first: META, last: META }).map_err(failed)?.is_none();
+            let mut settled = Vec::with_capacity(live.len());
+            for Live { ticket, record } in live {
+                let record = record.map_or_else(|| self.record(ticket), |record| Ok(Some(record)))?;
+                // Another's record may stand in the place of one that has left.
+                if record.is_some() || self.live_at(ticket)?.is_some() {
+                    settled.push(Live { ticket, record });
+                }
+            }
+            live = settled;
+            if is_made {
+                break;
+            }
+            pause(attempt);
+        }
+        Ok(live)
     }
 
     /// The claim with the lowest ticket, if its byte is not one's own.
@@ -532,6 +582,14 @@ impl Drop for HeldRecord<'_> {
     fn drop(&mut self) {
         // As with the header.
         let _ = ofd::unlock(self.file, self.range);
+    }
+}
+
+fn pause(attempt: u32) {
+    if attempt < TRIES_THAT_YIELD {
+        std::thread::yield_now();
+    } else {
+        std::thread::sleep(PAUSE_BETWEEN_TRIES);
     }
 }
 

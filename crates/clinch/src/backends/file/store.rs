@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::dir::Dir;
-use super::layout::{self, Header, META, Record};
-use super::lock_file::{Live, LockFile, World, kept_busy};
+use super::layout::{self, Header, Record};
+use super::lock_file::{Live, LockFile, World, in_file, kept_busy};
 use super::slot::{GIVES_ENDS, Glance, Slot, not_held};
 use super::times::{RECHECK_UNWATCHED, SOME_TIME, TRY_FOR, TRY_FOR_A_LOOK};
 use super::watch::Watcher;
@@ -193,8 +193,9 @@ impl File {
         held.change(world.name, |record| record.is(claim), |record| record.end(end)).map(drop)
     }
 
-    /// The state of one lock file; `None` when nobody is in it and it is open.
-    fn state_in(&self, file_name: &str, prefix: &str) -> Result<Option<LockState>> {
+    /// The state of one lock file; `None` when nobody is in it and it is open. `asked`: the lock that is looked for, whose name a damaged file
+    /// may not tell.
+    fn state_in(&self, file_name: &str, prefix: &str, asked: Option<&LockName>) -> Result<Option<LockState>> {
         // Before anything is read: what a record says that was read later has been true at this moment or since. Who goes by it that a
         // claim has run out must not have missed that it was renewed.
         let now = self.env.now();
@@ -203,14 +204,19 @@ impl File {
             return Ok(None);
         }
         let Some(file) = self.dir.open_for_reading(file_name)?.map(LockFile::new) else { return Ok(None) };
+        let header = file.header();
+        let mut live = file.live_for_people()?;
+        live.retain(|live| live.counts(now));
+        let header = match header {
+            // It is held all the same.
+            Err(error) if error.kind() == ErrorKind::Unsupported && !live.is_empty() => None,
+            header => header.map_err(|error| in_file(&self.dir, file_name, error))?,
+        };
         let closed = |header: &Header| header.closed_at(self.env.clock().wall());
-        let closed_until = file.header()?.filter(closed).map(|header| header.closed_until());
-        let live = file.live(META - 1)?;
-        let live: Vec<&Live> = live.iter().filter(|live| live.counts(now)).collect();
-        let name = if plain.is_some() { plain } else { file.stored_name()? };
+        let closed_until = header.filter(closed).map(|header| header.closed_until());
+        let name = if plain.is_some() { plain } else { file.stored_name()?.or_else(|| asked.cloned()) };
         let Some(name) = name.filter(|name| name.as_str().starts_with(prefix)) else { return Ok(None) };
-        let states = live.iter().filter_map(|live| live.record.as_ref()).map(|record| record.state(now));
-        let claims: Vec<_> = states.collect();
+        let claims: Vec<_> = live.iter().map(|live| live.state(now)).collect();
         Ok((!claims.is_empty() || closed_until.is_some()).then_some(LockState { name, claims, closed_until }))
     }
 }
@@ -308,9 +314,9 @@ impl Backend for File {
         let mut states = Vec::new();
         self.dir.check_place(self.env.now())?;
         for file in self.dir.lock_files()? {
-            match self.state_in(&file, prefix) {
+            match self.state_in(&file, prefix, None) {
                 Ok(state) => states.extend(state),
-                // Others' files in a shared directory, and damaged ones, are no locks of ours; nor may they hide these.
+                // Others' files in a shared directory, and damaged ones in which nobody is, are no locks of ours; nor may they hide these.
                 Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Unsupported) => {}
                 Err(error) => return Err(error),
             }
@@ -321,14 +327,9 @@ impl Backend for File {
 
     async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
         self.dir.check_place(self.env.now())?;
-        // Not by the list: what is amiss with another's file is no matter here. Where all share all files, none is another's.
-        match self.state_in(&layout::file_name(name), name.as_str()) {
-            Err(error)
-                if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Unsupported)
-                    && !self.dir.is_of_a_group() =>
-            {
-                Ok(None)
-            }
+        // Not by the list: what is amiss with another's file is no matter here, where there can be any.
+        match self.state_in(&layout::file_name(name), name.as_str(), Some(name)) {
+            Err(error) if error.kind() == ErrorKind::Refused && self.dir.is_of_many() => Ok(None),
             state => Ok(state?.filter(|state| state.name == *name)),
         }
     }
@@ -448,7 +449,7 @@ mod tests {
         };
         let slot = ours.slot(id).unwrap();
         let own = || ours.own_state(&lock(&slot)).unwrap().unwrap();
-        let by_path = || ours.state_in("job.lock", "").unwrap().unwrap().claims.remove(0);
+        let by_path = || ours.state_in("job.lock", "", None).unwrap().unwrap().claims.remove(0);
         let looks: [(u32, &dyn Fn() -> crate::backend::ClaimState); 2] = [(2, &own), (4, &by_path)];
         for (ahead, look) in looks {
             let (other, claim) = (other.clone(), Claim { ttl: TTL * (ahead + 1), ..claim.clone() });
