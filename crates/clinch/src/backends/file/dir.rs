@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::access::{self, Share, Sharing};
 use super::home;
-use super::layout::LONGEST;
+use super::layout::{LONGEST, RECORDS_AT};
 use super::network::check_file_system;
 use super::times::LOOK_AT_DIRECTORY;
 use super::users::{self, Me};
@@ -113,16 +113,34 @@ impl Dir {
         Ok(Dir { path, descriptor, identity, seen: AtomicU64::new(0), sharing, me, limit })
     }
 
-    /// Whether this process may take locks here.
+    /// Whether this process may change locks here.
     pub(super) fn check_for_writing(&self) -> Result<()> {
-        if let Some(limit) = self.limit {
-            return Err(Error::new(
-                ErrorKind::Exhausted,
-                format!("this process may write files of {limit} bytes at most, and a lock file may have {LONGEST}"),
-            )
-            .with_remedy("raise that limit, with ulimit -f or LimitFSIZE="));
-        }
         self.sharing.check_for_writing(&self.path)
+    }
+
+    /// Whether this process may take a new place in a lock file, which then may become as long as any.
+    pub(super) fn check_room(&self) -> Result<()> {
+        self.check_limit(LONGEST)
+    }
+
+    /// Whether it may rewrite what is in this one; an emptied one gets its first part anew.
+    pub(super) fn check_room_in(&self, file: impl AsFd) -> Result<()> {
+        if self.limit.is_none() {
+            return Ok(());
+        }
+        let stat = rustix::fs::fstat(file).map_err(|error| self.failed(".", error))?;
+        self.check_limit(u64::try_from(stat.st_size).unwrap_or(0).max(RECORDS_AT))
+    }
+
+    fn check_limit(&self, length: u64) -> Result<()> {
+        let Some(limit) = self.limit.filter(|limit| *limit < length) else { return Ok(()) };
+        Err(Error::new(
+            ErrorKind::Exhausted,
+            format!(
+                "this process may write files of {limit} bytes at most, and a lock file may have {length}"
+            ),
+        )
+        .with_remedy("raise that limit, with ulimit -f or LimitFSIZE="))
     }
 
     /// Whether all users of the directory share all files.

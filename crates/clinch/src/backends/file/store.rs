@@ -58,11 +58,18 @@ impl File {
         lock(&self.slots).get(&id).cloned()
     }
 
-    /// Opens a lock file; makes an empty one if asked.
+    /// Opens a lock file for a new claim, and makes an empty one if there is none; else to change what is in it.
     pub(super) fn open(&self, file_name: &str, create: bool) -> Result<Option<LockFile>> {
         self.dir.check_for_writing()?;
+        if create {
+            self.dir.check_room()?;
+        }
         self.dir.check_place(self.env.now())?;
-        Ok(self.dir.open_lock(file_name, create)?.map(LockFile::new))
+        let Some(file) = self.dir.open_lock(file_name, create)? else { return Ok(None) };
+        if !create {
+            self.dir.check_room_in(&file)?;
+        }
+        Ok(Some(LockFile::new(file)))
     }
 
     /// Wakes whoever watches the lock file, where closing our own descriptor would not: others may have copies. Where that
