@@ -566,3 +566,18 @@ fn strangers_of_a_user_namespace_are_not_taken_for_this_user() {
     let output = command.current_dir(host.0.path(".")).stdin(Stdio::null()).output().unwrap();
     assert_refused(&output, "no number in this user namespace");
 }
+
+/// In a user namespace the group may have no number. A setgid directory gives it to new files nevertheless.
+#[test]
+fn root_in_a_user_namespace_makes_lock_files_or_hears_why_not() {
+    for (mode, code) in [(0o3770, 0), (0o1770, 77)] {
+        let host = Host::with(mode);
+        let mut unshare = Command::new("unshare");
+        unshare.args(["-Ur", "./clinch", "run", "new", "true"]).env("CLINCH_URL", host.url());
+        let output = unshare.env_remove("CLINCH_HELD").current_dir(host.0.path(".")).output().unwrap();
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{mode:o}: {words}");
+        assert!(words.contains("user namespace") == (code != 0) && !words.contains("file system"), "{words}");
+        assert_eq!(host.code(BOB, &["run", "-n", "new", "true"]), 0, "what was made is the group's");
+    }
+}

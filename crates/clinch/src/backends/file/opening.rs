@@ -13,6 +13,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// Times that a file is looked for, and made where there is none, while others make and remove it.
 const TRIES_TO_MAKE: u32 = 16;
 
+/// Stands for the EINVAL of `fchown`, which tells something else than that of the other calls. None of them returns this one.
+const NO_SUCH_GROUP: Errno = Errno::IDRM;
+
 impl Dir {
     /// Opens the file of a lock for claiming; makes an empty one if asked.
     pub(super) fn open_lock(&self, file: &str, create: bool) -> Result<Option<OwnedFd>> {
@@ -77,8 +80,9 @@ impl Dir {
         getrandom::fill(&mut number).map_err(|_| Errno::IO)?;
         let new = format!(".new-{:032x}", u128::from_ne_bytes(number));
         let opened = self.open_file(&new, flags | OFlags::CREATE | OFlags::EXCL)?;
-        let (mode, group) = (Mode::from_raw_mode(0o660), Some(Gid::from_raw(group)));
-        let made = rustix::fs::fchown(&opened, None, group)
+        let mode = Mode::from_raw_mode(0o660);
+        let made = self
+            .give_to_group(&opened, group)
             .and_then(|()| rustix::fs::fchmod(&opened, mode))
             .and_then(|()| {
                 let here = &self.descriptor;
@@ -88,6 +92,19 @@ impl Dir {
             let _ = rustix::fs::unlinkat(&self.descriptor, &new, AtFlags::empty());
         }
         made.map(|()| opened)
+    }
+
+    /// A setgid directory has done that already, also where the group has no number in our user namespace. Without setgid such a number, which
+    /// all groups have that are unknown there, says nothing.
+    fn give_to_group(&self, file: &OwnedFd, group: u32) -> Result<(), Errno> {
+        let directory = Mode::from_raw_mode(rustix::fs::fstat(&self.descriptor)?.st_mode);
+        if directory.contains(Mode::SGID) && rustix::fs::fstat(file)?.st_gid == group {
+            return Ok(());
+        }
+        rustix::fs::fchown(file, None, Some(Gid::from_raw(group))).map_err(|error| match error {
+            Errno::INVAL => NO_SUCH_GROUP,
+            error => error,
+        })
     }
 
     fn open_file(&self, file: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
@@ -133,6 +150,15 @@ impl Dir {
                 path.display()
             );
             return Error::new(ErrorKind::Exhausted, message).with_source(io::Error::from(error));
+        }
+        if error == NO_SUCH_GROUP {
+            let message = format!(
+                "the group of the directory has no number in this user namespace, so {} cannot be made for it",
+                path.display()
+            );
+            let remedy =
+                "map the group into the namespace, or have the directory give it to new files (chmod g+s)";
+            return Error::new(ErrorKind::Refused, message).with_remedy(remedy);
         }
         if dir::is_unsupported(&error.into()) {
             let message = format!(
