@@ -32,6 +32,45 @@ async fn a_full_queue_refuses_and_loses_nothing() {
     drop(readers.read().timeout(PATIENCE).await.unwrap());
 }
 
+/// After 8192 tickets the places come round again; the record of who is still there would be another's.
+#[tokio::test]
+async fn a_newcomer_passes_over_the_place_of_who_is_still_there() {
+    const RECORDS: u64 = 8192;
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    let (file, both) = (the_lock_file(dir.path()), locks.rwlock("job").unwrap());
+    // The first, who was alone, has no place of that kind.
+    let first = both.read().timeout(PATIENCE).await.unwrap();
+    let patient = both.read().timeout(PATIENCE).await.unwrap();
+    let place = patient.token().get();
+    let come_round = |times| {
+        let last = place + times * RECORDS - 1;
+        rewrite_header(&file, "last", &format!("{last:016}"));
+        rewrite_header(&file, "reserved", &format!("{:016}", last + 1));
+    };
+    let is_there = async |others: usize| {
+        let state = locks.state("job").await.unwrap().unwrap();
+        let ids: Vec<_> = state.claims.iter().map(|claim| claim.id).collect();
+        assert!(
+            ids.len() == 2 + others && ids[1] == patient.claim_id(),
+            "the patient one is there: {state:?}"
+        );
+    };
+    come_round(1);
+    let reader = both.read().timeout(PATIENCE).await.unwrap();
+    is_there(1).await;
+    assert_eq!(reader.token().get(), place + RECORDS + 1);
+    drop(reader);
+    // One that wants all need not know of all.
+    come_round(2);
+    let writer = tokio::spawn(async move { both.write().timeout(PATIENCE).await });
+    claims(&locks, "job", 3).await;
+    is_there(1).await;
+    patient.verify().await.unwrap();
+    drop((first, patient));
+    assert_eq!(writer.await.unwrap().unwrap().token().get(), place + 2 * RECORDS + 1);
+}
+
 /// A lock that more wait for than had room in its file refused the rest.
 #[tokio::test]
 async fn more_than_a_thousand_wait_in_their_order() {
