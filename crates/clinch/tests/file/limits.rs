@@ -29,6 +29,11 @@ async fn a_full_queue_refuses_and_loses_nothing() {
     assert!(error.to_string().contains("8192 claims"), "{error}");
     reader.verify().await.unwrap();
     drop(others);
+    // No more come from us, and who looks is not kept for as long as somebody likes.
+    let others = fill(RECORDS);
+    assert_eq!(locks.state("job").await.unwrap_err().kind(), ErrorKind::Refused);
+    assert!(locks.list("").await.unwrap().is_empty());
+    drop(others);
     drop(readers.read().timeout(PATIENCE).await.unwrap());
 }
 

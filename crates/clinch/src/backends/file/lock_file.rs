@@ -289,6 +289,12 @@ impl LockFile {
             if found.last <= last {
                 tickets.push(found.last);
             }
+            if tickets.len() as u64 > RECORDS {
+                // Each question costs the kernel a look at all of them.
+                let message =
+                    format!("another program locks bytes of the lock file: there are more than {RECORDS}");
+                return Err(Error::new(ErrorKind::Refused, message));
+            }
             if found.first > range.first {
                 todo.push(Range { first: range.first, last: found.first - 1 });
             }
