@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -23,6 +24,9 @@ use crate::sync::lock;
 
 /// How often an inbox is pinged: a connection that died without a word is otherwise noticed by nobody.
 const PING_EVERY: Duration = Duration::from_secs(5);
+
+/// How old an inbox is at least when it is said that it has ended: a server that opens connections and cuts them makes no storm.
+const REST: Duration = Duration::from_secs(1);
 
 /// After how many pings with nobody waiting an inbox is closed.
 const IDLE_PINGS: u32 = 12;
@@ -96,7 +100,7 @@ impl Inbox {
         let run = about.map(|info| Server::read(info.text().unwrap_or_default()).run).unwrap_or_default();
         let (id, link, runtime) = (NEXT.fetch_add(1, Ordering::Relaxed), Arc::new(link), Handle::current());
         let env = dialer.env.clone();
-        env.process().spawn_on(&runtime, attend(id, Arc::downgrade(&link), dialer, listener));
+        env.process().spawn_on(&runtime, attend(id, Arc::downgrade(&link), dialer.env.clone(), listener));
         Ok(Inbox { id, link, tracking, run, runtime, env, channels: Mutex::default() })
     }
 
@@ -228,12 +232,16 @@ async fn granted(link: &Link, command: &Command) -> Result<Option<Value>> {
 }
 
 /// Pings the inbox for as long as it is used, and says when it has ended, also with its runtime.
-async fn attend(inbox: u64, link: Weak<Link>, dialer: Arc<Dialer>, listener: Arc<impl Listener>) {
+async fn attend(inbox: u64, link: Weak<Link>, env: Env, listener: Arc<impl Listener>) {
     let ended = Ended(inbox, listener);
-    let listener = &ended.1;
-    let mut idle = 0;
+    let (listener, opened, mut idle) = (&ended.1, env.now(), 0);
+    let gone = link.upgrade().map(|link| link.gone());
+    let mut gone = std::pin::pin!(OptionFuture::from(gone));
     loop {
-        dialer.env.sleep_until(dialer.env.now() + PING_EVERY).await;
+        tokio::select! {
+            _ = &mut gone => break,
+            () = env.sleep_until(env.now() + PING_EVERY) => {}
+        }
         let Some(link) = link.upgrade().filter(|link| link.is_open()) else { break };
         idle = if listener.is_idle() { idle + 1 } else { 0 };
         // A refusal is an answer too.
@@ -243,6 +251,7 @@ async fn attend(inbox: u64, link: Weak<Link>, dialer: Arc<Dialer>, listener: Arc
             break;
         }
     }
+    env.sleep_until(opened + REST).await;
 }
 
 struct Ended<L: Listener>(u64, Arc<L>);
@@ -277,4 +286,44 @@ fn deliver(listener: &impl Listener, message: &[Value]) -> bool {
         _ => {}
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+
+    use super::super::link::tests::{env, link};
+    use super::*;
+    use crate::clock::Instant;
+
+    struct Ear(Env, OnceLock<Instant>);
+
+    impl Listener for Ear {
+        fn message(&self, _: &str) {}
+        fn changed(&self, _: &str) {}
+        fn all_changed(&self) {}
+        fn is_idle(&self) -> bool {
+            false
+        }
+        fn closed(&self, _: u64) {
+            self.1.set(self.0.now()).expect("it ended twice");
+        }
+    }
+
+    /// In simulated time.
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_an_inbox_is_told_at_once_and_makes_no_storm() {
+        for (cut_after, told_after) in [(REST * 2, REST * 2), (REST / 2, REST), (Duration::ZERO, REST)] {
+            let (env, (ours, theirs)) = (env(), tokio::io::duplex(1 << 16));
+            let (link, opened) = (Arc::new(link(ours)), env.now());
+            let ear = Arc::new(Ear(env.clone(), OnceLock::new()));
+            let attended = tokio::spawn(attend(1, Arc::downgrade(&link), env.clone(), ear.clone()));
+            env.sleep_until(opened + cut_after).await;
+            drop(theirs);
+            attended.await.unwrap();
+            let told = ear.1.get().expect("nobody was told").since(opened);
+            let soon = told_after..told_after + Duration::from_millis(10);
+            assert!(soon.contains(&told), "cut after {cut_after:?}, told after {told:?}");
+        }
+    }
 }

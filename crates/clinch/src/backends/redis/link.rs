@@ -44,9 +44,10 @@ impl Link {
         self.wire.ended()
     }
 
-    /// Waits until the connection is gone.
-    pub(super) async fn gone(&self) {
-        self.wire.gone().await;
+    /// Waits until the connection is gone, and does not keep it.
+    pub(super) fn gone(&self) -> impl Future<Output = ()> + use<> {
+        let wire = self.wire.clone();
+        async move { wire.gone().await }
     }
 
     /// Sends one command.
@@ -126,7 +127,7 @@ pub(super) mod tests {
         Link::new(Box::new(stream), None, &Address::Unix("test".into()), env())
     }
 
-    fn env() -> Env {
+    pub(in super::super) fn env() -> Env {
         let clock = Clock::simulated(SystemTime::UNIX_EPOCH);
         let tcp = Tcp::new(clock, Lane::here().unwrap());
         Env::new(clock, Random::seeded(1), Lane::here().unwrap(), Arc::new(tcp))
