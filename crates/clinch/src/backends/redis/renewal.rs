@@ -58,6 +58,12 @@ impl Store {
             note(&mut answers, group, renewals);
         }
         let unanswered = || Renewal::Failed(Error::new(ErrorKind::Unknown, "the server left a renewal out"));
+        for (claim, answer) in claims.iter().zip(&answers) {
+            // Not before all have come: who gives up on the others has heard of none.
+            if !claim.place && matches!(answer, Some(Renewal::Lost(_))) {
+                self.claims.held.let_go(claim.id);
+            }
+        }
         answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
     }
 

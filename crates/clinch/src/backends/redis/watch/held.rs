@@ -40,8 +40,8 @@ pub(in super::super) struct Held {
 #[derive(Default)]
 struct State {
     leases: ByClaim<Lease>,
-    /// The claims whose keys the server tells of.
-    told: HashMap<Arc<str>, ClaimId>,
+    /// The claims whose keys the server tells of. One that is gone and not yet let go of may be beside the one that has the lock now.
+    told: HashMap<Arc<str>, Vec<ClaimId>>,
     /// Those that are to be read, by when; and those that were not found. So no step looks through all.
     due: BTreeSet<(Instant, ClaimId)>,
     missed: BTreeSet<ClaimId>,
@@ -106,11 +106,12 @@ impl Held {
     /// The server told of this key.
     pub(in super::super) fn changed(&self, key: &str, now: Instant) {
         let mut state = lock(&self.state);
-        if let Some(id) = state.told.get(key).copied() {
+        let Some(told) = state.told.remove(key) else { return };
+        for id in told {
             state.set(id, Sight::Due(now + GATHER));
-            if state.arm(now + GATHER) {
-                self.news.notify_one();
-            }
+        }
+        if state.arm(now + GATHER) {
+            self.news.notify_one();
         }
     }
 
@@ -264,7 +265,7 @@ impl State {
         match sight {
             Sight::Due(at) => drop(self.due.insert((at, id))),
             Sight::Missed => drop(self.missed.insert(id)),
-            Sight::Watched { key, .. } => drop(self.told.insert(key, id)),
+            Sight::Watched { key, .. } => self.told.entry(key).or_default().push(id),
             Sight::Looked => {}
         }
     }
@@ -289,8 +290,14 @@ impl State {
         match was.look() {
             Sight::Due(at) => drop(self.due.remove(&(*at, id))),
             Sight::Missed => drop(self.missed.remove(&id)),
-            Sight::Watched { key, .. } if self.told.get(key) == Some(&id) => drop(self.told.remove(key)),
-            Sight::Watched { .. } | Sight::Looked => {}
+            Sight::Watched { key, .. } => {
+                let Some(told) = self.told.get_mut(key) else { return };
+                told.retain(|other| *other != id);
+                if told.is_empty() {
+                    self.told.remove(key);
+                }
+            }
+            Sight::Looked => {}
         }
     }
 
@@ -491,6 +498,27 @@ mod tests {
             assert_eq!(held.watched_on(new.id), None, "a change was not heard");
             held.let_go(new.id);
         }
+    }
+
+    /// A guard whose claim is gone may be there still when its lock is taken again.
+    #[test]
+    fn one_that_is_gone_takes_the_news_from_nobody() {
+        let held = Held::default();
+        let (old, new) = (claim(1), Claim { name: claim(1).name, ..claim(2) });
+        let watches = watched(&held, &[old.clone(), new.clone()]);
+        let watches: Vec<Watch> = [new.id, old.id]
+            .into_iter()
+            .filter_map(|id| watches.iter().find(|(watched, _)| *watched == id).cloned())
+            .collect();
+        held.reading(&watches, 1);
+        held.read(&watches, 1, &[true, false]);
+        held.done();
+        assert_eq!(held.missed(), [(old.id, old.name)]);
+        held.changed("job/1", START + YOUNG);
+        assert_eq!(held.watched_on(new.id), None, "a change was not heard");
+        held.let_go(old.id);
+        held.let_go(new.id);
+        assert!(held.is_idle());
     }
 
     #[test]
