@@ -163,6 +163,29 @@ fn a_server_that_stops_between_two_answers_is_told() {
     assert_eq!(said.1["round_trip"], Value::Null);
 }
 
+/// A slash too many before the password, and it is taken for a part of the path that every message names.
+#[test]
+fn a_password_in_the_path_of_a_socket_is_not_shown() {
+    for rest in [
+        format!("/:{SECRET}@/run/redis.sock"),
+        format!("/me:{SECRET}@/run/redis.sock"),
+        format!("//me:{SECRET}@localhost/run/redis.sock"),
+        format!("me@/:{SECRET}@/run/redis.sock"),
+    ] {
+        let world = World::on(format!("redis+unix://{rest}"));
+        for verb in [&["ls"][..], &["run", "x", "true"], &["doctor"], &["doctor", "--json"]] {
+            let output = world.output(verb.iter().copied());
+            let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+            assert!(!said.contains(SECRET) && said.contains("before the path"), "{rest}: {said}");
+            assert_eq!(output.status.code(), Some(64), "{rest}: {said}");
+        }
+    }
+    // One that is meant.
+    let world = World::on("redis+unix:///nowhere/a:b%40c.sock".to_owned());
+    let output = world.output(["ls"]);
+    assert_eq!(output.status.code(), Some(69), "{output:?}");
+}
+
 /// Where a user has no home, nothing is told of the store.
 #[test]
 fn a_user_without_a_home_gets_a_report() {

@@ -34,6 +34,9 @@ pub(crate) struct StoreUrl {
     params: Vec<(String, String)>,
     /// Whether its path, keys and values may be parts of a secret whose characters were not escaped.
     spills: bool,
+    /// Whether the path, as it stands in the URL, reads as one with a password in it.
+    #[cfg(feature = "redis")]
+    pub(crate) path_has_password: bool,
     /// The authority as it stands in the URL, for stores whose servers have users of their own.
     #[cfg(feature = "redis")]
     servers: String,
@@ -52,6 +55,8 @@ impl StoreUrl {
         };
         #[cfg(feature = "redis")]
         let servers = authority.to_owned();
+        #[cfg(feature = "redis")]
+        let path_has_password = path.rsplit_once('@').is_some_and(|(before, _)| before.contains(':'));
         let (credentials, authority) = match authority.rsplit_once('@') {
             Some((credentials, hosts)) => (Some(credentials), hosts),
             None => (None, authority),
@@ -72,6 +77,8 @@ impl StoreUrl {
             credentials,
             params,
             spills,
+            #[cfg(feature = "redis")]
+            path_has_password,
             #[cfg(feature = "redis")]
             servers,
             known: Vec::new(),

@@ -105,6 +105,13 @@ impl Settings {
         let path = url.path.trim_matches('/').to_owned();
         let (topology, db) = match variant {
             "" => (Topology::Single(one(addresses(url, 6379)?)?), path),
+            // Every message names the path.
+            "unix" if url.path_has_password => {
+                return Err(Error::invalid(
+                    "user and password stand before the path of the socket, as in redis+unix://user:password@/run/redis.sock; an @ in \
+                     the path is written as %40",
+                ));
+            }
             "unix" => {
                 let db = url.take("db")?.unwrap_or_default();
                 if !url.authority.is_empty() || path.is_empty() || tls.is_some() {
