@@ -29,7 +29,7 @@ pub(crate) const DEFAULT_URL: &str = "file://";
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Store {
     /// The store of the locks: file:// (one user's jobs on this host, no server needed), file:///DIR, file:///DIR?share=group (for
-    /// several users), memory://, redis://HOST, rediss://HOST, redis+unix:///SOCKET, redis+sentinel://HOST,HOST,HOST/MASTER, redis+cluster://HOST,HOST,
+    /// several users), redis://HOST, rediss://HOST, redis+unix:///SOCKET, redis+sentinel://HOST,HOST,HOST/MASTER, redis+cluster://HOST,HOST,
     /// redlock://HOST,HOST,HOST, etcd://HOST,HOST,HOST, etcds://HOST. Everybody on this host sees what stands here: put a URL with
     /// a password into CLINCH_URL
     #[arg(

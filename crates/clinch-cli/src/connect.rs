@@ -162,6 +162,10 @@ pub(crate) async fn connect_within(store: &Store, env: &Env, limits: &Limits) ->
     });
     match (connected.await, failure) {
         (Err(error), Some(failure)) if is_transient(&error) => Err(error.with_source(failure)),
+        (Ok(locks), _) if !locks.capabilities().processes => Err(Error::new(
+            ErrorKind::Unsupported,
+            "no other process sees the locks of this store, so they exclude nobody; use another one, as file://",
+        )),
         (connected, _) => connected,
     }
 }

@@ -150,20 +150,22 @@ fn a_wrapper_that_is_killed_at_its_release_leaves_the_lock_closed() {
 fn the_watch_over_an_inner_run_outlives_the_job_around_it() {
     let world = World::new();
     let job = r#"exec "$CLINCH" run --min-hold 1h y sh -c 'echo $$ > inner.pid; exec sleep 60'"#;
-    let outer = ["run", "-u", "memory://", "--on-lost", "kill", "x", "-c", job];
+    let redis = Redis::start();
+    let url = redis.url();
+    let outer = |name| ["run", "-u", &*url, "--on-lost", "kill", name, "-c", job];
     let open = || {
         assert_eq!(world.code(["break", "--yes", "y"]), 0);
         std::fs::remove_file(world.path("inner.pid")).unwrap();
     };
     // By the watch over the outer one, and by its wrapper.
-    let mut run = world.start(outer);
+    let mut run = world.start(outer("x"));
     let inner = world.pid("inner.pid");
     run.signal(Signal::KILL);
     run.wait();
     eventually("the inner job is dead", || !runs(inner));
     eventually("its lock is closed", || is_closed(&world, "y"));
     open();
-    let mut run = world.start(["run", "--max-hold", "1s"].into_iter().chain(outer[1..].iter().copied()));
+    let mut run = world.start(["run", "--max-hold", "1s"].into_iter().chain(outer("z")[1..].iter().copied()));
     let inner = world.pid("inner.pid");
     assert_eq!(run.code(), 79);
     assert!(!runs(inner));

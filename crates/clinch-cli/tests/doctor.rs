@@ -186,6 +186,23 @@ fn a_password_in_the_path_of_a_socket_is_not_shown() {
     assert_eq!(output.status.code(), Some(69), "{output:?}");
 }
 
+/// Two jobs with a store of their own each run side by side, and nothing tells.
+#[test]
+fn a_store_that_no_other_process_sees_is_refused() {
+    let world = World::on("memory://".to_owned());
+    for verb in ["run", "acquire"] {
+        let output =
+            world.output([verb, "x", "touch", "ran"].into_iter().take(if verb == "run" { 4 } else { 2 }));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(64), "{said}");
+        assert!(said.contains("exclude nobody") && said.contains("file://"), "{said}");
+    }
+    assert!(!world.path("ran").exists());
+    let said = Said::of("memory://");
+    said.ends(2, &["connect"]);
+    assert!(said.one("connect").contains("exclude nobody"), "{}", said.1);
+}
+
 /// Where a user has no home, nothing is told of the store.
 #[test]
 fn a_user_without_a_home_gets_a_report() {

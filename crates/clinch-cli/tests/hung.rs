@@ -265,7 +265,8 @@ fn a_lock_is_renewed_while_its_program_is_not_read() {
 fn a_killed_wrapper_takes_a_job_along_whose_program_is_not_read() {
     let world = World::new();
     let storage = unreadable(&world);
-    let run = world.start(["run", "-u", "memory://", "x", "./job"]);
+    let redis = Redis::start();
+    let run = world.start(["run", "-u", &redis.url(), "x", "./job"]);
     let job = asking(&run);
     run.signal(Signal::KILL);
     eventually("the job is dead", || !runs(job));

@@ -4,6 +4,7 @@ mod common;
 
 use std::process::Command;
 
+use clinch_testkit::Redis;
 use common::{CLOSE, Running, World, eventually, kill, runs, state};
 use rustix::process::{Signal, getpid, set_child_subreaper};
 
@@ -54,6 +55,8 @@ fn an_inner_run_neither_enters_nor_awaits_the_lock_of_a_killed_wrapper() {
 /// On a store that frees the lock of a dead wrapper, its job or what that has started goes on without it.
 #[test]
 fn a_killed_wrapper_takes_all_of_its_job_along_where_the_job_cannot_keep_the_lock() {
+    let redis = Redis::start();
+    let leased = redis.url();
     let world = World::new();
     // One that does nothing else, one in a group of its own that is deaf and not told of the lock, one below it, and one that has lost its
     // parent.
@@ -65,7 +68,7 @@ fn a_killed_wrapper_takes_all_of_its_job_along_where_the_job_cannot_keep_the_loc
     );
     world.write("part", &part.replace("PID", "third"));
     world.write("left", &part.replace("PID", "fourth"));
-    let run = world.start(["run", "-u", "memory://", "x", "-c", &job]);
+    let run = world.start(["run", "-u", &leased, "x", "-c", &job]);
     let parts = ["job.pid", "first.pid", "second.pid", "third.pid", "fourth.pid"].map(|name| world.pid(name));
     run.signal(Signal::KILL);
     for part in parts {
@@ -76,6 +79,8 @@ fn a_killed_wrapper_takes_all_of_its_job_along_where_the_job_cannot_keep_the_loc
 /// A process whose first thread has ended has no environment by which it is found, and goes on.
 #[test]
 fn a_killed_wrapper_takes_a_part_along_whose_first_thread_has_ended() {
+    let redis = Redis::start();
+    let leased = redis.url();
     let world = World::new();
     let part = "import ctypes, os, threading, time\n\
         def run():\n    while ') Z' not in open('/proc/self/stat').read(): time.sleep(0.01)\n\
@@ -83,7 +88,7 @@ fn a_killed_wrapper_takes_a_part_along_whose_first_thread_has_ended() {
         threading.Thread(target=run).start()\nctypes.CDLL(None).pthread_exit(None)\n";
     world.write("part.py", part);
     let job = "(setsid python3 part.py > /dev/null 2>&1 &); sleep 60";
-    let run = world.start(["run", "-u", "memory://", "x", "-c", job]);
+    let run = world.start(["run", "-u", &leased, "x", "-c", job]);
     let part = world.pid("part.pid");
     run.signal(Signal::KILL);
     let threads = || std::fs::read_dir(format!("/proc/{part}/task")).map_or(0, Iterator::count);
@@ -93,16 +98,18 @@ fn a_killed_wrapper_takes_a_part_along_whose_first_thread_has_ended() {
 /// The kernel finds the job stopped when it gives it away, in a group of its own, and hangs it up: its leader dies before the others are found.
 #[test]
 fn a_killed_wrapper_hangs_nobody_up() {
+    let redis = Redis::start();
+    let leased = redis.url();
     const TRIES: usize = 32;
     let worlds: Vec<World> = (0..TRIES).map(|_| World::new()).collect();
     for world in &worlds {
         // To close the last copy of a file that is gone takes a while, after the pipe to the watch and before the job is given away.
         let script = "head -c 6M /dev/zero > large; exec 200<> large; rm large; \
-                      exec \"$CLINCH\" run -u memory:// x perl -e 'setpgrp; exec @ARGV' bash -c \"$0\"";
+                      exec \"$CLINCH\" run -u $LEASED $$ perl -e 'setpgrp; exec @ARGV' bash -c \"$0\"";
         let job = "exec 200<&-; trap 'echo hup > hup' HUP; echo $PPID > run.pid; echo $$ > job.pid; sleep 60 & wait";
         let mut shell = Command::new("env");
         shell.args(["--default-signal", "setsid", "bash", "-c", script, job]).current_dir(world.path("."));
-        shell.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env_remove("CLINCH_HELD");
+        shell.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env("LEASED", &leased).env_remove("CLINCH_HELD");
         let mut run = Running(shell.spawn().unwrap());
         world.pid("job.pid");
         kill(world.pid("run.pid"), Signal::KILL);
@@ -117,10 +124,12 @@ fn a_killed_wrapper_hangs_nobody_up() {
 /// A job that has moved itself to another group is stopped for ever.
 #[test]
 fn a_killed_wrapper_takes_a_job_along_that_has_left_its_group() {
+    let redis = Redis::start();
+    let leased = redis.url();
     let world = World::new();
     let job = r#"$|=1; my $part = fork // die; if (!$part) { sleep 60; exit } setpgrp($part, $part); setpgrp(0, $part);
         open F, ">job.pid"; print F "$$\n"; close F; sleep 60"#;
-    let run = world.start(["run", "-u", "memory://", "x", "perl", "-e", job]);
+    let run = world.start(["run", "-u", &leased, "x", "perl", "-e", job]);
     let job = world.pid("job.pid");
     run.signal(Signal::KILL);
     eventually("the job is dead", || !runs(job));
@@ -129,10 +138,12 @@ fn a_killed_wrapper_takes_a_job_along_that_has_left_its_group() {
 /// The wrapper is killed while it waits for orphans, and they go on without its lock.
 #[test]
 fn a_killed_wrapper_takes_the_orphans_along_that_it_waited_for() {
+    let redis = Redis::start();
+    let leased = redis.url();
     let world = World::new();
     let script = "setsid sh -c 'echo $$ > daemon.pid; exec sleep 60' > /dev/null 2>&1 & \
                   while [ ! -s daemon.pid ]; do sleep 0.02; done";
-    let args = ["run", "-u", "memory://", "--orphans", "wait", "--events", "events", "x", "-c", script];
+    let args = ["run", "-u", &leased, "--orphans", "wait", "--events", "events", "x", "-c", script];
     let run = world.start(args);
     eventually("the job has ended", || world.read("events").contains("exited"));
     run.signal(Signal::KILL);
@@ -162,11 +173,13 @@ fn who_was_there_before_the_job_is_none_of_what_it_leaves_behind() {
 /// What watches over a job outlives it, keeps its caller's pipe open, or ends with it by the same name.
 #[test]
 fn the_watch_over_a_job_is_seen_by_nobody() {
+    let redis = Redis::start();
+    let leased = redis.url();
     let world = World::new();
     // Whatever the wrapper leaves to others falls to us, and stays.
     set_child_subreaper(Some(getpid())).unwrap();
     // Its pipe, the wrapper and the job; and the lock, where that can be held, or a timer.
-    for url in ["memory://".to_owned(), world.url()] {
+    for url in [leased.clone(), world.url()] {
         let mut run = world.start(["run", "-u", &url, "x", "-c", JOB]);
         world.pid("job.pid");
         let children = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.pid())).unwrap();
@@ -194,7 +207,7 @@ fn the_watch_over_a_job_is_seen_by_nobody() {
     let output = world.output([
         "run",
         "-u",
-        "memory://",
+        &leased,
         "x",
         "sh",
         "-c",
@@ -269,9 +282,11 @@ fn watch_of(run: &Running) -> Option<i32> {
 /// The lease of a wrapper that is stopped, or hangs, runs out, and its job runs on beside the next one's.
 #[test]
 fn a_job_ends_with_its_lease_although_its_wrapper_is_stopped() {
+    let redis = Redis::start();
+    let leased = redis.url();
     let world = World::new();
     let job = "setsid sh -c 'echo $$ > part.pid; exec sleep 60' & echo $$ > job.pid; exec sleep 60";
-    let mut run = world.start(["run", "-u", "memory://", "--ttl", "1s", "x", "-c", job]);
+    let mut run = world.start(["run", "-u", &leased, "--ttl", "1s", "x", "-c", job]);
     let parts = ["job.pid", "part.pid"].map(|name| world.pid(name));
     run.signal(Signal::STOP);
     for part in parts {
@@ -283,29 +298,32 @@ fn a_job_ends_with_its_lease_although_its_wrapper_is_stopped() {
 /// The watch is killed or stopped before the wrapper is, and the job runs on without its lock.
 #[test]
 fn a_job_ends_with_its_wrapper_whatever_became_of_its_watch() {
+    let redis = Redis::start();
+    let leased = redis.url();
     let world = World::new();
-    let started = || {
+    // The lock of a killed one outlives it for a while.
+    let started = |name: &str| {
         let _ = std::fs::remove_file(world.path("job.pid"));
-        let run = world.start(["run", "-u", "memory://", "x", "-c", "echo $$ > job.pid; exec sleep 60"]);
+        let run = world.start(["run", "-u", &leased, name, "-c", "echo $$ > job.pid; exec sleep 60"]);
         let job = world.pid("job.pid");
         eventually("there is a watch", || watch_of(&run).is_some());
         let watch = watch_of(&run).unwrap();
         (run, job, watch)
     };
-    let (run, job, watch) = started();
+    let (run, job, watch) = started("x");
     assert!(kill(watch, Signal::KILL));
     eventually("there is another watch", || watch_of(&run).is_some_and(|other| other != watch));
     run.signal(Signal::KILL);
     eventually("the job is dead", || !runs(job));
 
-    let (run, job, watch) = started();
+    let (run, job, watch) = started("y");
     run.signal(Signal::STOP);
     assert!(kill(watch, Signal::STOP));
     eventually("both are stopped", || [run.pid(), watch].iter().all(|pid| state(*pid) == Some('T')));
     run.signal(Signal::KILL);
     eventually("the job is dead", || !runs(job));
 
-    let (run, _, watch) = started();
+    let (run, _, watch) = started("z");
     assert!(kill(watch, Signal::STOP));
     eventually("its watch goes on", || state(watch) == Some('S'));
     drop(run);

@@ -2,6 +2,7 @@
 
 mod common;
 
+use clinch_testkit::Redis;
 use common::{Running, World, eventually, kill, runs};
 use rustix::process::Signal;
 
@@ -159,9 +160,11 @@ fn a_loss_can_be_ignored_but_is_told() {
 #[test]
 fn a_renewed_lease_keeps_its_job() {
     let world = World::new();
-    let args = ["run", "-u", "memory://", "--ttl", "1200ms", "--grace", "300ms", "x", "sleep", "3"];
+    let redis = Redis::start();
+    let url = redis.url();
+    let args = ["run", "-u", &url, "--ttl", "1200ms", "--grace", "300ms", "x", "sleep", "3"];
     assert_eq!(world.code(args), 0);
-    assert_eq!(world.code(["run", "-u", "memory://?ttl=300ms", "--grace", "80ms", "x", "true"]), 64);
+    assert_eq!(world.code(["run", "-u", &format!("{url}?ttl=300ms"), "--grace", "80ms", "x", "true"]), 64);
 }
 
 /// What the job starts in groups of its own cannot be found, and works on without the lock.

@@ -8,6 +8,7 @@ use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
+use clinch_testkit::Redis;
 use common::terminal::Terminal;
 use common::{World, eventually, runs, state};
 use rustix::process::Signal;
@@ -292,11 +293,10 @@ fn a_wrapper_that_is_stopped_goes_on_with_any_part_of_its_job() {
 /// A job that is stopped with its wrapper stays stopped for ever after its lease has run out, or runs on without one if it is continued.
 #[test]
 fn a_job_that_is_stopped_ends_with_its_lease() {
+    let redis = Redis::start();
     let world = World::new();
     let mut terminal = Terminal::new(&world);
-    terminal.type_in(
-        "\"$CLINCH\" run -u memory:// --ttl 3s x sh -c 'echo $PPID > run.pid; echo $$ > job.pid; exec sleep 60'\n",
-    );
+    terminal.type_in(&"\"$CLINCH\" run -u LEASED --ttl 3s x sh -c 'echo $PPID > run.pid; echo $$ > job.pid; exec sleep 60'\n".replace("LEASED", &redis.url()));
     let (job, wrapper) = (world.pid("job.pid"), world.pid("run.pid"));
     terminal.type_in("\x1a");
     terminal.shows("Stopped");
@@ -306,9 +306,14 @@ fn a_job_that_is_stopped_ends_with_its_lease() {
 /// As above, of a run inside a job, whose watch is stopped with all of that.
 #[test]
 fn an_inner_job_that_is_stopped_ends_with_its_lease() {
+    let redis = Redis::start();
     let world = World::new();
     let mut terminal = Terminal::new(&world);
-    world.write("inner", r#""$CLINCH" run -u memory:// --ttl 3s y sh -c 'echo $$ > job.pid; exec sleep 60'"#);
+    world.write(
+        "inner",
+        &r#""$CLINCH" run -u LEASED --ttl 3s y sh -c 'echo $$ > job.pid; exec sleep 60'"#
+            .replace("LEASED", &redis.url()),
+    );
     terminal.type_in("\"$CLINCH\" run x sh ./inner\n");
     let job = world.pid("job.pid");
     terminal.type_in("\x1a");
@@ -482,10 +487,13 @@ fn break_asks_on_a_terminal() {
 /// The wrapper leads a session, as under `ssh -t`, and is killed: the kernel hangs the job up, and its parts have no parent to be found by.
 #[test]
 fn a_killed_wrapper_that_leads_a_session_takes_all_of_its_job_along() {
+    let redis = Redis::start();
     let world = World::new();
     world.write("part", "echo $$ > part.pid; while :; do sleep 0.02; done");
     let mut terminal = Terminal::new(&world);
-    terminal.type_in("exec \"$CLINCH\" run -u memory:// x -c 'timeout 60 sh ./part; true'\n");
+    terminal.type_in(
+        &"exec \"$CLINCH\" run -u LEASED x -c 'timeout 60 sh ./part; true'\n".replace("LEASED", &redis.url()),
+    );
     let part = world.pid("part.pid");
     terminal.shell.signal(Signal::KILL);
     eventually("the part is dead", || !runs(part));

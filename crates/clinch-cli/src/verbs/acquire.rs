@@ -104,13 +104,13 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
     let locks = with_lease(connected?, &args.lease, "")?;
     let can = locks.capabilities();
     let mut holder = None;
-    let lease = if can.detached && can.processes {
+    let lease = if can.detached {
         if args.for_pid.is_some() {
             let text = "--for is for file://: on this store a lock is bound to no process; it ends with its lease, or by `clinch release`";
             return Err(Failure::usage(text).into());
         }
         take(&locks, args, &env, &limits, &waiting, signals).await
-    } else if can.crash_release && can.processes {
+    } else if can.crash_release {
         // Wrong arguments are told here, where they can be explained.
         Request::new(&locks, &args.name, &args.share)?;
         let mut started = Holder::start(store, args)?;
