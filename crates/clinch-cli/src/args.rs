@@ -100,7 +100,7 @@ pub(crate) struct Run {
     pub(crate) shell_command: Option<OsString>,
     /// Become the command, with no clinch beside it: on file:// only, where the kernel keeps the lock until the command and all
     /// that inherits its descriptor have ended. Nobody is told of a lost lock, and a run of the same lock inside is refused
-    #[arg(short = 'F', long, conflicts_with_all = ["max_hold", "grace", "on_lost", "min_hold", "once_per", "orphans", "events"])]
+    #[arg(short = 'F', long, conflicts_with_all = ["max_hold", "grace", "on_lost", "min_hold", "once_per", "retry_failed", "orphans", "events"])]
     pub(crate) no_fork: bool,
     #[command(flatten)]
     pub(crate) patience: Patience,
@@ -329,7 +329,8 @@ pub(crate) struct Release {
 ///
 /// The holder is told, and its job is stopped, where it can be reached. A shell that holds it by `clinch acquire` cannot be told: it
 /// has 15 s, unless its lease ends or it releases the lock before; `clinch renew` answers 79 meanwhile. The next holder's token is larger, so stores that
-/// check tokens refuse what the old holder still writes. What was done is told when all of it is done.
+/// check tokens refuse what the old holder still writes. What was done is told when all of it is done. Exits with 1 when there is
+/// nothing to take away, or the answer is no.
 #[derive(Args, Debug)]
 pub(crate) struct Break {
     /// The lock

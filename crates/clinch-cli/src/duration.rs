@@ -18,6 +18,9 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
 /// Parses for how long a lock is kept closed. Who asks for more would learn it after the job.
 pub(crate) fn parse_closed(text: &str) -> Result<Duration, String> {
     let time = parse(text)?;
+    if time.is_zero() {
+        return Err("it must be longer than zero".to_owned());
+    }
     if time > Guard::MAX_LINGER {
         return Err("a lock can be kept closed for ten years at most".to_owned());
     }
@@ -27,11 +30,17 @@ pub(crate) fn parse_closed(text: &str) -> Result<Duration, String> {
 /// The shortest pause between two looks at a store: others need it, too.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
+/// The longest one. Much more does not fit the clock.
+const LONGEST_PAUSE: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Parses a time to wait between two looks at a store.
 pub(crate) fn parse_pause(text: &str) -> Result<Duration, String> {
     let pause = parse(text)?;
     if pause < SHORTEST_PAUSE {
         return Err("a store is asked every 100ms at most".to_owned());
+    }
+    if pause > LONGEST_PAUSE {
+        return Err("a store is asked once a day at least".to_owned());
     }
     Ok(pause)
 }

@@ -55,6 +55,7 @@ fn what_needs_somebody_beside_the_command_is_refused() {
         "--on-lost=term",
         "--min-hold=1s",
         "--once-per=1s",
+        "--retry-failed",
         "--orphans=leave",
         "--events=e",
     ] {

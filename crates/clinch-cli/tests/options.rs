@@ -226,3 +226,19 @@ fn a_line_is_run_by_the_shell_of_the_environment() {
     assert_eq!(with(Some("/bin/bash")), "/bin/bash x\n");
     assert_eq!([with(Some("")), with(None)], ["/bin/sh x\n"; 2]);
 }
+
+/// A look that never comes again is no panic, and a lock that is to be kept closed for no time is a mistake.
+#[test]
+fn a_time_that_makes_no_sense_is_refused() {
+    let world = World::new();
+    for line in [
+        &["ls", "--watch=18446744073709551615"][..],
+        &["ls", "--watch=25h"],
+        &["run", "--min-hold", "0", "x", "touch", "ran"],
+        &["run", "--once-per", "0s", "x", "touch", "ran"],
+    ] {
+        let output = world.clinch(line.iter().copied()).stdin(std::process::Stdio::null()).output().unwrap();
+        assert_eq!(output.status.code(), Some(64), "{line:?}: {output:?}");
+    }
+    assert!(!world.path("ran").exists());
+}

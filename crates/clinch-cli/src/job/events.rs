@@ -26,6 +26,7 @@ use crate::writer::{Log, To, WRITER};
 pub(crate) struct Events {
     to: Option<To>,
     name: String,
+    has_told_loss: bool,
 }
 
 /// One line of `clinch run --events`.
@@ -190,12 +191,19 @@ impl Events {
             }),
         });
         let to = to.transpose()?.map(|file| To::Events(Arc::new(Log::new(file))));
-        Ok(Events { to, name: name.to_owned() })
+        Ok(Events { to, name: name.to_owned(), has_told_loss: false })
     }
 
     /// Whether anybody listens.
     pub(crate) fn wanted(&self) -> bool {
         self.to.is_some()
+    }
+
+    /// Writes that the lock was lost, which is found out while the job runs and again at its release.
+    pub(crate) fn lost(&mut self, loss: &Loss) {
+        if !std::mem::replace(&mut self.has_told_loss, true) {
+            self.emit(|| Event::lost(loss));
+        }
     }
 
     /// Writes one event.

@@ -327,7 +327,7 @@ impl Supervisor<'_> {
         let remaining_ms = self.guard.remaining().map(whole_ms);
         match &standing {
             Standing::Lost(loss) => {
-                self.events.emit(|| Event::lost(loss));
+                self.events.lost(loss);
                 if !self.run.quiet {
                     say(format_args!("lock \"{}\" was lost: {loss}", self.run.name));
                 }

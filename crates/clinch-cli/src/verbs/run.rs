@@ -276,7 +276,7 @@ impl<'a> Session<'a> {
                 self.tell(|| "released".to_owned());
             }
             Ok(Released::AlreadyLost(loss)) => {
-                self.events.emit(|| Event::lost(&loss));
+                self.events.lost(&loss);
                 if !lost && !self.run.quiet {
                     say(format_args!("lock \"{}\" was lost before the job ended: {loss}", self.run.name));
                 }
