@@ -28,7 +28,8 @@ pub(crate) struct ProcessEnd(AsyncFd<OwnedFd>);
 impl ProcessEnd {
     /// Fails when there is no such process.
     pub(crate) fn of(pid: Pid) -> io::Result<ProcessEnd> {
-        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::NONBLOCK)?;
+        // No flags, which there are since Linux 5.10 only: it is waited for, not read.
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
         // SAFETY: the `OwnedFd` is open and moves into the registration's private field, which nothing takes it out of or
         // replaces, so it stays open and the same file until the registration ends.
         let registered = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clinch::backend::NOTICE;
 use clinch::{ClaimId, Env, Guard, Instant, Lane, Locks};
+use rustix::io::Errno;
 use rustix::process::{Pid, getppid, setsid};
 use serde::{Deserialize, Serialize};
 use tokio::net::unix::pipe::Receiver;
@@ -198,8 +199,11 @@ pub(crate) async fn read_line(from: &Receiver, line: &mut Vec<u8>) -> io::Result
 }
 
 fn end_of(pid: i32) -> Result<ProcessEnd, Failure> {
-    let end = Pid::from_raw(pid).map(ProcessEnd::of);
-    end.and_then(Result::ok).ok_or_else(|| Failure::new(USAGE, format!("there is no process {pid}")))
+    let end = Pid::from_raw(pid).map_or_else(|| Err(Errno::SRCH.into()), ProcessEnd::of);
+    end.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::SRCH) => Failure::new(USAGE, format!("there is no process {pid}")),
+        _ => Failure::system(&format!("cannot wait for the end of process {pid}"), error),
+    })
 }
 
 /// Tells who asks which claim waits, if that does not take any time: it may be stopped.
