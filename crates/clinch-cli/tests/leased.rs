@@ -122,6 +122,33 @@ fn a_lease_is_kept_while_many_are_looked_at_that_have_no_environment() {
     assert_eq!(code, 0);
 }
 
+/// What is left of the lease, as the store says.
+fn left(world: &World) -> Option<u64> {
+    world.claims("x", "held").first()?["expires_in_ms"].as_u64()
+}
+
+/// A wrapper that is stopped just after a renewal has told nobody of that: its job is ended, and it says that this was the job's own end.
+#[test]
+fn a_job_that_its_watch_has_ended_did_not_end_by_itself() {
+    let redis = Redis::start();
+    let world = World::on(redis.url());
+    let job = "echo $$ > job.pid; exec sleep 60";
+    let mut run = world.start(["run", "--ttl", "4s", "--events", "events", "x", "-c", job]);
+    let job = world.pid("job.pid");
+    let mut before = left(&world);
+    eventually("the lease is renewed", || {
+        let now = left(&world);
+        let is_renewed = now.is_none() || now > before;
+        before = now;
+        is_renewed
+    });
+    run.signal(Signal::STOP);
+    eventually("the job is dead", || !runs(job));
+    assert_eq!(run.code(), 79);
+    let events = world.events("events");
+    assert!(events.iter().any(|event| ["stopping", "lost"].iter().any(|name| event["event"] == *name)));
+}
+
 /// A lock that was handed over has a lease of three seconds until somebody makes it longer: too little for a job.
 #[test]
 fn a_lock_that_is_handed_over_has_its_whole_lease() {

@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// Kills all of a job, or keeps its lock; then keeps that closed, if it is to be.
 pub(crate) fn run(store: &Store, args: &EndJob) -> Outcome {
-    sys::set_name(watcher::NAME);
+    sys::set_name(if args.keep { watcher::NAME } else { watcher::ENDS });
     let claim: ClaimId = args.claim.parse().map_err(|_| Failure::usage("this is no claim"))?;
     end(args, claim);
     match (&args.close, args.until, args.of) {

@@ -5,6 +5,7 @@
 //! the same lock.
 
 use std::collections::HashSet;
+use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -208,12 +209,16 @@ fn is_clinch(pid: i32) -> bool {
     program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))
 }
 
+/// Whether a process has this name, or had it when it ended.
+pub(crate) fn is_named(pid: Pid, name: &CStr) -> bool {
+    fs::read(format!("/proc/{pid}/comm")).is_ok_and(|is| is.strip_suffix(b"\n") == Some(name.to_bytes()))
+}
+
 /// Whether a process watches over a run (`watcher.rs`), perhaps one inside the job: it is no part of that, and has to see to its own when this ends. It is
 /// known by its name and program, also while it becomes the verb.
 pub(crate) fn is_watch(pid: Pid) -> bool {
-    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let name = name.strip_suffix(b"\n").unwrap_or_default();
-    (name == watcher::NAME.to_bytes() || name == b"exe") && is_clinch(raw(pid))
+    [watcher::NAME, watcher::ENDS, watcher::BECOMES].iter().any(|name| is_named(pid, name))
+        && is_clinch(raw(pid))
 }
 
 /// Meets processes, each with its parent, and all below those of which `meet` says that it goes on there, but those that were seen.

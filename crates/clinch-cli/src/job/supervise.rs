@@ -125,6 +125,10 @@ impl Supervisor<'_> {
 
     /// Looks after children, of which some may have died; tells how the job ended if it is over.
     fn look(&mut self, died: bool) -> Option<Exit> {
+        if self.progress.stage == Stage::Running && self.child.watch().has_fired() {
+            // Although the lock may have been renewed since.
+            self.kill();
+        }
         if let Some(exit) = self.child.look() {
             if self.progress.stage == Stage::Running && !self.may_go_on() {
                 // The watch has seen the end of the lease before us.
@@ -240,6 +244,7 @@ impl Supervisor<'_> {
     /// Has another watch over the job where somebody has killed the one before, not without a lock. Where there can be none, it goes on without.
     fn watch_anew(&mut self, is_unwatched: bool) {
         if is_unwatched
+            && !self.child.watch().has_fired()
             && self.guard.is_held()
             && let Ok(lock) = inherited(self.guard)
         {
@@ -311,6 +316,9 @@ impl Supervisor<'_> {
         self.events.emit(|| Event::Stopping { signal, remaining_ms });
         if !self.run.quiet {
             let why = match self.guard.standing() {
+                Standing::Held | Standing::Jeopardy if self.child.watch().has_fired() => {
+                    "may have been lost while this process was stopped"
+                }
                 // Renewals are in time: it is its own end that has come.
                 Standing::Held if self.run.max_hold.is_some() => "reaches its --max-hold",
                 Standing::Held | Standing::Jeopardy => "is about to be lost",

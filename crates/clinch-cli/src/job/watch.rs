@@ -20,6 +20,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
 use super::fork::Image;
+use super::kin::is_named;
 use super::stat::Stat;
 use super::sys::ProcessEnd;
 use super::watcher::{self, Word};
@@ -90,6 +91,12 @@ impl Watch {
             None => pending().await,
         }
         self.end = None;
+    }
+
+    /// Whether it ends the job, or has, since it had no word in time that the lock lasts longer. Its id is its own until it is dropped.
+    pub(crate) fn has_fired(&self) -> bool {
+        // Not yet while its program is read, but again before it kills anybody.
+        is_named(self.pid, watcher::ENDS)
     }
 
     /// Has a child of ours say that it becomes the command, since we may not live to do so. It lets go of the pipe, by which the watch would take

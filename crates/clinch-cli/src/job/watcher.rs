@@ -27,6 +27,12 @@ use super::{stat, sys};
 /// What `ps` shows for it.
 pub(crate) const NAME: &CStr = c"job-watch";
 
+/// As above, once it ends the job.
+pub(crate) const ENDS: &CStr = c"job-end";
+
+/// As above, while it becomes the verb: the kernel's word for `/proc/self/exe`.
+pub(crate) const BECOMES: &CStr = c"exe";
+
 /// How often it looks at a job that is stopped with us. One that goes on is seen twice in a row before we are woken.
 const LOOKS_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
@@ -180,6 +186,8 @@ impl Watcher<'_> {
         // A job that has ended may have left parts behind, but its id may be another's. Another user's stays as it is, but not all of its parts.
         let left = self.job.filter(|_| self.tell(Signal::STOP) != Some(Err(Errno::SRCH)));
         if matches!(why, Why::Overdue) {
+            // Before the job can end by it: for us, who may have renewed the lock.
+            sys::set_name(ENDS);
             // It says what has become of its lock, and ends.
             self.wake();
         }
