@@ -129,6 +129,16 @@ fn a_killed_wrapper_leaves_the_lock_closed() {
     });
 }
 
+/// A job that was killed at the end of its time, not before, is followed by the next one before that is to be.
+#[test]
+fn a_lock_that_was_held_too_long_is_closed_all_the_same() {
+    on_all(|world| {
+        let run = ["run", "--ttl", "600s", "--max-hold", "1s", "--grace", "0ms", "--min-hold", "1h", "x"];
+        assert_eq!(world.code(run.into_iter().chain(["sleep", "60"])), 79);
+        assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
+    });
+}
+
 /// As above, after the job, while the store does not answer.
 #[test]
 fn a_wrapper_that_is_killed_at_its_release_leaves_the_lock_closed() {

@@ -5,7 +5,10 @@ use std::pin::pin;
 use std::time::Duration;
 
 use clinch::backend::ClaimState;
-use clinch::{Capabilities, ClaimId, Env, ErrorKind, Guard, Instant, Lane, Locks, Released, Token};
+use clinch::{
+    Capabilities, ClaimId, Env, ErrorKind, Guard, Instant, Lane, Locks, Loss, LossKind, Released, Standing,
+    Token,
+};
 use rustix::process::{Signal, getpid, set_child_subreaper};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -263,7 +266,7 @@ impl<'a> Session<'a> {
         };
         let released = tokio::select! {
             biased;
-            released = guard.release_closed(linger) => {
+            released = release(&self.locks, guard, linger) => {
                 // Whatever is still being released in the background; its lease would end it otherwise.
                 let _ = close(&self.locks).await;
                 released
@@ -403,6 +406,18 @@ impl<'a> Session<'a> {
             say(format_args!("lock \"{}\": {}", self.run.name, what()));
         }
     }
+}
+
+/// Releases a lock, and keeps it closed. One that was lost by time alone is closed, too, unless the store has given it up: nobody else had it yet.
+async fn release(locks: &Locks, guard: Guard, linger: Duration) -> clinch::Result<Released> {
+    if let Standing::Lost(Loss { kind: LossKind::Expired | LossKind::HeldTooLong, .. }) = guard.standing()
+        && !linger.is_zero()
+    {
+        let closed = locks.release_detached_closed(guard.name().as_str(), guard.claim_id(), linger);
+        // What comes of it decides nothing: the guard frees what is left.
+        let _ = tokio::time::timeout(CLOSE_FOR, closed).await;
+    }
+    guard.release_closed(linger).await
 }
 
 /// Where the job lets runs inside it in that has this claim.
