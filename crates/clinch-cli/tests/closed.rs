@@ -159,7 +159,8 @@ fn a_wrapper_that_is_killed_at_its_release_leaves_the_lock_closed() {
 #[test]
 fn the_watch_over_an_inner_run_outlives_the_job_around_it() {
     let world = World::new();
-    let job = r#"exec "$CLINCH" run --min-hold 1h y sh -c 'echo $$ > inner.pid; exec sleep 60'"#;
+    // From a file of its own, as after an upgrade.
+    let job = r#"mkdir -p new; cp -f "$CLINCH" new/clinch; exec new/clinch run --min-hold 1h y sh -c 'echo $$ > inner.pid; exec sleep 60'"#;
     let redis = Redis::start();
     let url = redis.url();
     let outer = |name| ["run", "-u", &*url, "--on-lost", "kill", name, "-c", job];

@@ -9,6 +9,7 @@ use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
@@ -209,16 +210,27 @@ fn is_clinch(pid: i32) -> bool {
     program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))
 }
 
+/// Whether a process runs a program of our name, perhaps another version, of which one has taken the other's place meanwhile.
+fn is_any_clinch(pid: i32) -> bool {
+    let program = |of: &str| {
+        let path = fs::read_link(format!("/proc/{of}/exe")).ok()?;
+        let name = path.file_name()?.as_bytes();
+        Some(name.strip_suffix(b" (deleted)").unwrap_or(name).to_vec())
+    };
+    program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))
+}
+
 /// Whether a process has this name, or had it when it ended.
 pub(crate) fn is_named(pid: Pid, name: &CStr) -> bool {
     fs::read(format!("/proc/{pid}/comm")).is_ok_and(|is| is.strip_suffix(b"\n") == Some(name.to_bytes()))
 }
 
 /// Whether a process watches over a run (`watcher.rs`), perhaps one inside the job: it is no part of that, and has to see to its own when this ends. It is
-/// known by its name and program, also while it becomes the verb.
+/// known by its name and program, also while it becomes the verb, and by leading a session.
 pub(crate) fn is_watch(pid: Pid) -> bool {
     [watcher::NAME, watcher::ENDS, watcher::BECOMES].iter().any(|name| is_named(pid, name))
-        && is_clinch(raw(pid))
+        && Stat::of(pid).is_some_and(|stat| stat.leads_session)
+        && (is_clinch(raw(pid)) || is_any_clinch(raw(pid)))
 }
 
 /// Meets processes, each with its parent, and all below those of which `meet` says that it goes on there, but those that were seen.

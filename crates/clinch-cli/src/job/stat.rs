@@ -14,6 +14,7 @@ pub(crate) struct Stat {
     pub(crate) parent: i32,
     /// Zero where its first process is in another PID namespace.
     pub(crate) group: i32,
+    pub(crate) leads_session: bool,
     pub(crate) threads: u32,
     /// Whether it has ended, and nobody has asked how.
     pub(crate) is_over: bool,
@@ -43,6 +44,7 @@ impl Stat {
             is_stopped: *fields.first()? == "T",
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
+            leads_session: fields.get(3)?.parse() == Ok(pid.as_raw_nonzero().get()),
             threads: fields.get(17)?.parse().ok()?,
             words: fields.get(45)?.parse().ok()?..fields.get(46)?.parse().ok()?,
             stack: fields.get(25)?.parse().ok()?,
