@@ -5,7 +5,6 @@
 mod common;
 
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
 
 use common::terminal::Terminal;
 use common::{World, eventually};
@@ -32,7 +31,7 @@ impl Shell {
         let dir = world.path(".");
         let path = format!("PATH={}:{}", world.path("bin").display(), std::env::var("PATH").unwrap());
         world.write("bin/clinch-tool", "#!/bin/sh\necho \"$@\" >> said\n");
-        executable(&world, "bin/clinch-tool");
+        world.install(world.path("bin/clinch-tool"), "bin/clinch-tool");
         let home = format!("HOME={}", dir.display());
         let (rc, options): (_, &[&str]) = match shell {
             "bash" => ("settings", &["--noprofile", "--rcfile", "settings"]),
@@ -78,10 +77,6 @@ impl Shell {
         let last = || self.world.read("said").lines().last().map(str::to_owned);
         eventually(&format!("{words:?} is said"), || last().as_deref() == Some(words));
     }
-}
-
-fn executable(world: &World, file: &str) {
-    std::fs::set_permissions(world.path(file), PermissionsExt::from_mode(0o755)).unwrap();
 }
 
 /// A world with the built binary on the way.
@@ -225,7 +220,7 @@ fn falls_back(shell: [&str; 2]) {
         "bin/clinch",
         "#!/bin/sh\nif [ \"$1\" = complete ]; then echo no verb >&2; exit 64; fi\necho \"$@\" >> said\n",
     );
-    executable(&world, "bin/clinch");
+    world.install(world.path("bin/clinch"), "bin/clinch");
     let mut shell = Shell::start(world, shell);
     shell.enter("clinch rele\t--js\t");
     shell.says("release --json");

@@ -164,9 +164,8 @@ fn a_turn_that_is_not_answered_heeds_a_signal_and_the_time() {
 /// Makes a program of which nothing can be read while what this returns lives: who opens a file that another has leased waits until that one
 /// gives it back.
 fn unreadable(world: &World) -> Running {
-    use std::os::unix::fs::PermissionsExt;
     world.write("job", "#!/bin/sh\necho ran > ran\n");
-    std::fs::set_permissions(world.path("job"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    world.install(world.path("job"), "job");
     // F_SETLEASE, F_WRLCK; it is told by IO that somebody waits.
     let lease = r#"$SIG{IO} = "IGNORE"; open(F, "<", "job") && fcntl(F, 1024, 1) or die "no lease: $!"; open(G, ">", "leased"); sleep"#;
     let mut holder = Command::new("perl");

@@ -33,7 +33,7 @@ impl Host {
         assert!(rustix::process::geteuid().is_root(), "these tests act as several users, which needs root");
         let host = Host(World::new());
         std::fs::set_permissions(host.0.path("."), Permissions::from_mode(0o755)).unwrap();
-        std::fs::copy(env!("CARGO_BIN_EXE_clinch"), host.0.path("clinch")).unwrap();
+        host.0.install(env!("CARGO_BIN_EXE_clinch"), "clinch");
         host.make("store", ROOT, mode);
         host.0.write("log", "");
         std::fs::set_permissions(host.0.path("log"), Permissions::from_mode(0o666)).unwrap();
@@ -465,7 +465,7 @@ fn a_url_that_is_named_can_be_used() {
 fn a_user_whose_home_is_not_there_has_no_default_directory() {
     let world = World::new();
     std::fs::set_permissions(world.path("."), Permissions::from_mode(0o755)).unwrap();
-    std::fs::copy(env!("CARGO_BIN_EXE_clinch"), world.path("clinch")).unwrap();
+    world.install(env!("CARGO_BIN_EXE_clinch"), "clinch");
     std::fs::create_dir(world.path("home")).unwrap();
     chown(world.path("home"), Some(65534), Some(65534)).unwrap();
     for verb in [&["run", "x", "true"][..], &["ls"], &["doctor", "--json"]] {

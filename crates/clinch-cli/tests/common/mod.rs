@@ -8,7 +8,7 @@ pub mod pty;
 pub mod terminal;
 
 use std::io::Read as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -107,6 +107,15 @@ impl World {
 
     pub fn write(&self, name: &str, text: &str) {
         std::fs::write(self.path(name), text).unwrap();
+    }
+
+    /// Makes a program of a file, which may be the one of that name. Another process writes it: a child that a test beside this one has just
+    /// forked may have what we write open a little longer, and what is open for writing cannot be executed.
+    pub fn install(&self, from: impl AsRef<Path>, name: &str) {
+        let new = self.path(&format!("{name}.new"));
+        let copied = Command::new("install").args(["-m", "755"]).arg(from.as_ref()).arg(&new).status();
+        assert!(copied.expect("this test needs install of coreutils").success());
+        std::fs::rename(new, self.path(name)).unwrap();
     }
 
     /// The events in a file.
