@@ -138,3 +138,16 @@ impl Signals {
         .await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // On a real terminal the two often count as one, for the kernel or for the job.
+    #[test]
+    fn what_the_terminal_sends_the_job_has_already() {
+        let reached = |was_sent| Caught { signal: Signal::INT, was_sent }.reached_the_group();
+        assert!(reached(false), "a key would interrupt the job twice");
+        assert!(!reached(true), "the job would not hear of what was sent to us alone");
+    }
+}
