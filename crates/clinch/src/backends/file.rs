@@ -26,8 +26,8 @@
 //! # Who shares a directory
 //!
 //! `file:///dir` is one user's: files have mode 0600, and a directory is made with mode 0700. `file://` alone is `~/.local/state/clinch`, and
-//! `/var/lib/clinch` for root, by the database of users and not by the environment, unless that does not know the user. Processes of other
-//! users have other directories, and so do not exclude these. Root may look (`list`, `state`) into the directory of any user, not take locks there.
+//! `/var/lib/clinch` for root, by the database of users and not by the environment. Processes of other users have other directories, and
+//! so do not exclude these. Root may look (`list`, `state`) into the directory of any user, not take locks there.
 //!
 //! `file:///var/lib/clinch-group?share=group` is for root and all members of the directory's group, which root makes first: `install -d -g
 //! GROUP -m 3770 /var/lib/clinch-group`. It must be writable by its group and no others, sticky, and root's or setgid; nothing above it may be
@@ -116,11 +116,11 @@ pub fn open(dir: &Path, env: Env) -> Result<Arc<dyn Backend>> {
 }
 
 /// The directory that `file://` alone means: `~/.local/state/clinch`, and `/var/lib/clinch` for root. The home is the one that the
-/// database of users says; `$HOME` only for a user whom that does not know.
+/// database of users says, not `$HOME`, unless there is no such user or directory.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when the user has no home, or it is not there.
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when the user has no home.
 #[cfg(target_os = "linux")]
 pub fn default_dir() -> Result<std::path::PathBuf> {
     home::default_path(&users::Me::now())

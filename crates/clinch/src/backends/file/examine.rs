@@ -42,27 +42,17 @@ pub(super) fn examine(named: &Path, options: Options) -> Vec<Check> {
             return vec![url, Check::failed("directory", &error, OTHERWISE)];
         }
     };
-    let is_by_variable = named.as_os_str().is_empty() && home::is_by_variable(&me);
     let why = match () {
         () if is_named => "named by the URL",
         () if me.is_root() => "the default of root",
-        () if is_by_variable => "by $HOME",
         () => "the default, below the home of the user",
     };
     let opened = Dir::open(named, options).and_then(|dir| dir.metadata());
     let directory = format!("{} ({why})", path.display());
-    let url = match is_by_variable {
-        false => Check::pass("url", directory),
-        true => Check::warn(
-            "url",
-            format!("{directory}: the database of users does not know {}", users::user(me.id)),
-            "give all jobs the same HOME, or name the directory: file:///DIR",
-        ),
-    };
     let meta = match opened {
         Ok(meta) => meta,
         Err(error) => {
-            return vec![url, Check::failed("directory", &error, OTHERWISE)];
+            return vec![Check::pass("url", directory), Check::failed("directory", &error, OTHERWISE)];
         }
     };
     let owner = format!(
@@ -72,7 +62,7 @@ pub(super) fn examine(named: &Path, options: Options) -> Vec<Check> {
         meta.mode() & 0o7777
     );
     let mut checks = vec![
-        url,
+        Check::pass("url", directory),
         Check::pass("directory", owner),
         file_system(&path, options.network_allowed),
         exclusion(&me, &meta, options.share, is_named),

@@ -1,7 +1,7 @@
 //! The directory of a user who names none.
 //!
 //! It must be the same for all that one user starts, by cron and by sudo too, so it rests on the database of users and not on the
-//! environment, unless that does not know the user.
+//! environment.
 
 use std::path::{Path, PathBuf};
 
@@ -20,21 +20,13 @@ pub(super) fn default_path(me: &Me) -> Result<PathBuf> {
     if me.is_root() {
         return Ok(PathBuf::from(OF_ROOT));
     }
-    let user = users::user(me.id);
-    let home = match users::home(me.id) {
-        Some(home) if home.is_absolute() && home.is_dir() => Ok(home),
-        // Users of services. Two of their jobs may have two `$HOME`.
-        Some(home) => Err(format!("the home of {user}, {}, is not there", home.display())),
-        // In a container the user may be a mere number.
-        None => variable("HOME").ok_or_else(|| format!("{user} has no home directory")),
-    };
-    let none = |what| Error::invalid(what).with_remedy("name the lock directory, as in file:///path");
-    Ok(home.map_err(none)?.join(BELOW_HOME))
-}
-
-/// Whether that rests on `$HOME`, as the database does not know the user.
-pub(super) fn is_by_variable(me: &Me) -> bool {
-    !me.is_root() && users::home(me.id).is_none()
+    let home = users::home(me.id).filter(|home| home.is_absolute() && home.is_dir());
+    // In a container the user may be a mere number; users of services have homes that are not there.
+    let home = home.or_else(|| variable("HOME")).ok_or_else(|| {
+        Error::invalid(format!("{} has no home directory", users::user(me.id)))
+            .with_remedy("name the lock directory, as in file:///path")
+    })?;
+    Ok(home.join(BELOW_HOME))
 }
 
 /// Refuses to go on beside the lock files of earlier versions, which went by the environment: who still uses those and who uses
@@ -54,8 +46,8 @@ pub(super) fn check_earlier(path: &Path, me: &Me) -> Result<()> {
     Err(Error::new(
         ErrorKind::Refused,
         format!(
-            "file:// is {path}, but {found}, where earlier versions went by XDG_STATE_HOME and HOME, has lock files: locks in the \
-             two do not exclude each other"
+            "file:// is {path} whatever XDG_STATE_HOME and HOME say, but {found}, where earlier versions went by these, has lock \
+             files: locks in the two do not exclude each other"
         ),
     )
     .with_remedy(format!(
