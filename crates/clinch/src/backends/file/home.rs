@@ -46,7 +46,7 @@ pub(super) fn check_earlier(path: &Path, me: &Me) -> Result<()> {
     Err(Error::new(
         ErrorKind::Refused,
         format!(
-            "file:// is {path} whatever XDG_STATE_HOME and HOME say, but {found}, where earlier versions went by these, has lock \
+            "file:// is {path}, but {found}, where earlier versions went by XDG_STATE_HOME and HOME, has lock \
              files: locks in the two do not exclude each other"
         ),
     )
