@@ -440,6 +440,9 @@ pub(crate) struct EndJob {
     /// With all that it has left behind.
     #[arg(long, overrides_with = "all")]
     pub(crate) all: bool,
+    /// It has been ended.
+    #[arg(long)]
+    pub(crate) ended: bool,
     /// Keep its lock, which is held by an open descriptor, until it ends by itself.
     #[arg(long)]
     pub(crate) keep: bool,

@@ -8,6 +8,7 @@
 //! | `signals.rs` | which signals are caught, and when |
 //! | `children.rs` | reaping: the child, and orphans |
 //! | `kin.rs` | what a job has started in other process groups |
+//! | `namespace.rs` | the job of a process 1, where nothing shows it |
 //! | `stat.rs` | what the kernel says of a process |
 //! | `watch.rs` | sees to the job where we cannot: killed, stopped, hanging |
 //! | `watcher.rs` | the copy of us that does |
@@ -30,6 +31,7 @@ mod fork;
 pub(crate) mod in_place;
 pub(crate) mod kin;
 pub(crate) mod loss;
+pub(crate) mod namespace;
 pub(crate) mod nesting;
 pub(crate) mod reentry;
 pub(crate) mod signals;

@@ -5,6 +5,7 @@
 //! [`lease`](crate::lease); this module only acts on them.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -323,6 +324,8 @@ impl Drop for Keeping {
 /// The keeper's task.
 async fn keep(keeping: Keeping, env: Env) {
     let shared = &keeping.0;
+    // Over all turns: what it has begun, as a question to the store, would be begun anew with each and may never come to its end.
+    let mut told = pin!(news(&*shared.backend, &env));
     while let Some(todo) = shared.review(env.now()) {
         todo.tell.iter().for_each(|tenure| tenure.tell());
         for batch in batches(&*shared.backend, todo.renew) {
@@ -337,7 +340,10 @@ async fn keep(keeping: Keeping, env: Env) {
         }
         tokio::select! {
             () = shared.kick.notified() => {}
-            losses = news(&*shared.backend, &env) => shared.tell(losses, &env),
+            losses = &mut told => {
+                shared.tell(losses, &env);
+                told.set(news(&*shared.backend, &env));
+            }
             () = env.sleep_until(todo.next) => {}
         }
     }

@@ -15,8 +15,8 @@ use super::door::{Door, Inner};
 use super::kin::{Kin, children};
 use super::signals::asks_to_end;
 use super::stat::Stat;
-use super::sys;
 use super::watch::Watch;
+use super::{namespace, sys};
 use crate::exit::SIGNAL_BASE;
 
 /// How long a process takes at most to hear of a stop. Nobody renews the lock meanwhile; one that waits for storage may take for ever.
@@ -127,6 +127,9 @@ impl Child {
     /// Sends a signal to every child that the job has left behind, but for the members of our process group where they have it. They are ours
     /// alone to reap, so no id can be anybody else's. The watch hears none.
     pub(crate) fn signal_orphans(&self, signal: Signal, group_has_it: bool) {
+        if self.kin.is_namespace() {
+            return namespace::pass_on(signal, None, group_has_it);
+        }
         let but = group_has_it.then(sys::group);
         for pid in children(getpid(), true).filter(|pid| self.kin.has(*pid)) {
             let has_it = but.is_some() && Stat::of(pid).map(|stat| stat.group) == but;
@@ -175,6 +178,9 @@ impl Child {
 
     /// Reaps every child that has ended, but for the main one; says whether any other is left that is of the job.
     pub(crate) fn reap_all(&mut self) -> bool {
+        if self.kin.is_namespace() {
+            return namespace::reap_all((!self.reaped).then_some(self.pid));
+        }
         if !self.reaped {
             // By name, since whoever reaps the main one by chance leaves its id to others.
             let ours = [self.pid, self.watch.pid()];

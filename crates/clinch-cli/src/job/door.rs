@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use tokio::net::{UnixListener, UnixStream};
 
+use super::namespace;
 use super::reentry::is_below;
 use super::stat::Stat;
 
@@ -47,8 +48,12 @@ pub(crate) struct Inner {
 }
 
 impl Door {
-    /// Opens one, if this system lets us. Must be called inside a tokio runtime.
+    /// Opens one, if this system lets us and shows who is of the job. Must be called inside a tokio runtime.
     pub(crate) fn open() -> Door {
+        if namespace::is_the_job() {
+            // Nobody could tell where who knocks stands in it.
+            return Door { address: String::new(), listener: None, inner: Vec::new() };
+        }
         let address = format!("clinch-{:016x}", RandomState::new().hash_one(getpid().as_raw_nonzero()));
         let listener = UnixListener::bind(path(&address)).ok();
         let address = if listener.is_some() { address } else { String::new() };
@@ -156,7 +161,7 @@ pub(crate) async fn knock(address: &str, pid: u32) -> io::Result<bool> {
     if address.is_empty() {
         return Err(io::Error::new(
             ErrorKind::Unsupported,
-            "it runs in place of its clinch (-F), or may open no AF_UNIX socket",
+            "it runs in place of its clinch (-F), may open no AF_UNIX socket, or has no /proc of its own",
         ));
     }
     match ask(address, pid).await {

@@ -31,7 +31,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub(crate) fn run(store: &Store, args: &EndJob) -> Outcome {
     sys::set_name(if args.keep { watcher::NAME } else { watcher::ENDS });
     let claim: ClaimId = args.claim.parse().map_err(|_| Failure::usage("this is no claim"))?;
-    end(args, claim);
+    if !args.ended {
+        end(args, claim);
+    }
     match (&args.close, args.until, args.of) {
         (Some(name), Some(until), Some(of)) => {
             block_on(close(store, name, claim, clinch::Instant::from_nanos(until), of))

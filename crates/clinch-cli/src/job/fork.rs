@@ -18,7 +18,7 @@ use std::time::Duration;
 use rustix::process::{Pid, kill_process};
 use tokio::net::UnixStream;
 
-use super::kin::can_look;
+use super::namespace::can_reach_all;
 use super::signals::{asked_by, caught};
 use super::sys;
 use super::watch::Watch;
@@ -87,7 +87,7 @@ pub(crate) fn fork(command: &Command, before: &Before<'_>) -> io::Result<(Pid, S
     hear.set_nonblocking(true)?;
     let start = Start(UnixStream::from_std(hear)?);
     // Now that all is open that is to be.
-    can_look()?;
+    can_reach_all()?;
     let mut mask = MaybeUninit::uninit();
     // SAFETY: the sets are initialised before they are read. The child has one thread; it makes system calls only, all of which are
     // async-signal-safe, allocates nothing, and ends. The lists end with a null, and what they point to outlives the calls.

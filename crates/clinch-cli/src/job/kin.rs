@@ -19,7 +19,7 @@ use super::door::Inner;
 use super::reentry::settled;
 use super::signals::asks_to_end;
 use super::stat::Stat;
-use super::{sys, watcher};
+use super::{namespace, sys, watcher};
 use crate::args::Orphans;
 
 /// How long is looked for those who are to be asked, which delays all else. Who is to be killed is looked for in any case.
@@ -34,6 +34,8 @@ pub(crate) struct Kin {
     /// Whether what was left behind before the job has to stop is no part of it.
     leaves: bool,
     gathered: bool,
+    /// Whether it is all of our pid namespace, which nothing shows.
+    is_namespace: bool,
     /// Children that this process had before the job, daemons that this has left behind, and the watch.
     spared: HashSet<Pid>,
 }
@@ -42,14 +44,20 @@ impl Kin {
     /// Before the job is started.
     pub(crate) fn new(orphans: Orphans, watch: Pid) -> Kin {
         let is_init = getpid().is_init();
+        let is_namespace = namespace::is_the_job();
         let before = (!is_init).then(|| children(getpid(), true)).into_iter().flatten();
         let leaves = orphans == Orphans::Leave && !is_init;
-        Kin { leaves, gathered: false, spared: before.chain([watch]).collect() }
+        Kin { leaves, gathered: false, is_namespace, spared: before.chain([watch]).collect() }
     }
 
     /// Whether a child of ours is of the job, as far as is known.
     pub(crate) fn has(&self, child: Pid) -> bool {
         !self.spared.contains(&child) && !is_watch(child)
+    }
+
+    /// Whether its parts are found by no list of children.
+    pub(crate) fn is_namespace(&self) -> bool {
+        self.is_namespace
     }
 
     /// A child has ended. Its id may be another's from now on.
@@ -71,6 +79,10 @@ impl Kin {
 
     /// Stops all who still run, also the runs that were let in with all below them; tells whom, and who is stopped by now.
     pub(crate) fn hold(&self, leader: Pid, inner: &[Inner]) -> (Vec<OwnedFd>, HashSet<Pid>) {
+        if self.is_namespace {
+            // The kernel stops no process 1, which goes on with the job.
+            return (Vec::new(), HashSet::new());
+        }
         let mut spared = self.spared.clone();
         if self.leaves && !self.gathered {
             spared.extend(daemons(leader));
@@ -99,6 +111,9 @@ impl Kin {
     /// `clinch run` among them passes it on to what is below it.
     /// Where our group has it already, only to that of the first process, if it is another.
     pub(crate) fn pass_on(&self, signal: Signal, leader: Pid, group_has_it: bool) {
+        if self.is_namespace {
+            return namespace::pass_on(signal, Some(leader), group_has_it);
+        }
         let (us, ours) = (getpid(), sys::group());
         let theirs = Stat::of(leader).map(|stat| stat.group).filter(|group| *group != ours);
         let groups = [Some(ours).filter(|_| !group_has_it), theirs];
@@ -120,6 +135,9 @@ impl Kin {
 
     /// Sends a signal to all of them, and to the runs that were let in with all below them; says whether there was any.
     pub(crate) fn signal(&self, signal: Signal, inner: &[Inner]) -> bool {
+        if self.is_namespace {
+            return namespace::end(signal);
+        }
         // Who is only asked is killed later.
         settled(|| self.signal_once(signal, inner), |found| *found || signal != Signal::KILL)
     }

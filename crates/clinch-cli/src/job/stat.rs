@@ -6,7 +6,7 @@ use std::io::Write;
 use std::ops::Range;
 
 use rustix::fs::{Mode, OFlags, open};
-use rustix::process::Pid;
+use rustix::process::{Pid, getpid};
 
 /// What `/proc/PID/stat` says of a process.
 pub(crate) struct Stat {
@@ -30,7 +30,16 @@ pub(crate) struct Stat {
 
 impl Stat {
     pub(crate) fn of(pid: Pid) -> Option<Stat> {
-        let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+        Stat::read(pid, &pid.to_string())
+    }
+
+    /// Of this process, also in the `/proc` of another namespace.
+    pub(crate) fn own() -> Option<Stat> {
+        Stat::read(getpid(), "self")
+    }
+
+    fn read(pid: Pid, name: &str) -> Option<Stat> {
+        let text = fs::read(format!("/proc/{name}/stat")).ok()?;
         let fields: Vec<&str> =
             std::str::from_utf8(after_name(&text)?).ok()?.split_ascii_whitespace().collect();
         let number = |index: usize| fields.get(index)?.parse::<u64>().ok();

@@ -244,6 +244,8 @@ impl Supervisor<'_> {
     /// Has another watch over the job where somebody has killed the one before, not without a lock. Where there can be none, it goes on without.
     fn watch_anew(&mut self, is_unwatched: bool) {
         if is_unwatched
+            // Else nothing is left to watch over.
+            && self.progress.stage != Stage::Killed
             && !self.child.watch().has_fired()
             && self.guard.is_held()
             && let Ok(lock) = inherited(self.guard)

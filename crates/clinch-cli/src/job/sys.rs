@@ -56,7 +56,8 @@ pub(crate) fn set_name(name: &CStr) {
 
 /// Where the words of our command line are that others see.
 pub(crate) fn words() -> Range<usize> {
-    Stat::of(rustix::process::getpid()).map_or(0..0, |stat| stat.words)
+    // Not by our id, which may be a stranger's in the `/proc` of another namespace.
+    Stat::own().map_or(0..0, |stat| stat.words)
 }
 
 /// Writes over them, in a copy of this process that reads them no more. Allocates nothing.
@@ -129,6 +130,32 @@ pub(crate) fn inherit_nothing(command: &mut Command) {
 pub(crate) fn group() -> i32 {
     // SAFETY: asks the kernel, which changes nothing.
     unsafe { libc::getpgrp() }
+}
+
+/// Whether a process is in our process group.
+pub(crate) fn is_in_our_group(process: Pid) -> bool {
+    // SAFETY: as above.
+    unsafe { libc::getpgid(process.as_raw_nonzero().get()) == group() }
+}
+
+/// Sends a signal to all whom this process can see and signal, but itself and the first of its pid namespace.
+pub(crate) fn kill_everybody(signal: Signal) {
+    // SAFETY: sends signals.
+    unsafe { libc::kill(-1, signal.as_raw()) };
+}
+
+/// A child that has ended and was not reaped yet, if there is one. Fails where there are no children.
+pub(crate) fn next_ended() -> io::Result<Option<Pid>> {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let look = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: all zeros are a value of it, which the call overwrites or leaves; the id is a part of what it writes.
+    let pid = unsafe {
+        if libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), look) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        info.assume_init().si_pid()
+    };
+    Ok(Pid::from_raw(pid))
 }
 
 /// Whether we lead a session.

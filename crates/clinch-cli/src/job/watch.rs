@@ -21,6 +21,7 @@ use rustix::process::{Pid, Signal, getpid, kill_process};
 
 use super::fork::Image;
 use super::kin::is_named;
+use super::namespace;
 use super::stat::Stat;
 use super::sys::ProcessEnd;
 use super::watcher::{self, Word};
@@ -65,7 +66,8 @@ impl Watch {
     fn become_one(image: Image, lock: Option<&OwnedFd>) -> io::Result<Watch> {
         // Nobody waits for one that is stopped and hears nothing.
         let (hear, tell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        let pid = watcher::fork(hear.as_raw_fd(), lock.map(AsRawFd::as_raw_fd), &image)?;
+        let lock = lock.map(AsRawFd::as_raw_fd);
+        let pid = watcher::fork(hear.as_raw_fd(), lock, &image, namespace::is_the_job())?;
         let end = ProcessEnd::of(pid).inspect_err(|_| watcher::reap(pid))?;
         Ok(Watch { pid, end: Some(end), tell, _hear: hear, image, until: None })
     }
@@ -157,6 +159,7 @@ impl Drop for Watch {
 fn verb(guard: &Guard, orphans: Orphans, keeps: bool, closing: Option<Closing<'_>>) -> Command {
     let mut verb = Command::new("clinch");
     verb.args([VERB, &guard.claim_id().to_string()]);
+    verb.args(namespace::is_the_job().then_some("--ended"));
     verb.args((orphans == Orphans::Wait).then_some("--all")).args(keeps.then_some("--keep"));
     let held = std::env::vars_os().map(|(name, _)| name);
     for name in held.filter(|name| name.as_encoded_bytes().starts_with(b"CLINCH_")) {

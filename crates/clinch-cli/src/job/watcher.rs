@@ -81,7 +81,7 @@ impl Word {
 }
 
 /// Starts the copy. Its end is told to nobody.
-pub(super) fn fork(hear: RawFd, lock: Option<RawFd>, image: &Image) -> io::Result<Pid> {
+pub(super) fn fork(hear: RawFd, lock: Option<RawFd>, image: &Image, is_namespace: bool) -> io::Result<Pid> {
     let (mut arguments, environment) = (image.words(), image.environment());
     // For the id, which comes later.
     let place = arguments.len() - 1;
@@ -95,7 +95,8 @@ pub(super) fn fork(hear: RawFd, lock: Option<RawFd>, image: &Image) -> io::Resul
             if pid == 0 {
                 hide(seen);
                 close_all_but(hear, lock.unwrap_or(hear));
-                Watcher::new(wrapper, hear, lock.is_some()).watch(&mut arguments, place, &environment);
+                let mut watcher = Watcher { is_namespace, ..Watcher::new(wrapper, hear, lock.is_some()) };
+                watcher.watch(&mut arguments, place, &environment);
                 libc::_exit(0);
             }
             pid
@@ -137,6 +138,8 @@ struct Watcher<'a> {
     /// Where the lock does not last as long as somebody has its descriptor.
     timer: Option<OwnedFd>,
     keeps: bool,
+    /// Whether the job is all of this pid namespace (`namespace.rs`).
+    is_namespace: bool,
     job: Option<Pid>,
     job_held: Option<OwnedFd>,
     /// Those that are stopped with us, and whether they were seen to be: on a busy host it takes a while until a process hears of that.
@@ -164,6 +167,7 @@ impl Watcher<'_> {
             hear: unsafe { BorrowedFd::borrow_raw(hear) },
             timer: (!keeps).then(timer).flatten(),
             keeps,
+            is_namespace: false,
             job: None,
             job_held: None,
             parts: [None; LOOKS_AT],
@@ -190,6 +194,9 @@ impl Watcher<'_> {
             sys::set_name(ENDS);
             // It says what has become of its lock, and ends.
             self.wake();
+            if self.is_namespace {
+                sys::kill_everybody(Signal::KILL);
+            }
         }
         let mut word = [0; 16];
         let written = match left {

@@ -19,9 +19,9 @@ use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::door::{Door, knock};
 use crate::job::events::{Event, Events};
 use crate::job::in_place::{self, Stayed};
-use crate::job::kin::can_look;
 use crate::job::loss::Plan;
 use crate::job::nesting::Outer;
+use crate::job::namespace::can_reach_all;
 use crate::job::signals::{Caught, Signals};
 use crate::job::spawn;
 use crate::job::supervise::{Ended, Progress, Supervisor};
@@ -111,7 +111,7 @@ impl<'a> Session<'a> {
         self.refuse_to_wait_for_the_job(&outer).await?;
         // Before anything is locked: what nobody could end would run on without its lock.
         if !self.run.no_fork {
-            can_look().map_err(|error| Failure::system("cannot look after a job", error))?;
+            can_reach_all().map_err(|error| Failure::system("cannot look after a job", error))?;
         }
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
         let mut signals = Signals::ending().map_err(cannot_listen)?;

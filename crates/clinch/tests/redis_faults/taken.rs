@@ -129,3 +129,22 @@ async fn many_locks_are_watched_together_and_none_is_lost_by_it() {
     is_told(&guards[7]).await;
     assert_eq!(guards.iter().filter(|guard| guard.is_held()).count(), LOCKS - 1);
 }
+
+/// What is asked of the store is asked anew with each thing that the keeper does, and never answered where the way is long.
+#[tokio::test]
+async fn a_loss_is_told_at_once_however_often_other_leases_are_renewed_meanwhile() {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.addr());
+    let far = connect_through(&proxy).await.ttl(NO_RENEWAL).unwrap();
+    let guard = lock(&far, "job").await;
+    let mut others = Vec::new();
+    for ttl in [3000, 3100, 3200, 3300, 3400, 3500] {
+        let short = far.clone().ttl(Duration::from_millis(ttl)).unwrap();
+        others.push(lock(&short, &format!("other {ttl}")).await);
+    }
+    sees_watched(&redis, 1 + others.len()).await;
+    proxy.delay(Duration::from_millis(250));
+    redis.call(&["DEL", "clinch:job"]);
+    is_told(&guard).await;
+    assert!(others.iter().all(Guard::is_held));
+}

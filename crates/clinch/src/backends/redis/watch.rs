@@ -11,10 +11,14 @@
 
 mod held;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 
 use self::held::{BATCH, PAUSE};
 pub(super) use self::held::{Held, Watch};
@@ -25,64 +29,86 @@ use super::reply;
 use super::resp::{Command, Value};
 use super::route::Route;
 use super::store::Store;
+use crate::backend::Backend as _;
 use crate::claim::{Claim, ClaimId, Loss, LossKind};
 use crate::error::Result;
 use crate::lane::caught;
 use crate::name::LockName;
 
+/// After how long the next look need not wait for one.
+const LONG: Duration = Duration::from_millis(100);
+
 impl Store {
     /// Waits until the server tells that locks were taken away, and keeps those watched that are held.
     pub(super) async fn lost_leases(&self) -> Vec<(ClaimId, Loss)> {
         let held = &self.claims.held;
-        let env = &self.dialer.env;
+        // Those of several servers side by side: one that hangs keeps back no news of another.
+        let (mut answers, mut asked) = (FuturesUnordered::new(), HashSet::new());
         loop {
-            if let Some(due) = held.begin(env.now()) {
-                let (route, claims, dialer) = (self.route.clone(), self.claims.clone(), self.dialer.clone());
-                let ids: Vec<ClaimId> = due.iter().map(|(id, _)| *id).collect();
-                let looks =
-                    env.lane().run(move || look(route.clone(), claims.clone(), dialer.clone(), due.clone()));
-                if looks.is_err() {
-                    held.unread(ids.into_iter(), env.now() + PAUSE);
-                    held.done();
-                }
-            }
-            loop {
-                let missed = held.missed();
-                if missed.is_empty() {
-                    break;
-                }
-                let lost = self.confirm(missed).await;
-                if !lost.is_empty() {
-                    return lost;
-                }
+            self.look_if_due();
+            for missed in self.by_server(held.missed(|id| asked.insert(id))) {
+                answers.push(self.confirm(missed));
             }
             let next = async {
                 match held.next() {
-                    Some(next) => env.sleep_until(next).await,
+                    Some(next) => self.dialer.env.sleep_until(next).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 () = held.news.notified() => {}
                 () = next => {}
+                Some(answered) = answers.next() => {
+                    answered.iter().for_each(|(id, _)| drop(asked.remove(id)));
+                    let lost = self.confirmed(answered);
+                    // Whatever else was missed is so until it is answered for, and is asked for again.
+                    if !lost.is_empty() {
+                        return lost;
+                    }
+                }
             }
         }
     }
 
-    /// Which of the claims that a look has missed are really gone.
-    async fn confirm(&self, missed: Vec<(ClaimId, LockName)>) -> Vec<(ClaimId, Loss)> {
-        let reads = missed.iter().map(|(id, name)| self.is_there(name, *id));
-        let reads = join_all(reads).await;
+    /// Has what is due be read in the background.
+    fn look_if_due(&self) {
+        let (held, env) = (&self.claims.held, &self.dialer.env);
+        let Some(due) = held.begin(env.now()) else { return };
+        let (route, claims, dialer) = (self.route.clone(), self.claims.clone(), self.dialer.clone());
+        let ids: Vec<ClaimId> = due.iter().map(|(id, _)| *id).collect();
+        let looks = env.lane().run(move || look(route.clone(), claims.clone(), dialer.clone(), due.clone()));
+        if looks.is_err() {
+            held.unread(ids.into_iter(), env.now() + PAUSE);
+            held.done();
+        }
+    }
+
+    /// Claims by the server that is asked for them.
+    fn by_server(&self, claims: Vec<(ClaimId, LockName)>) -> impl Iterator<Item = Vec<(ClaimId, LockName)>> {
+        let mut servers: BTreeMap<u64, Vec<_>> = BTreeMap::new();
+        for (id, name) in claims {
+            servers.entry(self.shard(&name)).or_default().push((id, name));
+        }
+        servers.into_values()
+    }
+
+    /// Asks whether claims that a look has missed are there.
+    async fn confirm(&self, missed: Vec<(ClaimId, LockName)>) -> Vec<(ClaimId, Result<bool>)> {
+        join_all(missed.iter().map(async |(id, name)| (*id, self.is_there(name, *id).await))).await
+    }
+
+    /// Which of them are really gone.
+    fn confirmed(&self, answers: Vec<(ClaimId, Result<bool>)>) -> Vec<(ClaimId, Loss)> {
         let again = self.dialer.env.now() + PAUSE;
         let mut lost = Vec::new();
-        for ((id, _), there) in missed.iter().zip(reads) {
+        for (id, there) in answers {
             match there {
                 Ok(false) => {
-                    self.claims.held.let_go(*id);
-                    lost.push((*id, taken_away()));
+                    self.claims.held.let_go(id);
+                    lost.push((id, taken_away()));
                 }
                 // The next renewal will tell.
-                Ok(true) | Err(_) => self.claims.held.unread([*id].into_iter(), again),
+                Ok(true) | Err(_) => self.claims.held.unread([id].into_iter(), again),
             }
         }
         lost
@@ -128,21 +154,23 @@ async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: 
         slots.entry(slot).or_default().push((id, key.into()));
     }
     let batches = slots.iter().flat_map(|(slot, watches)| watches.chunks(BATCH).map(|batch| (*slot, batch)));
-    join_all(batches.map(|(slot, batch)| {
-        let route = &route;
-        let dialer = &dialer;
-        async move {
-            match caught(read(route, held, slot, batch)).await {
-                Some(Ok(Some((inbox, answers)))) => held.read(batch, inbox, &answers),
-                Some(Ok(None)) => held.untold(batch),
-                Some(Err(_)) | None => {
-                    held.unread(batch.iter().map(|(id, _)| *id), dialer.env.now() + PAUSE);
-                }
-            }
+    let reads = batches.map(async |(slot, batch)| match caught(read(&route, held, slot, batch)).await {
+        Some(Ok(Some((inbox, answers)))) => held.read(batch, inbox, &answers),
+        Some(Ok(None)) => held.untold(batch),
+        Some(Err(_)) | None => {
+            held.unread(batch.iter().map(|(id, _)| *id), dialer.env.now() + PAUSE);
         }
-    }))
-    .await;
-    held.done();
+    });
+    let mut reads = pin!(join_all(reads));
+    tokio::select! {
+        biased;
+        _ = &mut reads => held.done(),
+        // One server that hangs keeps back no look at another.
+        () = dialer.env.sleep_until(dialer.env.now() + LONG) => {
+            held.done();
+            reads.await;
+        }
+    }
 }
 
 async fn read(route: &Route, held: &Held, slot: u16, batch: &[Watch]) -> Result<Option<(u64, Vec<bool>)>> {

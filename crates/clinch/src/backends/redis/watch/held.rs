@@ -177,6 +177,9 @@ impl Held {
 
     /// Notes which of those that were read on an inbox were still held. What was told meanwhile stays.
     pub(super) fn read(&self, watches: &[Watch], on: u64, held: &[bool]) {
+        if held.contains(&false) {
+            self.news.notify_one();
+        }
         let mut state = lock(&self.state);
         for ((id, _), held) in watches.iter().zip(held) {
             if !held {
@@ -216,11 +219,11 @@ impl Held {
         }
     }
 
-    /// Some that were not found.
-    pub(super) fn missed(&self) -> Vec<(ClaimId, LockName)> {
+    /// Some that were not found, and which are wanted.
+    pub(super) fn missed(&self, mut wanted: impl FnMut(ClaimId) -> bool) -> Vec<(ClaimId, LockName)> {
         let state = lock(&self.state);
         let name = |id: &ClaimId| state.leases.get(id).map(|lease| (*id, lease.name.clone()));
-        state.missed.iter().take(BATCH).filter_map(name).collect()
+        state.missed.iter().filter(|id| wanted(**id)).take(BATCH).filter_map(name).collect()
     }
 
     pub(super) fn next(&self) -> Option<Instant> {
@@ -379,7 +382,7 @@ mod tests {
             held.reading(&watches, 1);
             held.read(&watches, 1, &[true; 100]);
             held.done();
-            assert_eq!(held.missed(), []);
+            assert_eq!(held.missed(|_| true), []);
             LOOKED.get() - before
         };
         let (few, many) = (cost(100), cost(1000));
@@ -419,7 +422,7 @@ mod tests {
         let watches = watched(&held, &[claim(1)]);
         held.read(&watches, 1, &[false]);
         held.done();
-        assert_eq!((held.missed().len(), held.next()), (1, None));
+        assert_eq!((held.missed(|_| true).len(), held.next()), (1, None));
         held.unread(watches.iter().map(|(id, _)| *id), START + PAUSE);
         assert_eq!(held.next(), Some(START + PAUSE), "nobody looks again");
         held.hold(&claim(2), START + YOUNG);
@@ -437,7 +440,7 @@ mod tests {
         assert!(held.begin(START + YOUNG).is_none(), "others that change with it are not waited for");
         let due = held.begin(START + YOUNG + GATHER).unwrap();
         assert_eq!(due, [(claim(1).id, claim(1).name)], "what was told while it was read is read again");
-        assert_eq!(held.missed(), []);
+        assert_eq!(held.missed(|_| true), []);
     }
 
     #[test]
@@ -450,7 +453,7 @@ mod tests {
         assert_eq!(held.watched_on(claim(1).id), Some(1));
         renewing(&held, &[claim(1), claim(2)]).read(&[true, false]);
         assert_eq!(held.watched_on(claim(1).id), Some(1));
-        assert_eq!(held.missed(), [(claim(2).id, claim(2).name)]);
+        assert_eq!(held.missed(|_| true), [(claim(2).id, claim(2).name)]);
         held.let_go(claim(2).id);
         drop(renewing(&held, &[claim(1), claim(2)]));
         assert_eq!(held.watched_on(claim(1).id), None);
@@ -493,7 +496,7 @@ mod tests {
             } else {
                 drop(renewal)
             }
-            assert_eq!((held.watched_on(new.id), held.missed()), (Some(1), Vec::new()));
+            assert_eq!((held.watched_on(new.id), held.missed(|_| true)), (Some(1), Vec::new()));
             held.changed("job/1", START);
             assert_eq!(held.watched_on(new.id), None, "a change was not heard");
             held.let_go(new.id);
@@ -513,7 +516,7 @@ mod tests {
         held.reading(&watches, 1);
         held.read(&watches, 1, &[true, false]);
         held.done();
-        assert_eq!(held.missed(), [(old.id, old.name)]);
+        assert_eq!(held.missed(|_| true), [(old.id, old.name)]);
         held.changed("job/1", START + YOUNG);
         assert_eq!(held.watched_on(new.id), None, "a change was not heard");
         held.let_go(old.id);
@@ -541,7 +544,7 @@ mod tests {
         let watches = watched(&held, &[claim(1)]);
         held.read(&watches, 1, &[false]);
         held.done();
-        assert_eq!(held.missed(), [(claim(1).id, claim(1).name)]);
+        assert_eq!(held.missed(|_| true), [(claim(1).id, claim(1).name)]);
         held.let_go(claim(1).id);
         assert!(held.is_idle());
         watched(&held, &[claim(2)]);
