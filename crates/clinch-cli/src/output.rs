@@ -9,12 +9,13 @@ use std::time::{Duration, SystemTime};
 use clinch::backend::ClaimState;
 use jiff::{Timestamp, Zoned, tz::TimeZone};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 
 use serde::Serialize;
 
 use crate::documents::{ErrorJson, MessageJson, line};
 use crate::exit::{Failure, UNWRITTEN};
+use crate::job::sys;
 use crate::writer::{To, WRITER};
 
 /// How long a pipe that is full may take until something is read from it.
@@ -82,6 +83,9 @@ pub(crate) fn show(text: &str) -> Result<(), Failure> {
 }
 
 fn write(text: &str) -> io::Result<()> {
+    if !sys::has_stdout() {
+        return Err(Errno::BADF.into());
+    }
     io::stdout().write_all(text.as_bytes())?;
     io::stdout().flush()
 }

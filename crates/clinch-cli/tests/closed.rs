@@ -182,3 +182,22 @@ fn the_watch_over_an_inner_run_outlives_the_job_around_it() {
     assert!(!runs(inner));
     eventually("its lock is closed", || is_closed(&world, "y"));
 }
+
+/// What takes one waiter away lets all others in before their time.
+#[test]
+fn who_is_taken_out_of_the_queue_of_a_closed_lock_opens_nothing() {
+    on_all(|world| {
+        assert_eq!(world.code(["run", "--min-hold", "1h", "x", "true"]), 0);
+        let waiter = world.start(["run", "x", "touch", "ran"]);
+        let mut waiting = Vec::new();
+        eventually("it waits", || {
+            waiting = world.claims("x", "waiting");
+            !waiting.is_empty()
+        });
+        let claim = waiting[0]["claim"].as_str().unwrap();
+        let (code, _, why) = said(world, &["break", "--yes", "--claim", claim, "x"]);
+        assert!(code == Some(64) && why.contains("closed until"), "{why}");
+        assert!(shown(world, "x")["closed_until"].is_string());
+        assert!(runs(waiter.pid()) && !world.path("ran").exists());
+    });
+}

@@ -242,3 +242,46 @@ fn a_time_that_makes_no_sense_is_refused() {
     }
     assert!(!world.path("ran").exists());
 }
+
+/// A script whose variable is not set locks the directory of its host, not the store that all hosts share.
+#[test]
+fn an_empty_url_after_u_is_refused() {
+    let world = World::new();
+    for variable in [Some(world.url()), None] {
+        let mut command = world.clinch(["-u", "", "run", "x", "touch", "ran"]);
+        match &variable {
+            Some(url) => command.env("CLINCH_URL", url),
+            None => command.env_remove("CLINCH_URL"),
+        };
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(64) && said.contains("-u is empty"), "{said}");
+    }
+    assert!(!world.path("ran").exists());
+}
+
+/// Who reads events waits for ever for word of a job that never began.
+#[test]
+fn events_tell_of_what_is_refused_before_anything_is_locked() {
+    let world = World::new();
+    for line in [
+        &["-u", "redis://127.0.0.1:1", "run", "-n", "--events", "events", "x", "true"][..],
+        &["run", "--ttl", "5s", "--grace", "9s", "--max-hold", "2s", "--events", "events", "x", "true"],
+    ] {
+        assert_ne!(world.code(line.iter().copied()), 0);
+        assert_eq!(world.events("events").last().unwrap()["event"], "refused", "{line:?}");
+        std::fs::remove_file(world.path("events")).unwrap();
+    }
+}
+
+/// An answer that nobody gets is told as one.
+#[test]
+fn a_closed_stdout_is_no_success() {
+    let world = World::new();
+    for line in [&["ls", "--json"][..], &["doctor"]] {
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "exec \"$@\" >&-", "sh", env!("CARGO_BIN_EXE_clinch")]).args(line);
+        let output = command.env("CLINCH_URL", world.url()).output().unwrap();
+        assert_eq!(output.status.code(), Some(74), "{line:?}: {output:?}");
+    }
+}

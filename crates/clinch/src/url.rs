@@ -48,6 +48,11 @@ impl StoreUrl {
         let Some((scheme, rest)) = text.split_once("://") else {
             return Err(scheme::missing(text));
         };
+        // As a file with a secret in it ends: with that, it would be another directory or prefix, and other locks.
+        if text.contains(|c: char| c.is_ascii_control()) || text.trim() != text {
+            let message = "a line break or a blank at an end of the URL of the store; write %0A or %20 if it is part of a name";
+            return Err(Error::new(ErrorKind::Invalid, message));
+        }
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = match rest.find('/') {
             Some(at) => rest.split_at(at),
@@ -300,6 +305,16 @@ fn decode(text: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As a secret that `echo` has written ends: hosts that have one and hosts that have none would not exclude each other.
+    #[test]
+    fn a_line_break_makes_no_other_store() {
+        for url in ["redis://h?prefix=a\n", "redis://h?prefix=a ", " redis://h", "file:///a\t/b", "etcd://h\r\n"] {
+            let error = StoreUrl::parse(url).err().unwrap();
+            assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("%20"), "{url:?}: {error}");
+        }
+        StoreUrl::parse("file:///a dir%20/b%0A").unwrap();
+    }
 
     #[test]
     fn a_url_comes_apart() {

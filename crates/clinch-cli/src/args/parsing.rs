@@ -11,7 +11,14 @@ use crate::exit::Failure;
 impl Cli {
     /// Parses the arguments of this process.
     pub(crate) fn of_process() -> Result<Cli, clap::Error> {
-        Ok(Cli::parse_quickly().map_err(explained)?.settled())
+        let cli = Cli::parse_quickly().map_err(explained)?;
+        let variable = std::env::var_os("CLINCH_URL");
+        if cli.store.url.is_empty() && variable.is_none_or(|url| !url.is_empty()) {
+            // A script's variable that is not set. The locks of this host would not be those that it meant.
+            let message = "the URL after -u is empty: name the store, or leave -u out for that of CLINCH_URL, or else file://\n";
+            return Err(Cli::command().error(ErrorKind::InvalidValue, message));
+        }
+        Ok(cli.settled())
     }
 
     /// As it is meant: an empty variable is none, and `--skip` is also `-E 0`, and `-n` where no time is given.

@@ -25,12 +25,19 @@ impl Victims {
         let only = args.claim.as_deref().map(str::parse::<ClaimId>).transpose()?;
         let name = &args.name;
         let (state, turn) = tokio::try_join!(locks.state(name), turn::closed_until(locks, name))?;
-        let own = state.as_ref().and_then(|state| state.closed_until).map(|until| (name.clone(), until));
+        let is_closed_until = state.as_ref().and_then(|state| state.closed_until);
+        let own = is_closed_until.map(|until| (name.clone(), until));
         let turn = turn::name_of(name).zip(turn);
         let closed = own.into_iter().chain(turn).filter(|_| only.is_none()).collect();
         let claims = victims(&state.map(|state| state.claims).unwrap_or_default(), only);
         if claims.is_empty() && only.is_some() {
             return Err(Failure::new(NOBODY, format!("lock \"{name}\" has no such claim")));
+        }
+        if let Some(until) = is_closed_until.filter(|_| only.is_some()) {
+            return Err(Failure::usage(format!(
+                "lock \"{name}\" is {}, and to take a claim away would open it: wait until then, or open it by `clinch break` without --claim",
+                closed_until(until)
+            )));
         }
         Ok(Victims { claims, closed })
     }

@@ -78,12 +78,25 @@ enum Waited {
 impl<'a> Session<'a> {
     async fn open(store: &'a Store, run: &'a Run) -> Result<Session<'a>, Failure> {
         turn::check(run)?;
-        let events = Events::open(run.events.as_deref(), &run.name)?;
+        let mut events = Events::open(run.events.as_deref(), &run.name)?;
         let env = Env::host(Lane::here()?);
         let limits = Limits::of(&run.patience, &env);
+        let prepared = Session::prepare(store, run, &env, &limits, &events).await;
+        let (locks, plan) = prepared.inspect_err(|failure| events.emit(|| Event::refused(failure)))?;
+        Ok(Session { store, run, env, locks, limits, plan, events, is_hurried: false, ended_by: None })
+    }
+
+    /// Reaches the store, and makes sure that it can do what is asked for.
+    async fn prepare(
+        store: &Store,
+        run: &Run,
+        env: &Env,
+        limits: &Limits,
+        events: &Events,
+    ) -> Result<(Locks, Plan), Failure> {
         // A job is not lost with others: nothing else hangs on its lease.
-        let waiting = Waiting::of_run(run, &limits, &events);
-        let locks = waiting.beside(None, connect_within(store, &env, &limits)).await?.isolated();
+        let waiting = Waiting::of_run(run, limits, events);
+        let locks = waiting.beside(None, connect_within(store, env, limits)).await?.isolated();
         drop(waiting);
         let can = locks.capabilities();
         refuse_to_linger(run, can)?;
@@ -94,10 +107,12 @@ impl<'a> Session<'a> {
         if let Some(time) = run.max_hold {
             locks = locks.max_hold(time)?;
         }
-        Ok(Session { store, run, env, locks, limits, plan, events, is_hurried: false, ended_by: None })
+        Ok((locks, plan))
     }
 
-    async fn run(mut self) -> Outcome {
+    /// Enters the lock of a job around us, if there is one, and tells how the command ended that ran there. Else sees to it that a job of ours
+    /// could end in time: nothing is locked yet.
+    async fn enter_or_check(&mut self) -> Result<Option<u8>, Failure> {
         let held = std::env::var(nesting::HELD).unwrap_or_default();
         let (outer, same_name) = nesting::find(&held, &self.run.name);
         // Twice where it is likely: what is not listed may be just being rewritten.
@@ -105,13 +120,21 @@ impl<'a> Session<'a> {
         for pause in pauses.filter(|_| !outer.is_empty()) {
             tokio::time::sleep(pause).await;
             if let Some(ended) = self.reenter(&outer).await? {
-                return Ok(ended);
+                return Ok(Some(ended));
             }
         }
         self.refuse_to_wait_for_the_job(&outer).await?;
-        // Before anything is locked: what nobody could end would run on without its lock.
+        // What nobody could end would run on without its lock.
         if !self.run.no_fork {
             can_reach_all().map_err(|error| Failure::system("cannot look after a job", error))?;
+        }
+        Ok(None)
+    }
+
+    async fn run(mut self) -> Outcome {
+        let entered = self.enter_or_check().await;
+        if let Some(ended) = entered.inspect_err(|failure| self.events.emit(|| Event::refused(failure)))? {
+            return Ok(ended);
         }
         let cannot_listen = |error| Failure::system("cannot catch signals", error);
         let mut signals = Signals::ending().map_err(cannot_listen)?;

@@ -25,12 +25,12 @@ _clinch_live() {
         found+=("$word")
     done < <(clinch complete --bash="${COMP_WORDBREAKS//[^:=@]/}" -- "${words[@]}" 2> /dev/null)
     COMPREPLY=()
-    case ${found[0]} in
+    case ${found[0]-} in
         words)
             # Quoted as the word under the cursor is, without what bash keeps of it. Then a tab, and what it means.
             COMPREPLY=("${found[@]:1}")
             COMPREPLY=("${COMPREPLY[@]%%$'\t'*}")
-            case ${#COMPREPLY[@]}${COMPREPLY[0]} in
+            case ${#COMPREPLY[@]}${COMPREPLY[0]-} in
                 1*[=/]) compopt -o nospace ;;
             esac
             ;;

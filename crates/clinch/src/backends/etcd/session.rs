@@ -23,7 +23,7 @@ use super::claims::Claims;
 use super::client::Client;
 use super::flight::Flights;
 use super::keys;
-use super::watch::{Subscription, Watcher};
+use super::watch::{KeyGuard, Watcher};
 use super::wire::{
     self, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, LeaseRevokeResponse, PutRequest, TxnRequest,
 };
@@ -65,7 +65,7 @@ struct State {
     reads: usize,
     ended: bool,
     /// Tells of the key's end.
-    guard: Option<Subscription>,
+    guard: Option<KeyGuard>,
 }
 
 impl Session {

@@ -135,27 +135,35 @@ impl Store {
         if is_kept {
             self.keep_those_to_be(claims);
         }
-        let answers = claims.iter().map(async |(at, claim)| {
-            (*at, self.renew_on(claim, is_kept.then_some(session.lease), now).await)
-        });
-        join_all(answers).await
+        let kept = is_kept.then_some(session.lease);
+        let (mut answers, mut unsettled) = (Vec::with_capacity(claims.len()), Vec::new());
+        for (at, claim) in claims {
+            match self.renewed_with(claim, kept, now) {
+                Some(answer) => answers.push((*at, answer)),
+                None => unsettled.push((*at, *claim)),
+            }
+        }
+        let settled = unsettled.into_iter().map(async |(at, claim)| (at, self.settle_on_lease(claim, now).await));
+        answers.extend(join_all(settled).await);
+        answers
     }
 
-    /// The answer for one claim, when this lease was just renewed, or the one that it hung on is gone.
-    async fn renew_on(&self, claim: &Claim, kept: Option<i64>, now: Instant) -> Renewal {
+    /// The answer for one claim, when this lease was just renewed, or the one that it hung on is gone. `None`: it has to be settled first
+    /// on which lease it hangs.
+    fn renewed_with(&self, claim: &Claim, kept: Option<i64>, now: Instant) -> Option<Renewal> {
         let Some(known) = self.claims.get(claim.id) else {
-            return Renewal::Failed(Error::new(ErrorKind::Unknown, "the claim was just released"));
+            return Some(Renewal::Failed(Error::new(ErrorKind::Unknown, "the claim was just released")));
         };
         // It may have been moved meanwhile.
         let (is_settled, carrier) = (known.moves.are_settled(), known.carrier());
         match known.lost {
-            Some(loss) => Renewal::Lost(loss),
-            None if carrier.is_over() && (claim.place || is_settled) => Renewal::Lost(session_ended()),
+            Some(loss) => Some(Renewal::Lost(loss)),
+            None if carrier.is_over() && (claim.place || is_settled) => Some(Renewal::Lost(session_ended())),
             // The engine counts from before this call; the server, perhaps, from a moment before that.
             None if claim.place || is_settled && kept == Some(carrier.lease) && carrier.suffices(claim) => {
-                Renewal::Renewed(Some(self.left_of(claim, &known, now)))
+                Some(Renewal::Renewed(Some(self.left_of(claim, &known, now))))
             }
-            None => self.settle_on_lease(claim, now).await,
+            None => None,
         }
     }
 

@@ -128,6 +128,20 @@ pub(super) struct Subscription {
     reader: Arc<Reader>,
 }
 
+/// A key whose end is told, for as long as this lives.
+pub(super) struct KeyGuard {
+    watcher: Weak<Watcher>,
+    sub: Arc<Sub>,
+}
+
+impl Drop for KeyGuard {
+    fn drop(&mut self) {
+        if let Some(watcher) = self.watcher.upgrade() {
+            lock(&watcher.state).end(&self.sub);
+        }
+    }
+}
+
 impl Subscription {
     /// Takes what was told since the last call.
     pub(super) fn news(&self) -> News {
@@ -168,7 +182,14 @@ impl Watcher {
 
     /// Watches one key, or with `range` all that begin with it, once for all who do.
     pub(super) fn read(self: &Arc<Watcher>, key: &[u8], range: bool) -> Result<Subscription> {
-        self.subscribe(key.into(), range, 0, Purpose::Read)
+        let mut state = lock(&self.state);
+        let shared = (key.into(), range);
+        if let Some(sub) = state.read.get(&shared).cloned() {
+            return Ok(self.join(sub));
+        }
+        let sub = self.begin(&mut state, shared.0.clone(), range, 0, Purpose::Read)?;
+        state.read.insert(shared, sub.clone());
+        Ok(self.join(sub))
     }
 
     /// Calls `gone` once when a key that was last seen at this revision is not there any more.
@@ -177,51 +198,51 @@ impl Watcher {
         key: Arc<[u8]>,
         seen: i64,
         gone: impl Fn() + Send + Sync + 'static,
-    ) -> Result<Subscription> {
-        self.subscribe(key, false, seen.saturating_add(1), Purpose::Guard(Box::new(gone)))
+    ) -> Result<KeyGuard> {
+        let purpose = Purpose::Guard(Box::new(gone));
+        let sub = self.begin(&mut lock(&self.state), key, false, seen.saturating_add(1), purpose)?;
+        Ok(KeyGuard { watcher: Arc::downgrade(self), sub })
     }
 
-    fn subscribe(
+    /// Opens a watch.
+    fn begin(
         self: &Arc<Watcher>,
+        state: &mut State,
         key: Arc<[u8]>,
         range: bool,
         start: i64,
         purpose: Purpose,
-    ) -> Result<Subscription> {
-        let mut state = lock(&self.state);
+    ) -> Result<Arc<Sub>> {
         // A task that has ended, however it did, has dropped its end.
         if state.alive.as_ref().is_none_or(watch::Sender::is_closed) {
-            let (alive, dead) = watch::channel(());
-            let (watcher, client, kick) = (Arc::downgrade(self), self.client.clone(), self.kick.clone());
-            self.client.env.lane().run(move || {
-                let mut dead = dead.clone();
-                let run = run(watcher.clone(), client.clone(), kick.clone());
-                async move {
-                    tokio::select! {
-                        biased;
-                        _ = dead.changed() => {}
-                        () = run => {}
-                    }
-                }
-            })?;
-            state.alive = Some(alive);
-        }
-        let shared = (key.clone(), range);
-        let is_read = matches!(purpose, Purpose::Read);
-        if let Some(sub) = state.read.get(&shared).filter(|_| is_read).cloned() {
-            return Ok(self.join(sub));
+            state.alive = Some(self.follow_all()?);
         }
         state.last_id += 1;
         let sub = Arc::new(Sub { id: state.last_id, key, range, start, purpose, readers: Mutex::default() });
         state.subs.insert(sub.id, sub.clone());
-        if is_read {
-            state.read.insert(shared, sub.clone());
-        }
         match &state.orders {
             Some(orders) => drop(orders.send(sub.create(start))),
             None => self.kick.notify_one(),
         }
-        Ok(self.join(sub))
+        Ok(sub)
+    }
+
+    /// Starts the task of the stream, which ends with what this gives.
+    fn follow_all(self: &Arc<Watcher>) -> Result<watch::Sender<()>> {
+        let (alive, dead) = watch::channel(());
+        let (watcher, client, kick) = (Arc::downgrade(self), self.client.clone(), self.kick.clone());
+        self.client.env.lane().run(move || {
+            let mut dead = dead.clone();
+            let run = run(watcher.clone(), client.clone(), kick.clone());
+            async move {
+                tokio::select! {
+                    biased;
+                    _ = dead.changed() => {}
+                    () = run => {}
+                }
+            }
+        })?;
+        Ok(alive)
     }
 
     /// One more who reads a watch; with the state locked, so that nobody ends it meanwhile.
@@ -241,12 +262,7 @@ impl Watcher {
             }
         }
         state.unshare(sub);
-        if state.subs.remove(&sub.id).is_some()
-            && let Some(orders) = &state.orders
-        {
-            let order = WatchOrder::Cancel(WatchCancel { watch_id: sub.id });
-            let _ = orders.send(WatchRequest { order: Some(order) });
-        }
+        state.end(sub);
     }
 
     /// Takes in what the stream said; gives the key that is to be read, if one is.
@@ -317,6 +333,15 @@ impl Watcher {
 }
 
 impl State {
+    fn end(&mut self, sub: &Sub) {
+        if self.subs.remove(&sub.id).is_some()
+            && let Some(orders) = &self.orders
+        {
+            let order = WatchOrder::Cancel(WatchCancel { watch_id: sub.id });
+            let _ = orders.send(WatchRequest { order: Some(order) });
+        }
+    }
+
     /// Has nobody join a watch any more.
     fn unshare(&mut self, sub: &Arc<Sub>) {
         let key = (sub.key.clone(), sub.range);

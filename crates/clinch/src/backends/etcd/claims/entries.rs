@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Known;
 use crate::backends::etcd::step::Step;
 use crate::backends::etcd::view::View;
-use crate::backends::etcd::watch::Subscription;
+use crate::backends::etcd::watch::KeyGuard;
 use crate::claim::{ByClaim, ClaimId};
 use crate::clock::Instant;
 
@@ -22,7 +22,7 @@ pub(super) struct Entries {
 pub(super) struct Entry {
     pub(super) known: Known,
     /// Tells of the key's end.
-    pub(super) guard: Option<Subscription>,
+    pub(super) guard: Option<KeyGuard>,
     pub(super) view: Option<Arc<View>>,
     /// A release of it failed: from when on its key shall be gone, whoever sees to that.
     pub(super) leaving: Option<Instant>,
