@@ -14,7 +14,7 @@ pub(crate) use self::scheme::here;
 #[cfg(all(test, feature = "redis"))]
 pub(crate) use self::scheme::meant;
 pub(crate) use self::scheme::no_store;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// What the name of each key has whose value is a secret, and of none else here. Parts of names, since a URL may be for another build.
 const SECRETIVE: [&str; 6] = ["pass", "pwd", "secret", "token", "auth", "cred"];
@@ -309,9 +309,14 @@ mod tests {
     /// As a secret that `echo` has written ends: hosts that have one and hosts that have none would not exclude each other.
     #[test]
     fn a_line_break_makes_no_other_store() {
-        for url in ["redis://h?prefix=a\n", "redis://h?prefix=a ", " redis://h", "file:///a\t/b", "etcd://h\r\n"] {
+        for url in
+            ["redis://h?prefix=a\n", "redis://h?prefix=a ", " redis://h", "file:///a\t/b", "etcd://h\r\n"]
+        {
             let error = StoreUrl::parse(url).err().unwrap();
-            assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("%20"), "{url:?}: {error}");
+            assert!(
+                error.kind() == ErrorKind::Invalid && error.to_string().contains("%20"),
+                "{url:?}: {error}"
+            );
         }
         StoreUrl::parse("file:///a dir%20/b%0A").unwrap();
     }

@@ -20,8 +20,8 @@ use crate::job::door::{Door, knock};
 use crate::job::events::{Event, Events};
 use crate::job::in_place::{self, Stayed};
 use crate::job::loss::Plan;
-use crate::job::nesting::Outer;
 use crate::job::namespace::can_reach_all;
+use crate::job::nesting::Outer;
 use crate::job::signals::{Caught, Signals};
 use crate::job::spawn;
 use crate::job::supervise::{Ended, Progress, Supervisor};
@@ -78,7 +78,7 @@ enum Waited {
 impl<'a> Session<'a> {
     async fn open(store: &'a Store, run: &'a Run) -> Result<Session<'a>, Failure> {
         turn::check(run)?;
-        let mut events = Events::open(run.events.as_deref(), &run.name)?;
+        let events = Events::open(run.events.as_deref(), &run.name)?;
         let env = Env::host(Lane::here()?);
         let limits = Limits::of(&run.patience, &env);
         let prepared = Session::prepare(store, run, &env, &limits, &events).await;

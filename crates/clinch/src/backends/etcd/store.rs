@@ -143,7 +143,8 @@ impl Store {
                 None => unsettled.push((*at, *claim)),
             }
         }
-        let settled = unsettled.into_iter().map(async |(at, claim)| (at, self.settle_on_lease(claim, now).await));
+        let settled =
+            unsettled.into_iter().map(async |(at, claim)| (at, self.settle_on_lease(claim, now).await));
         answers.extend(join_all(settled).await);
         answers
     }

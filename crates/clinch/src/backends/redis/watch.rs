@@ -59,7 +59,7 @@ impl Store {
                 () = held.news.notified() => {}
                 () = next => {}
                 Some(answered) = answers.next() => {
-                    answered.iter().for_each(|(id, _)| drop(asked.remove(id)));
+                    answered.iter().for_each(|(id, _)| _ = asked.remove(id));
                     let lost = self.confirmed(answered);
                     // Whatever else was missed is so until it is answered for, and is asked for again.
                     if !lost.is_empty() {
