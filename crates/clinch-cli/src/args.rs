@@ -98,8 +98,8 @@ pub(crate) struct Run {
     /// Run this line by $SHELL instead of a command, as flock does, so that SHELL= in a crontab counts; by /bin/sh where that is empty
     #[arg(short = 'c', long = "command", conflicts_with = "command", value_name = "SHELL-COMMAND")]
     pub(crate) shell_command: Option<OsString>,
-    /// Become the command, with no clinch beside it: on file:// only, where the kernel keeps the lock until the command and all
-    /// that inherits its descriptor have ended. Nobody is told of a lost lock, and a run of the same lock inside is refused
+    /// Become the command, with no clinch beside it: on file:// only, where the kernel keeps the lock until the last copy of its
+    /// descriptor is closed, which ssh and sudo do at once. Nobody is told of a lost lock, and a run of the same lock inside is refused
     #[arg(short = 'F', long, conflicts_with_all = ["max_hold", "grace", "on_lost", "min_hold", "once_per", "retry_failed", "orphans", "events"])]
     pub(crate) no_fork: bool,
     #[command(flatten)]

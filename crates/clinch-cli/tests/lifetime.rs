@@ -2,11 +2,12 @@
 
 mod common;
 
+use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use clinch_testkit::Redis;
 use common::{CLOSE, Running, World, eventually, kill, runs, state};
-use rustix::process::{Signal, getpid, set_child_subreaper};
+use rustix::process::{Pid, Signal, getpid, kill_process_group, set_child_subreaper};
 
 const JOB: &str = "echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.02; done; exit 4";
 
@@ -327,4 +328,24 @@ fn a_job_ends_with_its_wrapper_whatever_became_of_its_watch() {
     assert!(kill(watch, Signal::STOP));
     eventually("its watch goes on", || state(watch) == Some('S'));
     drop(run);
+}
+
+/// Who is stopped with the wrapper, and left so by a kill of both, keeps the lock for ever.
+#[test]
+fn a_kill_while_all_is_stopped_leaves_nothing_stopped() {
+    let world = World::new();
+    let job = "setsid sh -c 'echo $$ > part; exec sleep 3' & while [ ! -s part ]; do sleep 0.02; done; wait";
+    let mut command = world.clinch(["run", "x", "-c", job]);
+    // A group of its own, as a shell gives each job, since only such a one is stopped.
+    let run = Running(command.process_group(0).spawn().unwrap());
+    let part = world.pid("part");
+    assert!(kill_group(run.pid(), Signal::TSTP));
+    eventually("all is stopped", || state(part) == Some('T') && state(run.pid()) == Some('T'));
+    assert!(kill_group(run.pid(), Signal::KILL));
+    eventually("the part goes on and ends", || !runs(part));
+    eventually("the lock is free", || !world.held("x"));
+}
+
+fn kill_group(leader: i32, signal: Signal) -> bool {
+    kill_process_group(Pid::from_raw(leader).unwrap(), signal).is_ok()
 }

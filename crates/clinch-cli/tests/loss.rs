@@ -2,6 +2,10 @@
 
 mod common;
 
+use std::fs::{Permissions, set_permissions};
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::process::Command;
+
 use clinch_testkit::Redis;
 use common::{Running, World, eventually, kill, runs};
 use rustix::process::Signal;
@@ -208,4 +212,25 @@ fn descriptors_of_processes_need_no_flags() {
     .output()
     .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// What runs as another user, by sudo, can be sent no signal; that it goes on without the lock is said to nobody.
+#[test]
+fn a_part_that_cannot_be_stopped_is_named() {
+    let world = World::new();
+    world.install("/usr/bin/setpriv", "as-root");
+    set_permissions(world.path("as-root"), Permissions::from_mode(0o4755)).unwrap();
+    world.install(env!("CARGO_BIN_EXE_clinch"), "clinch");
+    chown(world.path("."), Some(65_534), Some(65_534)).unwrap();
+    let job = "./as-root --reuid=0 sh -c 'echo $$ > part; exec sleep 60' & while [ ! -s part ]; do sleep 0.02; done; wait";
+    let mut run = Command::new("setpriv");
+    run.args(["--reuid=65534", "--regid=65534", "--clear-groups", "./clinch", "run"]);
+    run.args(["--max-hold", "2s", "--grace", "0.3s", "x", "-c", job]).current_dir(world.path("."));
+    let url = format!("file://{}", world.path("theirs").display());
+    let output = run.env("CLINCH_URL", url).env_remove("CLINCH_HELD").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let part = world.pid("part");
+    kill(part, Signal::KILL);
+    assert_eq!(output.status.code(), Some(79), "needs root: {said}");
+    assert_eq!(said.matches(&format!("process {part} of the job is another user's")).count(), 1, "{said}");
 }

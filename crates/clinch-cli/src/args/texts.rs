@@ -25,7 +25,7 @@ pub(super) const RUN_LONG: &str = concat!(
     run_examples!(),
     "\n\n\
 The command is in clinch's process group, so keys of the terminal reach it as they would without clinch, also in a pipe or a script. When it dies
-of Ctrl-C, so does clinch, so that a script or a loop ends. INT, TERM, HUP, QUIT, USR1, USR2, WINCH, TSTP and CONT that are sent to clinch are
+of Ctrl-C, so does clinch, so that a script or a loop ends. INT, TERM, HUP, QUIT, USR1, USR2, WINCH, TSTP, TTIN, TTOU and CONT that are sent to clinch are
 passed on to it and to what it has started in that group. Its environment has CLINCH_NAME, CLINCH_TOKEN (larger than that of every earlier
 holder: give it to the store that you write to), CLINCH_CLAIM and CLINCH_HELD. A CLINCH_URL with a password is
 withheld: where a clinch inside needs it, the job has to set it again.

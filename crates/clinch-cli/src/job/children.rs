@@ -12,7 +12,7 @@ use rustix::process::{
 };
 
 use super::door::{Door, Inner};
-use super::kin::{Kin, children};
+use super::kin::{Kin, Reached, children};
 use super::signals::asks_to_end;
 use super::stat::Stat;
 use super::watch::Watch;
@@ -144,8 +144,8 @@ impl Child {
     }
 
     /// Sends a signal that is to end it to all of the job: also to parts that made process groups of their own, as `timeout`
-    /// does. Says whether there was any.
-    pub(crate) fn end(&mut self, signal: Signal) -> bool {
+    /// does.
+    pub(crate) fn end(&mut self, signal: Signal) -> Reached {
         if signal == Signal::KILL {
             // Not sooner, since what ends by itself may need inner runs for that.
             self.door.close();

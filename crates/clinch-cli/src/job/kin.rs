@@ -13,6 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
 use super::door::Inner;
@@ -133,28 +134,32 @@ impl Kin {
         }
     }
 
-    /// Sends a signal to all of them, and to the runs that were let in with all below them; says whether there was any.
-    pub(crate) fn signal(&self, signal: Signal, inner: &[Inner]) -> bool {
+    /// Sends a signal to all of them, and to the runs that were let in with all below them.
+    pub(crate) fn signal(&self, signal: Signal, inner: &[Inner]) -> Reached {
         if self.is_namespace {
-            return namespace::end(signal);
+            return Reached { any: namespace::end(signal), beyond: Vec::new() };
         }
         // Who is only asked is killed later.
-        settled(|| self.signal_once(signal, inner), |found| *found || signal != Signal::KILL)
+        settled(|| self.signal_once(signal, inner), |reached| reached.any || signal != Signal::KILL)
     }
 
     /// As above, to those that one look meets, which it tells too.
-    fn signal_once(&self, signal: Signal, inner: &[Inner]) -> (bool, HashSet<Pid>) {
+    fn signal_once(&self, signal: Signal, inner: &[Inner]) -> (Reached, HashSet<Pid>) {
         let until = || (signal != Signal::KILL).then(|| Instant::now() + LOOK_FOR);
         // Who cannot look, perhaps for want of a descriptor, finds nobody, and knows nothing.
-        let mut found = can_look().is_err();
-        let mut send = |_: &Stat, held: &OwnedFd| {
-            found |= pidfd_send_signal(held, signal).is_ok();
+        let mut reached = Reached { any: can_look().is_err(), beyond: Vec::new() };
+        let mut send = |stat: &Stat, held: &OwnedFd| {
+            match pidfd_send_signal(held, signal) {
+                Ok(()) => reached.any = true,
+                Err(Errno::PERM) if !stat.is_over => reached.beyond.extend(Pid::from_raw(stat.pid)),
+                Err(_) => {}
+            }
             // Who is stopped does not hear it.
             let _ = pidfd_send_signal(held, Signal::CONT);
             true
         };
         let seen = self.meet(self.spared.clone(), inner, until, &mut send);
-        (found, seen)
+        (reached, seen)
     }
 
     /// Meets all who descend from us but those that are spared, and then the runs that were let in with all below them, in any case.
@@ -172,6 +177,15 @@ impl Kin {
         descend(inner, &mut seen, until(), &mut meet);
         seen
     }
+}
+
+/// Whom a signal has reached.
+#[derive(Debug)]
+pub(crate) struct Reached {
+    /// Whether there was anybody.
+    pub(crate) any: bool,
+    /// Those that run and may not be sent any: another user's, by `sudo`.
+    pub(crate) beyond: Vec<Pid>,
 }
 
 /// What the job has left behind in process groups of its own.

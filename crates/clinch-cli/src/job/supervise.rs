@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use clinch::{Env, Guard, Instant, Loss, LossKind, Standing};
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::process::{Pid, Signal, pidfd_send_signal};
 use tokio::signal::unix;
 
 use super::children::{Child, Exit};
@@ -59,6 +59,8 @@ pub(crate) struct Progress {
     standing: Standing,
     /// Whether it waits for a run of the same lock that the job has left behind.
     waits: bool,
+    /// Those that could not be sent a signal.
+    beyond: Vec<Pid>,
 }
 
 impl Default for Progress {
@@ -73,6 +75,7 @@ impl Default for Progress {
             looks_at: None,
             standing,
             waits: false,
+            beyond: Vec::new(),
         }
     }
 }
@@ -116,7 +119,11 @@ impl Supervisor<'_> {
                 biased;
                 _ = deaths.recv() => died = true,
                 caught = signals.next() => self.pass_on(caught),
-                standing = self.guard.changed(&self.progress.standing) => self.stands(standing),
+                standing = self.guard.changed(&self.progress.standing) => {
+                    // Before anything is said of it.
+                    self.hold_or_stop();
+                    self.stands(standing);
+                }
                 is_unwatched = self.child.let_in() => self.watch_anew(is_unwatched),
                 () = sleep_until(self.env, again) => {}
             }
@@ -136,7 +143,7 @@ impl Supervisor<'_> {
             } else if self.progress.stage != Stage::Running {
                 // Of a job that had to stop, nothing may go on without the lock.
                 self.progress.stage = Stage::Killed;
-                self.child.end(Signal::KILL);
+                self.end(Signal::KILL);
             }
             self.child.reap();
             self.ended(exit);
@@ -157,7 +164,7 @@ impl Supervisor<'_> {
         if self.progress.stage == Stage::Killed {
             // In rounds, since what was killed may just have started others, until there is nobody who can be.
             self.child.reap_all();
-            let left = self.child.end(Signal::KILL);
+            let left = self.end(Signal::KILL);
             return self.progress.exit.filter(|_| !left);
         }
         self.progress.exit.filter(|_| !waits)
@@ -300,16 +307,33 @@ impl Supervisor<'_> {
         }
     }
 
+    /// Sends all of the job a signal that is to end it; says whether there was anybody. Tells of whom none can be sent.
+    fn end(&mut self, signal: Signal) -> bool {
+        let reached = self.child.end(signal);
+        for pid in reached.beyond {
+            if !self.progress.beyond.contains(&pid) {
+                self.progress.beyond.push(pid);
+                if !self.run.quiet {
+                    let name = &self.run.name;
+                    say(format_args!(
+                        "lock \"{name}\": process {pid} of the job is another user's and cannot be stopped: it runs on without the lock"
+                    ));
+                }
+            }
+        }
+        reached.any
+    }
+
     fn terminate(&mut self) {
         self.progress.stage = Stage::Terminated;
         self.progress.told = Some(self.env.clock().now());
-        self.child.end(Signal::TERM);
+        self.end(Signal::TERM);
         self.report_stopping(StopWord::Term);
     }
 
     fn kill(&mut self) {
         self.progress.stage = Stage::Killed;
-        self.child.end(Signal::KILL);
+        self.end(Signal::KILL);
         self.report_stopping(StopWord::Kill);
     }
 

@@ -182,6 +182,8 @@ impl Watcher<'_> {
             // The pipe ends before the kernel has given our children away: whom it then finds stopped it hangs up.
             wait_for(self.wrapper_held.as_ref());
             if self.keeps {
+                // What was stopped with us nobody else would have go on: it has the lock's descriptor, and no terminal.
+                self.wake_parts();
                 wait_for(self.job_held.as_ref());
                 become_the_verb(arguments, environment);
                 return;
@@ -289,6 +291,15 @@ impl Watcher<'_> {
     fn wake(&self) {
         if let Some(wrapper) = &self.wrapper_held {
             let _ = pidfd_send_signal(wrapper, Signal::CONT);
+        }
+    }
+
+    /// Has the parts go on that were stopped with us.
+    fn wake_parts(&self) {
+        for (part, _) in self.parts.iter().flatten() {
+            if stat::letter(*part) == Some(b'T') {
+                let _ = kill_process(*part, Signal::CONT);
+            }
         }
     }
 
