@@ -15,8 +15,9 @@ Usage: cargo xtask <TASK>
 
   test      all tests: installs what they need, then unit, conformance, process and documentation tests,
             the commands of the README, and the planted mutants, each of which must be caught
-  lint      formatting, clippy, documentation, and each feature compiled alone
-  mutants   only the planted mutants; names after it choose some
+  lint      formatting, clippy, documentation, each feature compiled alone, and whether the mutants apply
+  mutants   only the planted mutants; names after it choose some. With --check first it only says whether they
+            still apply to the source
   readme    only the commands of the README
   deb       the Debian package, with manual pages and completions";
 
@@ -27,7 +28,7 @@ fn main() -> ExitCode {
     let result = match task.as_str() {
         "test" => test::run(),
         "lint" => lint::run(),
-        "mutants" => mutants::run(&rest, false),
+        "mutants" => mutants::task(&rest),
         "deb" => deb::run(),
         "readme" => readme::run(),
         "-h" | "--help" | "help" => {
