@@ -21,7 +21,8 @@ use clinch::backends::memory::Memory;
 use clinch::conformance::faults::{Faulty, Step};
 use clinch::net::{Connector, Stream};
 use clinch::{
-    Claim, ClaimId, Clock, Env, Error, ErrorKind, Lane, LockName, Locks, LossKind, Random, Renew, Standing,
+    Claim, ClaimId, Clock, Env, Error, ErrorKind, Lane, LockName, Locks, LossKind, Random, Released, Renew,
+    Standing,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

@@ -24,6 +24,21 @@ async fn a_lease_that_is_not_renewed_hears_of_its_eviction_within_the_notice() {
     assert!(told < NOTICE / 2, "told {told:?} after the eviction");
 }
 
+/// Where nothing else told of it, the release does: what was taken away was not given back.
+#[tokio::test(start_paused = true)]
+async fn an_eviction_that_nobody_told_is_told_by_the_release() {
+    let env = world(49);
+    let (far, locks, near) = faulty(&env);
+    far.hang(Step::Lost);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    near.evict("job", guard.claim_id()).await.unwrap();
+    assert!(guard.is_held());
+    let Released::AlreadyLost(loss) = guard.release().await.unwrap() else {
+        panic!("what was taken away was released");
+    };
+    assert_eq!(loss.kind, LossKind::Deleted);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_long_lease_hears_of_its_eviction_within_the_notice() {
     let env = world(11);

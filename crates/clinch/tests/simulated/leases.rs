@@ -71,6 +71,44 @@ async fn a_backend_that_panics_loses_no_lease() {
     assert!(env.clock().now().since(deadline) < Duration::from_millis(5));
 }
 
+/// What the keeper asks for counts from when it asked, however long the answer takes.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_is_answered_late_counts_from_when_it_was_sent() {
+    let env = world(44);
+    let (far, locks, _) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let before = guard.deadline().unwrap();
+    let gate = far.hold_reply_of(Step::Renew);
+    gate.reached().await;
+    let reached = far.last_call_of(Step::Renew).unwrap();
+    // More than the margin.
+    pass(&env, TTL / 30).await;
+    assert_eq!(guard.deadline(), Some(before), "it counts although nobody has answered");
+    gate.open();
+    pass(&env, Duration::from_millis(1)).await;
+    let deadline = guard.deadline().unwrap();
+    assert!(deadline > before, "it does not count");
+    // The drift that is taken off must not make up for the time that the answer took.
+    assert!(deadline < reached + (TTL - env.drift().over(TTL)), "it counts from the answer");
+}
+
+/// Renewals share trips, and each claim has its own answer.
+#[tokio::test(start_paused = true)]
+async fn of_many_that_are_renewed_together_only_the_one_that_is_gone_is_lost() {
+    let env = world(45);
+    let (far, locks, near) = faulty(&env);
+    far.hang(Step::Lost);
+    let mut guards = Vec::new();
+    for number in 0..300 {
+        guards.push(locks.mutex(&format!("job {number}")).unwrap().lock().await.unwrap());
+    }
+    near.evict("job 7", guards[7].claim_id()).await.unwrap();
+    pass(&env, TTL).await;
+    assert!(far.calls_of(Step::Renew) < 300, "they are not renewed together");
+    let lost: Vec<usize> = (0..300).filter(|number| !guards[*number].is_held()).collect();
+    assert_eq!(lost, [7], "an answer was taken for another's");
+}
+
 /// Renewals go out in batches. One that is given up early for a short lease must not take the long ones' with it.
 #[tokio::test(start_paused = true)]
 async fn a_short_lease_does_not_cost_long_ones_their_renewals() {
@@ -138,9 +176,10 @@ fn a_body_is_not_polled_again_after_its_deadline() {
             woken_at_once().await;
             went_on = true;
         };
-        let error = mutex.lock().run(body).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
+        let result = mutex.lock().run(body).await;
         assert!(!went_on, "the body went on without the lock");
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
     });
 }
 
@@ -181,6 +220,57 @@ async fn a_shorter_lease_is_told_lost_in_time_although_its_request_was_dropped()
     far.heal();
     pass(&env, TTL).await;
     assert!(guard.is_held(), "a request that was dropped lost the lease");
+}
+
+/// An answer that was overtaken by a later one says nothing any more.
+#[tokio::test(start_paused = true)]
+async fn a_shorter_lease_is_made_no_longer_by_an_older_answer() {
+    const SHORT: Duration = Duration::from_secs(1);
+    let env = world(46);
+    let (far, locks, _) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let gate = far.hold_reply_of(Step::Renew);
+    gate.reached().await;
+    pass(&env, Duration::from_millis(1)).await;
+    guard.extend(SHORT).await.unwrap();
+    gate.open();
+    pass(&env, Duration::from_millis(1)).await;
+    assert!(guard.deadline().unwrap() < env.clock().now() + SHORT, "an older answer counts");
+}
+
+/// What a guard had is not renewed any more once that is gone, though its release does not come through.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_renewed_after_its_guard() {
+    for dropped in [false, true] {
+        let env = world(47);
+        let (far, locks, near) = faulty(&env);
+        let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+        far.hang(Step::Release);
+        match dropped {
+            true => drop(guard),
+            false => assert!(at_once(guard.release()).await.is_none()),
+        }
+        let calls = far.calls_of(Step::Renew);
+        pass(&env, 2 * TTL).await;
+        assert_eq!(far.calls_of(Step::Renew), calls, "it is renewed without its guard");
+        assert!(near.mutex("job").unwrap().try_lock().await.unwrap().is_some());
+    }
+}
+
+/// Who detaches a lease leaves all of its TTL to others, and nobody renews it then.
+#[tokio::test(start_paused = true)]
+async fn a_detached_lease_lasts_its_ttl_from_then_on() {
+    let env = world(48);
+    let (_far, locks, near) = faulty(&env);
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    // The next renewal is near, and will not be.
+    pass(&env, TTL / 8).await;
+    guard.detach().await.unwrap();
+    pass(&env, TTL - TTL / 30).await;
+    let early = near.mutex("job").unwrap().try_lock().await.unwrap();
+    assert!(early.is_none(), "it was left with what others had used of it");
+    pass(&env, TTL / 15).await;
+    assert!(near.mutex("job").unwrap().try_lock().await.unwrap().is_some(), "somebody renews it");
 }
 
 /// What a guard asks of a store that does not answer ends with its lease, and what is lost is not renewed any more.

@@ -26,6 +26,44 @@ async fn a_waiter_that_died_does_not_block_the_queue() {
     waiter.abort();
 }
 
+/// A place lasts for as long as its waiter waits, however short its TTL.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_keeps_its_place_for_longer_than_its_ttl() {
+    let env = world(50);
+    let (far, locks, near) = faulty(&env);
+    let near = near.ttl(100 * TTL).unwrap();
+    let guard = near.mutex("job").unwrap().lock().await.unwrap();
+    let [first, second] = [&locks, &near].map(|locks| locks.mutex("job").unwrap());
+    let first = tokio::spawn(async move { first.lock().await });
+    pass(&env, Duration::from_secs(1)).await;
+    let place = far.waiting("job")[0];
+    let second = tokio::spawn(async move { second.lock().await });
+    pass(&env, 5 * TTL).await;
+    let claims = near.state("job").await.unwrap().unwrap().claims;
+    assert_eq!(claims[1].id, place, "it has lost its place to one that came later");
+    guard.release().await.unwrap();
+    first.await.unwrap().unwrap().release().await.unwrap();
+    second.await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// However many can be let in, nobody is left to find that out by the end of another's lease.
+#[tokio::test(start_paused = true)]
+async fn all_readers_behind_a_writer_are_let_in_at_once() {
+    let env = world(51);
+    let (_far, locks, near) = faulty(&env);
+    let writer = near.rwlock("job").unwrap().write().await.unwrap();
+    let read = |_| {
+        let lock = locks.rwlock("job").unwrap();
+        tokio::spawn(async move { lock.read().await })
+    };
+    let readers: Vec<_> = (0..20).map(read).collect();
+    pass(&env, Duration::from_secs(1)).await;
+    writer.release().await.unwrap();
+    pass(&env, Duration::from_millis(10)).await;
+    let left = readers.iter().filter(|reader| !reader.is_finished()).count();
+    assert_eq!(left, 0, "readers were left behind");
+}
+
 /// The store counts as unreachable once it has failed to answer for a while, not because it was not asked for one.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_rides_out_a_failure_however_long_it_has_waited() {
