@@ -27,6 +27,8 @@ use common::{PATIENCE, eventually, lock, queue, stand_in, unique};
 mod copies;
 #[path = "redis_faults/cuts.rs"]
 mod cuts;
+#[path = "redis_faults/elsewhere.rs"]
+mod elsewhere;
 #[path = "redis_faults/evictions.rs"]
 mod evictions;
 #[path = "redis_faults/expiry.rs"]

@@ -136,16 +136,21 @@ async fn renewals_go_to_the_server_that_has_the_other_steps() {
     let guard = lock(&far, "job").await;
     sees_watched(&old, 1).await;
     proxy.set_upstream(new.addr());
-    for client in old.call(&["CLIENT", "LIST"]).text().lines() {
-        let field = |name: &str| {
-            client.split(' ').find_map(|field| field.strip_prefix(name)).unwrap_or_default().to_owned()
-        };
-        if field("name=") == "clinch" && !field("flags=").contains('t') {
-            old.call(&["CLIENT", "KILL", "ID", &field("id=")]);
-        }
-    }
+    cut_steps(&old);
     let loss = tokio::time::timeout(PATIENCE, guard.lost()).await.expect("renewed where nobody looks");
     assert_eq!(loss.kind, LossKind::Deleted);
     assert_eq!(renewals(&old), 0);
     lock(&connect(new.addr()).await, "job").await.release().await.unwrap();
+}
+
+/// Cuts all connections of ours to a server but those on which it tells of changes.
+pub(super) fn cut_steps(redis: &Redis) {
+    for client in redis.call(&["CLIENT", "LIST"]).text().lines() {
+        let field = |name: &str| {
+            client.split(' ').find_map(|field| field.strip_prefix(name)).unwrap_or_default().to_owned()
+        };
+        if field("name=") == "clinch" && !field("flags=").contains('t') {
+            redis.call(&["CLIENT", "KILL", "ID", &field("id=")]);
+        }
+    }
 }

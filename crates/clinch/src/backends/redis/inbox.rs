@@ -68,8 +68,8 @@ pub(super) struct Inbox {
     pub(super) link: Arc<Link>,
     /// Whether the server tells of changed keys.
     tracking: bool,
-    /// Names the run of the server where it tells; empty when that is not known.
-    pub(super) run: String,
+    /// Names the run of the server; empty when that is not known.
+    run: String,
     /// What drives it.
     runtime: Handle,
     env: Env,
@@ -96,7 +96,7 @@ impl Inbox {
         tracking.arg("TRACKING").arg("ON").arg("OPTIN").arg("NOLOOP");
         about.arg("server");
         let tracking = protocol == Protocol::Three && granted(&link, &tracking).await?.is_some();
-        let about = if tracking { granted(&link, &about).await? } else { None };
+        let about = granted(&link, &about).await?;
         let run = about.map(|info| Server::read(info.text().unwrap_or_default()).run).unwrap_or_default();
         let (id, link, runtime) = (NEXT.fetch_add(1, Ordering::Relaxed), Arc::new(link), Handle::current());
         let env = dialer.env.clone();
@@ -108,6 +108,16 @@ impl Inbox {
     pub(super) fn listens(&self, channel: &str) -> bool {
         let listens = |listening: &Listening| matches!(*listening.borrow(), Some(Ok(())));
         self.is_open() && lock(&self.channels).get(channel).is_some_and(listens)
+    }
+
+    /// Whether this run of a server, which may not be known, is another than the one that tells here.
+    pub(super) fn is_elsewhere(&self, run: &str) -> bool {
+        self.run != run && !self.run.is_empty() && !run.is_empty()
+    }
+
+    /// Whether it is known that this run of a server tells here.
+    pub(super) fn is_of(&self, run: &str) -> bool {
+        self.run == run && !run.is_empty()
     }
 
     /// Listens to a channel, once for all who wait for it; returns when the server has confirmed it. It depends on none of

@@ -93,6 +93,15 @@ impl Node {
         Ok(link)
     }
 
+    /// The connection of the current runtime on which claims are made, if it is there.
+    fn link_of_steps(&self, dialer: &Dialer) -> Option<Arc<Link>> {
+        let lane = dialer.env.lane();
+        match dialer.settings.durability.asks_for_more() {
+            true => self.copies.peek(lane).map(|copies| copies.link.clone()),
+            false => self.links.peek(lane),
+        }
+    }
+
     /// Listens to all sentinels, unless somebody does.
     fn follow(self: &Arc<Node>, sentinel: &Arc<Sentinel>, dialer: &Arc<Dialer>) -> Result<()> {
         let Some(following) = lock(&self.followed).begin() else { return Ok(()) };
@@ -299,7 +308,12 @@ impl Route {
     /// The inbox of the server that has the slot, listening to this channel.
     pub(super) async fn inbox(&self, slot: u16, channel: &str, sharded: bool) -> Result<Arc<Inbox>> {
         let node = self.node(slot).await?;
-        let inbox = self.inbox_of(&node).await?;
+        let mut inbox = self.inbox_of(&node).await?;
+        if node.link_of_steps(&self.dialer).is_some_and(|link| inbox.is_elsewhere(&link.about.run)) {
+            // Another server has its address now, and there nobody would listen.
+            inbox.link.close();
+            inbox = self.inbox_of(&node).await?;
+        }
         if let Err(error) = inbox.listen(channel, sharded).await {
             if error.kind() == ErrorKind::Unavailable {
                 // A slot that moved away, perhaps.
@@ -329,12 +343,24 @@ impl Route {
         let inbox = node.inboxes.peek(self.dialer.env.lane()).filter(|inbox| inbox.id == id)?;
         let link = self.link(&node).await.ok()?;
         node.expect_latest(&inbox.link).ok()?;
-        let (theirs, ours) = (&inbox.run, &link.about.run);
-        if theirs != ours && !theirs.is_empty() && !ours.is_empty() {
+        let run = &link.about.run;
+        if inbox.is_elsewhere(run) {
             // Another server has its address now. What the old one tells is of no use, and what it grants is not to count.
             inbox.link.close();
         }
-        (theirs == ours && !ours.is_empty() && inbox.link.is_open()).then_some(inbox)
+        (inbox.is_of(run) && inbox.link.is_open()).then_some(inbox)
+    }
+
+    /// Whether what an inbox tells is of the server that steps of the slot go to now. Asks nobody: where it is not known, it is not so.
+    pub(super) fn tells_of_steps(&self, slot: u16, inbox: &Inbox) -> bool {
+        let node = match &self.kind {
+            Kind::One(node) => Some(node.clone()),
+            Kind::Cluster(cluster) => cluster.owner(slot),
+        };
+        node.is_some_and(|node| {
+            let link = node.link_of_steps(&self.dialer);
+            link.is_some_and(|link| inbox.is_of(&link.about.run)) && node.expect_latest(&inbox.link).is_ok()
+        })
     }
 
     /// Takes note of a server that a slot has moved to, if this answer of another says so.
