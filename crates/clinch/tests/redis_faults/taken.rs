@@ -86,6 +86,32 @@ async fn a_holder_hears_of_an_emptied_database_before_a_waiter_is_granted() {
     assert_eq!(next.release().await.unwrap(), Released::Released);
 }
 
+/// P2: who renews its place just then misses it, and comes no sooner for that.
+#[tokio::test]
+async fn a_waiter_that_misses_its_place_comes_after_the_holder_was_told() {
+    let redis = Redis::start();
+    let near = connect(&redis).await;
+    // Its place is renewed all the time.
+    let far = connect(&redis).await.ttl(Duration::from_millis(300)).unwrap();
+    let guard = lock(&near, "job").await;
+    let waiter = queue(&far, "job");
+    sees_waiters(&redis, "job", 1).await;
+    sees_watched(&redis, 1).await;
+    let emptied = std::time::Instant::now();
+    redis.call(&["FLUSHALL"]);
+    let next = async {
+        let next = waiter.await.unwrap();
+        let after = emptied.elapsed();
+        assert!(after >= Duration::from_millis(450), "granted {after:?} after what was held was deleted");
+        assert!(!guard.is_held(), "two guards hold at a time");
+        next
+    };
+    let (next, ()) = tokio::join!(next, is_told(&guard));
+    assert!(next.token() > guard.token());
+    drop(guard);
+    assert_eq!(next.release().await.unwrap(), Released::Released);
+}
+
 #[tokio::test]
 async fn a_watch_that_was_cut_begins_anew() {
     let redis = Redis::start();

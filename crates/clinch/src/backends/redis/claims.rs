@@ -14,6 +14,9 @@ use crate::process::Process;
 use crate::sync::lock;
 use crate::token::Token;
 
+/// How long a waiter leaves a database alone that was emptied: those who held locks there are told first.
+const EMPTIED: Duration = Duration::from_millis(500);
+
 /// The claims of one client.
 pub(super) struct Claims {
     known: Mutex<Known>,
@@ -39,6 +42,8 @@ struct Pending {
     /// When the claim was first known to be queued.
     since: Option<Instant>,
     asked: Option<Asked>,
+    /// Until when the claim does not ask.
+    rests: Option<Instant>,
     note: Option<Note>,
     woken: Arc<Notify>,
 }
@@ -69,8 +74,6 @@ pub(super) enum Note {
     Next { at: u64, time: Duration, heard: Instant },
     /// Something changed; ask.
     Ask,
-    /// The database was emptied.
-    Emptied,
 }
 
 impl Claims {
@@ -148,12 +151,17 @@ impl Claims {
         lock(&self.known).pending.get_mut(&id)?.note.take()
     }
 
-    /// Has a claim that waits ask again.
-    pub(super) fn ask(&self, id: ClaimId) {
-        let mut known = lock(&self.known);
-        if let Some(pending) = known.pending.get_mut(&id).filter(|pending| pending.asked.is_some()) {
-            pending.tell(Note::Ask);
+    /// Has a claim ask again that waits and whose place is not there: the database was emptied, perhaps.
+    pub(super) fn misses_its_place(&self, id: ClaimId) {
+        let until = self.clock.now() + EMPTIED;
+        if let Some(pending) = lock(&self.known).pending.get_mut(&id) {
+            pending.rest(until);
         }
+    }
+
+    /// Until when a claim does not ask.
+    pub(super) fn rests(&self, id: ClaimId) -> Option<Instant> {
+        lock(&self.known).pending.get_mut(&id)?.rests.take()
     }
 
     /// Forgets a claim that was released.
@@ -233,11 +241,8 @@ impl Listener for Claims {
 
     /// The database was emptied, places included.
     fn all_changed(&self) {
-        lock(&self.known)
-            .pending
-            .values_mut()
-            .filter(|pending| pending.asked.is_some())
-            .for_each(|pending| pending.tell(Note::Emptied));
+        let until = self.clock.now() + EMPTIED;
+        lock(&self.known).pending.values_mut().for_each(|pending| pending.rest(until));
         self.held.all_changed();
     }
 
@@ -260,6 +265,14 @@ pub(super) fn is_lone_try(claim: &Claim) -> bool {
 }
 
 impl Pending {
+    /// Asks again, but not before `until`.
+    fn rest(&mut self, until: Instant) {
+        if self.asked.is_some() {
+            self.rests = self.rests.max(Some(until));
+            self.tell(Note::Ask);
+        }
+    }
+
     fn tell(&mut self, note: Note) {
         // A grant is not forgotten for a hint that came after it.
         if !matches!(self.note, Some(Note::Granted { .. })) || matches!(note, Note::Granted { .. }) {

@@ -79,8 +79,7 @@ impl Store {
                 // Without an end, so at least for as long as a renewal would make it.
                 Err(_) if reply::number(left)? == -2 => renewed(claim.ttl, &copied),
                 Err(_) => {
-                    // Whoever lost its place asks for another at once.
-                    self.claims.ask(claim.id);
+                    self.claims.misses_its_place(claim.id);
                     Renewal::Lost(deleted())
                 }
             })

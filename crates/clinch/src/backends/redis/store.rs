@@ -238,6 +238,10 @@ impl Backend for Store {
     async fn claim(&self, claim: &Claim) -> Result<Progress> {
         let keys = self.keys(&claim.name);
         refuse_reserved(&keys.lock)?;
+        if let Some(until) = self.claims.rests(claim.id) {
+            // Whatever woke it: what is granted here was held by others until now, who have yet to hear that it was taken away.
+            self.env().sleep_until(until).await;
+        }
         let (sent, inbox, answer) = self.ask(claim, &keys).await?;
         let progress = match answer {
             Claimed::Queued(place) => {

@@ -21,9 +21,6 @@ const FLOOR: Duration = Duration::from_millis(50);
 /// that cannot tell either. Also how often anybody looks where messages are not allowed, or come from too few servers.
 pub(super) const POLL: Duration = Duration::from_millis(100);
 
-/// How long a waiter leaves a database alone that was emptied: those who held locks there are told first.
-const EMPTIED: Duration = Duration::from_millis(500);
-
 /// For what part of its short lease a pushed grant is as good as new. Where the way to the server is longer than that, its first
 /// renewal, which may have to connect first, might come too late.
 const NEW_FOR: u32 = 8;
@@ -93,7 +90,6 @@ impl Store {
                     let began = not_after(asked.sent, asked.server, at, heard, self.env().drift());
                     look = began.unwrap_or(heard) + time + ROUNDING;
                 }
-                Some(Note::Emptied) => look = look.min(self.env().now() + EMPTIED),
                 Some(Note::Ask) => return Ok(Wake::Step),
                 None => {}
             }
