@@ -214,6 +214,30 @@ async fn a_full_server_keeps_readers_and_permits() {
     assert_eq!(guard.release().await.unwrap(), Released::Released);
 }
 
+/// Of a lock that nobody waits for, of one that has a queue, and of a part of one.
+#[tokio::test]
+async fn a_full_server_keeps_locks_closed_and_takes_downgrades() {
+    let redis = Redis::builder().arg("--maxmemory-policy", "noeviction").start();
+    let locks = connect(&redis.url()).await;
+    let mut guards = vec![lock(&locks, "alone").await, lock(&locks, "job").await];
+    guards.push(locks.rwlock("index").unwrap().read().await.unwrap());
+    let writer = locks.rwlock("data").unwrap().write().await.unwrap();
+    let waiter = queue(&locks, "job");
+    sees_waiters(&redis, "job", 1).await;
+    fill(&redis);
+    for guard in guards {
+        let name = guard.name().clone();
+        assert_eq!(guard.release_closed(LONG_TTL).await.unwrap(), Released::Released, "{name}");
+        let left = redis.call(&["PTTL", &format!("clinch:{name}")]).int();
+        assert!(left > 60_000, "{name} is closed for {left} ms");
+    }
+    let reader = writer.downgrade().await.unwrap();
+    reader.verify().await.unwrap();
+    assert_eq!(reader.release().await.unwrap(), Released::Released);
+    assert!(!waiter.is_finished());
+    waiter.abort();
+}
+
 /// P7: before anything was sent, nothing that is said in the place of the server answers a release or a wait.
 #[tokio::test]
 async fn a_release_and_a_wait_outlast_what_speaks_for_a_server_that_is_away() {

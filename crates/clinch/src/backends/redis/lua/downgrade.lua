@@ -10,6 +10,8 @@ if not token then
 end
 local left = call('PTTL', LOCK)
 left = left < 0 and tonumber(ARGV[3]) or left
+-- The first write: one that needs no memory, so that a full server does not refuse the script.
+call('HDEL', CLAIMS, '')
 call('HSET', CLAIMS, id, 'h s ' .. token .. ' ' .. since .. ' ' .. owner)
 call('ZADD', HOLDERS, int(now + left), id)
 call('DEL', LOCK)

@@ -19,13 +19,17 @@ local free = (mine or evicted) and linger == 0
 local ids = call('LRANGE', QUEUE, '0', '1')
 
 local holds = string.sub(record or '', 1, 2) == 'h '
+if linger > 0 or doubt == '1' then
+  -- The first write: one that needs no memory, so that a full server does not refuse the script.
+  call('HDEL', CLAIMS, '')
+end
 -- Whose lease was over has nothing left to keep closed.
 if linger > 0 and (mine or holds and tonumber(call('ZSCORE', HOLDERS, id) or 0) > now) then
   call('HSET', CLAIMS, '.closed', int(math.max(now + linger, closed_until() or 0)))
   keep(linger)
 end
 if mine or evicted then
-  -- The first write: one that needs no memory, so that a full server does not refuse the script.
+  -- The first write of most: one that needs no memory, too.
   call('DEL', LOCK)
   if not free then
     mark()
