@@ -88,7 +88,7 @@ impl RedisBuilder {
     }
 
     /// Makes the server a node of a cluster, on a port that leaves room for the bus.
-    pub(crate) fn cluster(mut self) -> RedisBuilder {
+    pub fn cluster(mut self) -> RedisBuilder {
         self.cluster = true;
         self
     }

@@ -154,3 +154,29 @@ pub(super) fn cut_steps(redis: &Redis) {
         }
     }
 }
+
+/// P1: a server of a Cluster, taken for one alone, has no command on keys of several slots.
+#[tokio::test]
+async fn a_server_with_slots_keeps_and_watches_locks_of_all_slots() {
+    const LOCKS: usize = 5;
+    let redis = Redis::builder().cluster().start();
+    redis.call(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    eventually("it has all slots", async || {
+        redis.call(&["CLUSTER", "INFO"]).text().contains("cluster_state:ok").then_some(())
+    })
+    .await;
+    let near = connect(redis.addr()).await;
+    let mut guards = Vec::new();
+    for number in 0..LOCKS {
+        guards.push(lock(&near, &format!("job {number}")).await);
+    }
+    sees_watched(&redis, LOCKS).await;
+    eventually("they are renewed", async || (renewals(&redis) >= LOCKS as u64).then_some(())).await;
+    sees_watched(&redis, LOCKS).await;
+    assert!(guards.iter().all(Guard::is_held));
+    redis.call(&["DEL", "clinch:job 3"]);
+    is_told(&guards[3]).await;
+    assert_eq!(guards.iter().filter(|guard| guard.is_held()).count(), LOCKS - 1);
+    let checks = Locks::examine(&redis.url(), Env::host(Lane::thread())).await.unwrap();
+    assert!(checks.iter().any(|check| check.what == "mode" && check.verdict == clinch::Verdict::Warn), "{checks:?}");
+}

@@ -118,6 +118,8 @@ pub(super) struct Server {
     pub(super) uptime: u64,
     /// Whether it writes what it does to a file.
     pub(super) logs_writes: bool,
+    /// Whether it is one of a Cluster, and refuses commands on keys of several slots.
+    pub(super) has_slots: bool,
 }
 
 /// What INFO tells, by name.
@@ -145,6 +147,7 @@ impl Server {
             },
             uptime: field("uptime_in_seconds").parse().unwrap_or(0),
             logs_writes: field("aof_enabled") == "1",
+            has_slots: field("cluster_enabled") == "1",
         }
     }
 

@@ -29,7 +29,7 @@ impl Store {
         for (at, claim) in claims.iter().enumerate() {
             if claim.mode == Mode::Exclusive && !claim.place {
                 let prefix = &self.settings().prefix;
-                let slot = if self.route.is_cluster() { slot_of(&lock_key(prefix, &claim.name)) } else { 0 };
+                let slot = if self.route.has_slots() { slot_of(&lock_key(prefix, &claim.name)) } else { 0 };
                 held.entry((slot, self.claims.held.watched_on(claim.id))).or_default().push(at);
             } else {
                 others.push(at);

@@ -1,5 +1,6 @@
 //! Which server a command goes to: the one, the master that Sentinel names, or the one that has the slot.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use super::check::Server;
@@ -26,6 +27,8 @@ pub(super) struct Route {
     dialer: Arc<Dialer>,
     claims: Arc<Claims>,
     kind: Kind,
+    /// Whether a server has said that it is one of a Cluster, whatever the URL says.
+    slots_seen: AtomicBool,
 }
 
 enum Kind {
@@ -141,11 +144,16 @@ impl Route {
             Topology::Sentinel(sentinel) => Kind::One(Node::new(Endpoint::Master(sentinel.clone()))),
             Topology::Cluster(seeds) => Kind::Cluster(Cluster::new(seeds)),
         };
-        Route { dialer, claims, kind }
+        Route { dialer, claims, kind, slots_seen: AtomicBool::new(false) }
     }
 
     pub(super) fn is_cluster(&self) -> bool {
         matches!(self.kind, Kind::Cluster(_))
+    }
+
+    /// Whether keys of several slots must not go into one command.
+    pub(super) fn has_slots(&self) -> bool {
+        self.is_cluster() || self.slots_seen.load(Ordering::Relaxed)
     }
 
     /// Tells servers apart, as far as is known which one has the slot.
@@ -422,7 +430,11 @@ impl Route {
     }
 
     async fn link(&self, node: &Arc<Node>) -> Result<Arc<Link>> {
-        node.link(&self.dialer).await
+        let link = node.link(&self.dialer).await?;
+        if link.about.has_slots {
+            self.slots_seen.store(true, Ordering::Relaxed);
+        }
+        Ok(link)
     }
 
     /// The server that has a slot, as far as is known.

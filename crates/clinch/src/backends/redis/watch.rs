@@ -150,7 +150,7 @@ async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: 
     for (id, name) in due {
         let key = lock_key(&dialer.settings.prefix, &name);
         // Keys of several slots go into one command only where there are no slots.
-        let slot = if route.is_cluster() { slot_of(&key) } else { 0 };
+        let slot = if route.has_slots() { slot_of(&key) } else { 0 };
         slots.entry(slot).or_default().push((id, key.into()));
     }
     let batches = slots.iter().flat_map(|(slot, watches)| watches.chunks(BATCH).map(|batch| (*slot, batch)));

@@ -38,6 +38,13 @@ impl About<'_> {
         if self.part != Part::Cluster || self.fields().get("role") == Some(&"master") {
             checks.push(self.replicas());
         }
+        if self.part == Part::Master && server.has_slots {
+            checks.push(Check::warn(
+                "mode",
+                "one of a Cluster, of which this URL takes it for all there is: its locks end with its part in it",
+                "say redis+cluster:// in the URL",
+            ));
+        }
         checks
     }
 
