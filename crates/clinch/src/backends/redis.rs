@@ -26,7 +26,8 @@
 //! # Guarantees
 //!
 //! On a server that keeps what it acknowledged all promises hold: over release, expiry, `kill -9`, pauses and cut
-//! connections. A waiter that dies while it is first in line delays the queue by at most 3 s. Time is the server's own; a
+//! connections. A waiter that dies while it is first in line delays the queue by at most 3 s; each more that is dead right behind it by 3 s
+//! and, before that, until somebody in the queue renews its place, a third of its TTL at most. Time is the server's own; a
 //! client's wall clock plays no part.
 //!
 //! A step whose answer was lost may arrive late. Its claim's release leaves a grave for it, for 60 s of the server's time; one that
