@@ -33,7 +33,10 @@ async fn moves(ttl: Duration, granted: bool) {
         assert_eq!(before.release().await.unwrap(), Released::Released);
     }
     tokio::select! {
-        early = &mut waiter => panic!("granted beside another holder: {early:?}"),
+        early = &mut waiter => {
+            let early = early.expect("nobody told it");
+            panic!("granted beside another holder: {early:?}");
+        }
         () = eventually("it listens there", async || {
             let channels = new.call(&["PUBSUB", "CHANNELS"]).array();
             (!channels.is_empty() && waiters(&new, "job").len() == 1).then_some(())

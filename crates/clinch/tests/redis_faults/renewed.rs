@@ -178,5 +178,8 @@ async fn a_server_with_slots_keeps_and_watches_locks_of_all_slots() {
     is_told(&guards[3]).await;
     assert_eq!(guards.iter().filter(|guard| guard.is_held()).count(), LOCKS - 1);
     let checks = Locks::examine(&redis.url(), Env::host(Lane::thread())).await.unwrap();
-    assert!(checks.iter().any(|check| check.what == "mode" && check.verdict == clinch::Verdict::Warn), "{checks:?}");
+    assert!(
+        checks.iter().any(|check| check.what == "mode" && check.verdict == clinch::Verdict::Warn),
+        "{checks:?}"
+    );
 }
