@@ -88,7 +88,8 @@
 //! ```
 //!
 //! A Cluster also needs `+cluster|slots +asking`, and from version 7 on `+spublish +ssubscribe`; databases other than 0 `+select`; Sentinel `+role`; `wait_replicas=` `+wait`, `wait_aof=` `+waitaof`. Without
-//! channels, or the right to publish, waiters ask ten times a second instead of being told. In the lean mode on Valkey: `~clinch:* -@all +set +delifeq
+//! channels, or the right to publish, waiters ask ten times a second instead of being told; without `+info` they ask once more for
+//! what they were told. In the lean mode on Valkey: `~clinch:* -@all +set +delifeq
 //! +getrange +pttl +scan +info`.
 //!
 //! # In the store
