@@ -302,7 +302,8 @@ impl Guard {
     }
 
     /// A descriptor that keeps the lock held in every process that inherits it, on stores where the kernel frees a lock
-    /// with its last descriptor; `None` elsewhere. Close-on-exec is set. [`Guard::release`] frees the lock nevertheless.
+    /// with its last descriptor; `None` elsewhere, or where the file of the lock cannot be opened any more. Close-on-exec is set.
+    /// [`Guard::release`] frees the lock nevertheless.
     pub fn descriptor(&self) -> Option<OwnedFd> {
         self.engine().check_process().ok()?;
         self.engine().backend.descriptor(self.claim_id())

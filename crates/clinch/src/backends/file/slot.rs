@@ -50,8 +50,9 @@ pub(super) struct Slot {
     pub(super) left: bool,
     /// Whether it could not take its turn since a process that is stopped has its record.
     pub(super) hindered: bool,
-    /// Whether other processes may hold the description too.
-    pub(super) inherited: bool,
+    /// What guards its changes once other processes may have the description of `file` too: a byte that is locked there when this
+    /// process is killed stays locked for as long as any of them lives.
+    pub(super) own: Option<LockFile>,
     /// Its close wakes the successor. A claim that was granted at once has none: its successor watches the lock file.
     pub(super) bell: Option<OwnedFd>,
     /// When to look again without an event.
@@ -91,7 +92,7 @@ impl Slot {
             turn: None,
             left: false,
             hindered: false,
-            inherited: false,
+            own: None,
             bell,
             recheck: RECHECK,
             checked: None,
@@ -113,6 +114,11 @@ impl Slot {
         let mut ahead = self.file.live(self.ticket - 1)?;
         ahead.retain(|live| live.counts(now));
         Ok(ahead)
+    }
+
+    /// The file, in a description that nobody else has: for bytes that guard a short change.
+    fn guards(&self) -> &LockFile {
+        self.own.as_ref().unwrap_or(&self.file)
     }
 
     /// Gives up the place of a claim that waits.
@@ -247,7 +253,7 @@ impl File {
             // The file is gone, and with it the queue.
             return self.start_again(claim, slot);
         }
-        let Some(held) = slot.file.hold_record(slot.ticket)? else {
+        let Some(held) = slot.guards().hold_record(slot.ticket)? else {
             slot.hindered = true;
             return Ok(Progress::Queued(cannot_say(&claim.name)));
         };
@@ -319,7 +325,7 @@ impl File {
 
     fn say_told(&self, slot: &Slot) -> Result<()> {
         // If a process that is stopped has the record, the evictor need not know.
-        if let Some(held) = slot.file.hold_record(slot.ticket)?
+        if let Some(held) = slot.guards().hold_record(slot.ticket)?
             && let Some(mut record) = held.read()?
         {
             record.set_told();
@@ -374,7 +380,7 @@ impl File {
 
     /// Turns an exclusive claim into a shared one.
     pub(super) fn share(&self, slot: &mut Slot) -> Result<()> {
-        let held = slot.file.hold_record(slot.ticket)?.ok_or_else(|| kept_busy(&slot.name))?;
+        let held = slot.guards().hold_record(slot.ticket)?.ok_or_else(|| kept_busy(&slot.name))?;
         let record = held.read()?.filter(|record| !record.is_ending());
         let mut record = record.ok_or_else(|| Error::lost(&slot.name, not_held()))?;
         record.set_mode(Mode::Shared);
@@ -391,7 +397,7 @@ impl File {
         let mut closing = None;
         if !linger.is_zero() {
             let world = self.world(&slot.name);
-            closing = Some((slot.file.hold_or_fail(&world)?, world.wall + linger));
+            closing = Some((slot.guards().hold_or_fail(&world)?, world.wall + linger));
         }
         // A younger claim that was evicted and not told has not ended yet, and nobody else ends one that was given no end: so an
         // ordinary release need not look.
@@ -406,9 +412,11 @@ impl File {
             held.close_until(until)?;
         }
         // Not left to the close, since a forked child may have a copy of the descriptor.
-        if slot.placed { slot.file.leave_place() } else { slot.file.unlock_all() }?;
-        if slot.inherited {
-            self.ring(&slot.file_name);
+        if slot.own.is_some() || !slot.placed {
+            slot.file.unlock_all()?;
+        }
+        if slot.placed {
+            slot.guards().leave_place()?;
         }
         Ok(if ended { Freed::Absent } else { Freed::Removed })
     }

@@ -362,8 +362,14 @@ impl Backend for File {
     fn descriptor(&self, claim: ClaimId) -> Option<OwnedFd> {
         let slot = self.slot(claim)?;
         let mut slot = lock(&slot);
+        // Opened now, while its name leads to it, and there are the rights to. Its close wakes the successor, which that of a description
+        // of which others have copies does not.
+        let own = LockFile::new(self.dir.open_lock(&slot.file_name, false).ok()??);
+        if own.stamp().ok()?.identity != slot.file.stamp().ok()?.identity {
+            return None;
+        }
         let copy = slot.file.descriptor().try_clone().ok()?;
-        slot.inherited = true;
+        slot.own = Some(own);
         Some(copy)
     }
 }
