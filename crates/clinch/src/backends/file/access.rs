@@ -28,15 +28,25 @@ const FOR_SEVERAL_USERS: &str = "file:///var/lib/clinch-group?share=group";
 /// What a URL, or a shell that reads it, would take for something else.
 const UNSAFE_IN_URLS: AsciiSet = CONTROLS
     .add(b' ')
+    .add(b'!')
     .add(b'"')
     .add(b'#')
     .add(b'$')
     .add(b'%')
     .add(b'&')
     .add(b'\'')
+    .add(b'(')
+    .add(b')')
+    .add(b'*')
     .add(b';')
+    .add(b'<')
+    .add(b'>')
     .add(b'?')
-    .add(b'`');
+    .add(b'[')
+    .add(b'\\')
+    .add(b'`')
+    .add(b'{')
+    .add(b'|');
 
 /// Who shares the files, as the URL says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -277,6 +287,19 @@ mod tests {
 
     fn of(owner: u32, mode: u32, share: Share, me: u32) -> Result<Sharing> {
         Sharing::of(Path::new("/"), &stat(owner, 0o40000 | mode), share, &user(me))
+    }
+
+    /// An error names a URL to be used, which a shell would take apart.
+    #[test]
+    fn a_url_is_one_word_of_a_shell() {
+        let path = Path::new("/a b/\"#$%&'(*);<?>[\\]`{|},~!é");
+        let script = format!("printf %s {}", url(path));
+        let said = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&said.stdout), url(path), "{said:?}");
+        let read = url(path)
+            .strip_prefix("file://")
+            .map(|url| percent_encoding::percent_decode_str(url).decode_utf8_lossy().into_owned());
+        assert_eq!(read.as_deref(), path.to_str());
     }
 
     #[test]
