@@ -201,3 +201,18 @@ fn who_is_taken_out_of_the_queue_of_a_closed_lock_opens_nothing() {
         assert!(runs(waiter.pid()) && !world.path("ran").exists());
     });
 }
+
+/// Who breaks a lock again, since its job has not stopped yet, is told to end that, or to delete a key in the store of a server.
+#[test]
+fn a_second_break_tells_when_the_lock_opens() {
+    let world = World::new();
+    let job = "while [ ! -e stop ]; do sleep 0.02; done";
+    let mut run = world.start(["run", "--on-lost", "ignore", "x", "-c", job]);
+    eventually("it runs", || world.held("x"));
+    assert_eq!(world.code(["break", "--yes", "x"]), 0);
+    let (code, _, why) = said(&world, &["break", "--yes", "x"]);
+    assert!(code == Some(75) && why.contains("was told already") && why.contains("it opens in "), "{why}");
+    world.write("stop", "");
+    run.wait();
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 0);
+}

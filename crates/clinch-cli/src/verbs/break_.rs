@@ -9,8 +9,8 @@ use clinch::{ClaimId, Locks};
 use crate::args::{Break, Store};
 use crate::connect::connect;
 use crate::documents::{ResultJson, ResultWord, ResultsJson, document};
-use crate::exit::{Failure, NOBODY, Outcome};
-use crate::output::{answer, closed_until, describe, printable, say};
+use crate::exit::{CONFLICT, Failure, NOBODY, Outcome};
+use crate::output::{answer, closed_until, describe, printable, say, short};
 use crate::turn;
 
 /// What is to be done.
@@ -137,7 +137,18 @@ async fn evict_one(locks: &Locks, name: &str, victim: &ClaimState) -> Result<Fre
         Freed::Removed => Vec::new(),
         Freed::Absent => locks.state(name).await?.map(|state| state.claims).unwrap_or_default(),
     };
-    if claims.iter().any(|claim| claim.id == victim.id) {
+    if let Some(claim) = claims.iter().find(|claim| claim.id == victim.id) {
+        // Where a lock lasts as long as its process has it, only what was told of an eviction has an end and is not evicted again.
+        if let Some(left) = claim.expires_in.filter(|_| locks.capabilities().crash_release) {
+            return Err(Failure::new(
+                CONFLICT,
+                format!(
+                    "lock \"{name}\" is still {}, who was told already that it is taken away; it opens in {} at the latest",
+                    describe(claim),
+                    short(left)
+                ),
+            ));
+        }
         return Err(Failure::usage(format!(
             "lock \"{name}\" is still {}, from which clinch cannot take it here: end that, or, in the store of a server, delete the lock's key",
             describe(victim)
