@@ -278,3 +278,28 @@ async fn a_process_stopped_while_it_takes_its_ticket_delays_but_breaks_nothing()
     drop(stopped);
     drop(waiter.await.unwrap().unwrap());
 }
+
+/// The wall clock was ahead once, by years, or the host starts with one that is behind: the lock is closed until the clock has caught up.
+#[tokio::test]
+async fn a_clock_that_was_ahead_keeps_no_lock_closed() {
+    const PERIOD: Duration = Duration::from_millis(300);
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, file) = (connect(dir.path()).await, the_lock_file(dir.path()));
+    for other_boot in [false, true] {
+        lock(&locks, "job").await.release_closed(PERIOD).await.unwrap();
+        let ahead = format!("{:016}", header_field(&file, "closed") + 3 * 365 * 24 * 3600 * 1000);
+        rewrite_header(&file, "closed", &ahead);
+        if other_boot {
+            rewrite_header(&file, "boot", &format!("{:032x}", 7));
+        }
+        let opens = locks.state("job").await.unwrap().map(|state| state.closed_until.unwrap());
+        let latest = std::time::SystemTime::now() + Duration::from_secs(2);
+        assert!(opens.is_none_or(|opens| opens < latest), "people are told {opens:?}");
+        // Who does not wait is let in, too, in its time.
+        let end = tokio::time::Instant::now() + PATIENCE;
+        while locks.mutex("job").unwrap().try_lock().await.unwrap().is_none() {
+            assert!(tokio::time::Instant::now() < end, "it stays closed");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}

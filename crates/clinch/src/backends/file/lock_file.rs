@@ -8,17 +8,20 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::FallocateFlags;
 
 use super::dir::{self, Dir, Stamp, kind};
-use super::layout::{self, ALL, GIVE_BACK, HEADER_LEN, Header, META, RECORD_LEN, RECORDS, RESERVE, Record};
+use super::layout::{
+    self, ALL, GIVE_BACK, HEADER_LEN, Header, META, Moment, RECORD_LEN, RECORDS, RESERVE, Record,
+};
 use super::ofd::{self, Range};
 use super::times::{PAUSE_BETWEEN_TRIES, TRIES, TRIES_THAT_YIELD, TRIES_TO_READ};
 use crate::backend::ClaimState;
 use crate::claim::{ClaimId, Mode, Owner};
 use crate::clock::Instant;
+use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 use crate::token::Token;
@@ -140,7 +143,14 @@ impl LockFile {
                 ),
             )),
             Some((header, crowded)) => {
-                (held.header, held.crowded) = (header.in_boot(world.boot), crowded);
+                (held.header, held.crowded) = (header, crowded);
+                if header.boot != world.boot {
+                    held.header = header.in_boot(&world.moment());
+                    // Counted from the first look of this boot on, not from each.
+                    if held.header.closed != header.closed {
+                        held.write_header()?;
+                    }
+                }
                 if layout::is_hashed(&world.file) {
                     self.check_name(world.name)?;
                 }
@@ -416,16 +426,35 @@ pub(super) struct World<'a> {
     pub(super) file: String,
     pub(super) hash: u128,
     pub(super) boot: u128,
+    pub(super) env: &'a Env,
     pub(super) wall: SystemTime,
 }
 
+impl Moment {
+    pub(super) fn now(env: &Env, boot: u128) -> Moment {
+        Moment { boot, since_boot: env.now(), wall: env.clock().wall() }
+    }
+}
+
 impl World<'_> {
+    pub(super) fn moment(&self) -> Moment {
+        Moment { boot: self.boot, since_boot: self.env.now(), wall: self.wall }
+    }
+
     /// A new file's header. Tickets start at the wall clock in microseconds, so that they rise even over the removal of
     /// the whole directory.
     fn new_header(&self) -> Header {
         let start = self.wall.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_micros());
         let start = u64::try_from(start).unwrap_or(0).min(Token::MAX.get() / 2).max(1);
-        Header { name_hash: self.hash, last: start, reserved: start, closed: 0, boot: self.boot }
+        Header {
+            name_hash: self.hash,
+            last: start,
+            reserved: start,
+            closed: 0,
+            boot: self.boot,
+            opens: 0,
+            period: 0,
+        }
     }
 }
 
@@ -518,10 +547,11 @@ impl Held<'_> {
         }
     }
 
-    /// Keeps the lock closed until this moment of the wall clock.
-    pub(super) fn close_until(&mut self, until: SystemTime) -> Result<()> {
-        // Rounded up: a lock must not open early.
-        self.header.closed = self.header.closed.max(layout::millis(until).saturating_add(1));
+    /// Keeps the lock closed for so long from this moment on, if it is not for longer already.
+    pub(super) fn close_for(&mut self, period: Duration, from: &Moment) -> Result<()> {
+        if self.header.closed_for(from).is_none_or(|left| left < period) {
+            self.header = self.header.close(period, from);
+        }
         self.write_header()?;
         // It may be meant to outlast a power cut.
         self.file.sync()
@@ -529,7 +559,7 @@ impl Held<'_> {
 
     /// Opens a lock that was kept closed.
     pub(super) fn open_now(&mut self) -> Result<()> {
-        self.header.closed = 0;
+        self.header = self.header.open();
         self.write_header()
     }
 

@@ -145,7 +145,7 @@ impl File {
                 _ => error,
             };
             let Some(file) = self.open(&world.file, true)? else { continue };
-            if let Some(ticket) = enter_alone(claim, &world, &file).map_err(no_room)? {
+            if let Some(ticket) = self.enter_alone(claim, &world, &file).map_err(no_room)? {
                 self.keep(Slot::new(file, claim, world, ticket, true, None, asked), claim.id);
                 return Ok(granted(ticket));
             }
@@ -159,6 +159,16 @@ impl File {
             }
         }
         Err(Error::new(ErrorKind::Unavailable, "somebody keeps removing the lock file"))
+    }
+
+    /// The first step where nobody else is and nothing keeps the lock closed.
+    fn enter_alone(&self, claim: &Claim, world: &World<'_>, file: &LockFile) -> Result<Option<u64>> {
+        match file.hold_alone(world)? {
+            Some(held) if self.closed_for(&held.header).is_none() => {
+                held.claim_alone(|ticket| Record::new(claim, ticket, true, world.wall)).map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 
     /// The first step where others are: takes a place behind them, or none. `None`: somebody removed the file.
@@ -181,7 +191,7 @@ impl File {
         let locked = in_the_way(claim, file, held.header.last, now)?;
         let counted = || locked.iter().filter(|live| live.counts(now));
         agree_on_capacity(counted().map(Live::mode), claim.mode)?;
-        let grants = !held.header.closed_at(world.wall) && admits(counted().map(Live::mode), claim.mode);
+        let grants = self.closed_for(&held.header).is_none() && admits(counted().map(Live::mode), claim.mode);
         let busy = self.busy(counted());
         if !grants && !claim.enqueue {
             return Ok(Some((Progress::Busy(busy), None)));
@@ -207,7 +217,7 @@ impl File {
         let holders = || live.iter().filter(|live| live.counts(now) && holds(live));
         let is_closed = || {
             let header = file.header().ok().flatten();
-            header.is_some_and(|header| header.closed_at(self.env.clock().wall()))
+            header.is_some_and(|header| self.closed_for(&header).is_some())
         };
         match admits(holders().map(Live::mode), claim.mode) && !is_closed() {
             true => Ok(cannot_say(&claim.name)),
@@ -244,7 +254,7 @@ impl File {
             return self.start_again(claim, slot);
         }
         let before = slot.before(now)?;
-        let closed = self.header(&slot)?.is_some_and(|header| header.closed_at(self.env.clock().wall()));
+        let closed = self.header(&slot)?.is_some_and(|header| self.closed_for(&header).is_some());
         if closed || !admits(before.iter().map(Live::mode), slot.mode) {
             slot.behind = before.len();
             return Ok(Progress::Queued(self.busy(before.iter())));
@@ -397,7 +407,7 @@ impl File {
         let mut closing = None;
         if !linger.is_zero() {
             let world = self.world(&slot.name);
-            closing = Some((slot.guards().hold_or_fail(&world)?, world.wall + linger));
+            closing = Some((slot.guards().hold_or_fail(&world)?, world.moment()));
         }
         // A younger claim that was evicted and not told has not ended yet, and nobody else ends one that was given no end: so an
         // ordinary release need not look.
@@ -408,8 +418,8 @@ impl File {
             || slot.file.record(slot.ticket).map(|record| record.is_some_and(|record| record.is_ending()));
         let ended = slot.told || look && is_ending().unwrap_or(true);
         // Else the lock may be another's.
-        if let Some((mut held, until)) = closing.filter(|_| !ended) {
-            held.close_until(until)?;
+        if let Some((mut held, from)) = closing.filter(|_| !ended) {
+            held.close_for(linger, &from)?;
         }
         // Not left to the close, since a forked child may have a copy of the descriptor.
         if slot.own.is_some() || !slot.placed {
@@ -447,16 +457,6 @@ fn in_the_way(claim: &Claim, file: &LockFile, last_ticket: u64, now: Instant) ->
         return Ok(vec![first]);
     }
     file.live(META - 1)
-}
-
-/// The first step where nobody else is and nothing keeps the lock closed.
-fn enter_alone(claim: &Claim, world: &World<'_>, file: &LockFile) -> Result<Option<u64>> {
-    match file.hold_alone(world)? {
-        Some(held) if !held.header.closed_at(world.wall) => {
-            held.claim_alone(|ticket| Record::new(claim, ticket, true, world.wall)).map(Some)
-        }
-        _ => Ok(None),
-    }
 }
 
 /// What is said of a lock whose file cannot be read now.

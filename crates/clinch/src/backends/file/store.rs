@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::dir::Dir;
-use super::layout::{self, Header, Record};
+use super::layout::{self, Header, Moment, Record};
 use super::lock_file::{Live, LockFile, World, in_file, kept_busy};
 use super::slot::{GIVES_ENDS, Glance, Slot, not_held};
 use super::times::{RECHECK_UNWATCHED, SOME_TIME, TRY_FOR, TRY_FOR_A_LOOK};
@@ -51,7 +51,20 @@ impl File {
 
     pub(super) fn world<'a>(&'a self, name: &'a LockName) -> World<'a> {
         let (file, hash) = (layout::file_name(name), layout::hash(name));
-        World { dir: &self.dir, name, file, hash, boot: self.boot, wall: self.env.clock().wall() }
+        World {
+            dir: &self.dir,
+            name,
+            file,
+            hash,
+            boot: self.boot,
+            env: &self.env,
+            wall: self.env.clock().wall(),
+        }
+    }
+
+    /// For how long a lock is kept closed yet.
+    pub(super) fn closed_for(&self, header: &Header) -> Option<Duration> {
+        (header.closed > 0).then(|| header.closed_for(&Moment::now(&self.env, self.boot)))?
     }
 
     fn slot(&self, id: ClaimId) -> Option<Arc<Mutex<Slot>>> {
@@ -95,13 +108,13 @@ impl File {
                 return Err(kept_by(&claim.name, &record, pid));
             }
             // It ends with the last copy of its descriptor, which may be in other hands.
-            held.close_until(world.wall + linger)?;
+            held.close_for(linger, &world.moment())?;
             return Ok(Freed::Removed);
         }
         // Before its end, after which the next in line could come in; and not before it is sure that it ends.
         let was_ending = record.is_ending();
         if !linger.is_zero() && !was_ending {
-            held.close_until(world.wall + linger)?;
+            held.close_for(linger, &world.moment())?;
         }
         record.end(self.env.now());
         changing.rewrite(&record)?;
@@ -183,7 +196,7 @@ impl File {
         let is_it = |record: &Record| record.is(claim) && !record.was_told() && !record.has_ended(now);
         let ended = held.change(world.name, is_it, |record| record.end(at(record)))?;
         // Not before a waiter is out, which could come in.
-        if held.header.closed_at(world.wall) {
+        if self.closed_for(&held.header).is_some() {
             held.open_now()?;
         }
         Ok(ended)
@@ -219,8 +232,8 @@ impl File {
             Err(error) if error.kind() == ErrorKind::Unsupported && !live.is_empty() => None,
             header => header.map_err(|error| in_file(&self.dir, file_name, error))?,
         };
-        let closed = |header: &Header| header.closed_at(self.env.clock().wall());
-        let closed_until = header.filter(closed).map(|header| header.closed_until());
+        let closed = header.filter(|header| header.closed > 0);
+        let closed_until = closed.and_then(|header| header.closed_until(&Moment::now(&self.env, self.boot)));
         let name = if plain.is_some() { plain } else { file.stored_name()?.or_else(|| asked.cloned()) };
         let Some(name) = name.filter(|name| name.as_str().starts_with(prefix)) else { return Ok(None) };
         let claims: Vec<_> = live.iter().map(|live| live.state(now)).collect();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How often a waiter looks although nothing woke it: when an event was lost, or a wait ends by the wall clock.
+/// How often a waiter looks although nothing woke it: when an event was lost, or the lock opens by itself.
 pub(super) const RECHECK: Duration = Duration::from_secs(1);
 
 /// A waiter that reads so many claims to know that it has to wait leaves out one look; twice as many, two; and so on.

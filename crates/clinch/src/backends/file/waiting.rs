@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use super::dir;
 use super::layout::Record;
@@ -18,8 +18,8 @@ use crate::sync::lock;
 /// What a waiter waits for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Await {
-    /// The lock is kept closed until this moment of the wall clock.
-    Opening(SystemTime),
+    /// The lock is kept closed for so long.
+    Opening(Duration),
     /// This file's close.
     Close(PathBuf),
 }
@@ -40,8 +40,7 @@ impl File {
             let is_waiting = before.record.as_ref().is_some_and(Record::is_waiting);
             return Ok(Some(self.close_of(slot, before.ticket, is_waiting)));
         }
-        let header = self.header(slot)?.filter(|header| header.closed_at(self.env.clock().wall()));
-        Ok(header.map(|header| Await::Opening(header.closed_until())))
+        Ok(self.header(slot)?.and_then(|header| self.closed_for(&header)).map(Await::Opening))
     }
 
     /// The file whose close tells of the end of the claim before this one. A holder's release closes the lock file; a
@@ -64,9 +63,8 @@ impl File {
             return Ok(());
         };
         let path = match &awaited {
-            Await::Opening(at) => {
-                let left = at.duration_since(self.env.clock().wall()).unwrap_or_default();
-                self.pause(left.min(RECHECK)).await;
+            Await::Opening(left) => {
+                self.pause((*left).min(RECHECK)).await;
                 return Ok(());
             }
             Await::Close(path) => path,
