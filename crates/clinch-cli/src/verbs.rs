@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod break_;
+mod caller;
 mod complete;
 mod completions;
 mod doctor;

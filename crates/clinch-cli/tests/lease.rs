@@ -102,8 +102,8 @@ fn a_lock_ends_with_the_shell_that_took_it() {
 #[test]
 fn a_lock_taken_in_a_subshell_belongs_to_the_shell() {
     let world = World::new();
-    let script = r#"(echo start; lock=$(echo a | { read x; "$CLINCH" acquire x || exit 1; }) && echo "$lock"; :) > log
-        sleep 0.2; "$CLINCH" show x > show"#;
+    let script = r#"(echo start; lock=$(echo a | { read x; "$CLINCH" acquire x || exit 1; }) && echo "$lock"
+        sleep 0.2; "$CLINCH" show x > show) > log"#;
     assert_eq!(shell(&world, script).status().unwrap().code(), Some(0), "{}", world.read("log"));
 }
 

@@ -9,17 +9,16 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use clinch::{Env, ErrorKind, Instant, Lane, Locks, Released, Renew};
-use rustix::process::{Pid, Signal, getppid};
+use rustix::process::Signal;
 use tokio::net::unix::pipe::Receiver;
 
+use super::caller::{self, Caller, caller};
 use super::hold::{KEEP, Report, read_line};
 use crate::args::{Acquire, Share, Store};
 use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, close, connect_within, is_transient};
 use crate::documents::{LeaseJson, document, whole_ms};
 use crate::exit::{CONFLICT, Failure, INTERNAL, LOST, Outcome, SIGNAL_BASE, UNWRITTEN};
-use crate::job::kin::has_own_proc;
 use crate::job::signals::Signals;
-use crate::job::stat::Stat;
 use crate::job::sys;
 use crate::output::{AT_ONCE, PATIENTLY, answer, has_room, shell_word, show};
 use crate::request::{Request, why_taken, with_lease};
@@ -113,7 +112,7 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
     } else if can.crash_release {
         // Wrong arguments are told here, where they can be explained.
         Request::new(&locks, &args.name, &args.share)?;
-        let mut started = Holder::start(store, args)?;
+        let mut started = Holder::start(store, args, owner_of(args).await?)?;
         let report = waiting.beside(Some(&locks), started.report(locks.lease_ttl(), &waiting));
         let report = unless_ended(signals, report).await;
         holder = Some(started);
@@ -244,8 +243,8 @@ async fn take(
 ) -> Result<Lease, Failed> {
     let mut locks = locks.clone().renew(Renew::Never);
     // Not us, who end next.
-    if let Some(owner) = args.for_pid.or_else(caller) {
-        locks = locks.on_behalf_of(owner.unsigned_abs());
+    if let Some(owner) = caller::seen() {
+        locks = locks.on_behalf_of(owner.pid.unsigned_abs());
     }
     let request = Request::new(&locks, &args.name, &args.share)?;
     let left = limits.keep(async {
@@ -265,6 +264,22 @@ async fn take(
     Err(failed)
 }
 
+/// Whose end is to free the lock.
+async fn owner_of(args: &Acquire) -> Result<i32, Failure> {
+    if let Some(named) = args.for_pid {
+        return Ok(named);
+    }
+    let name = "name one with --for, whose end frees the lock";
+    match caller().await {
+        None => Err(Failure::usage(format!("the calling process cannot be told; {name}"))),
+        Some(Caller { pid, passes_on_to: Some(reader) }) => Err(Failure::usage(format!(
+            "the answer is read by process {pid}, a part of process {reader}, which reads what that writes: either may be about to \
+             use the lock; {name}, such as `--for $$` for the shell itself"
+        ))),
+        Some(caller) => Ok(caller.pid),
+    }
+}
+
 /// The process that holds the lock where none can be left in the store. It lets go unless it hears that the answer was written.
 struct Holder {
     process: Child,
@@ -274,13 +289,8 @@ struct Holder {
 }
 
 impl Holder {
-    fn start(store: &Store, args: &Acquire) -> Result<Holder, Failure> {
+    fn start(store: &Store, args: &Acquire, for_pid: i32) -> Result<Holder, Failure> {
         let failed = |error| Failure::system("cannot start the holder of the lock", error);
-        let for_pid = args.for_pid.or_else(caller).ok_or_else(|| {
-            Failure::usage(
-                "the calling process cannot be told; name one with --for, whose end frees the lock",
-            )
-        })?;
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
         // By the environment, since everybody may read the arguments.
         command.env("CLINCH_URL", &store.url);
@@ -354,25 +364,4 @@ fn pass_on(command: &mut Command, args: &Acquire) {
         }
         _ => {}
     }
-}
-
-/// The shell that called us: our parent, or, when that is but a subshell of it, as in `$(... | ...)`, or a command that has nothing to
-/// do but to run us, as in `$(timeout 5 clinch ...)`, its parent.
-fn caller() -> Option<i32> {
-    has_own_proc().ok()?;
-    let words = |pid| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let ours = [&b"\0"[..], &words(i32::try_from(std::process::id()).ok()?)].concat();
-    let mut caller = getppid()?.as_raw_nonzero().get();
-    let of = |pid| Stat::of(Pid::from_raw(pid)?);
-    let mut stat = of(caller)?;
-    while let Some(parent) = of(stat.parent) {
-        // A subshell is forked without an exec, so its stack starts where its parent's does; others' are at random places.
-        let is_subshell = parent.stack != 0 && parent.stack == stat.stack;
-        let runs_us = ours.len() > 1 && words(caller).ends_with(&ours);
-        if !is_subshell && !runs_us {
-            break;
-        }
-        (caller, stat) = (stat.parent, parent);
-    }
-    Some(caller)
 }

@@ -1,0 +1,118 @@
+//! To which process the lock of an `acquire` is bound on `file://`.
+
+#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test code")]
+
+mod common;
+
+use std::process::{Command, Stdio};
+
+use common::{World, eventually, runs};
+use rustix::process::Signal;
+
+/// A program that finds `$CLINCH` and the store, in the directory.
+fn program(world: &World, words: &[&str]) -> Command {
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).current_dir(world.path(".")).stdin(Stdio::null());
+    command.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env("CLINCH_URL", world.url());
+    command.env_remove("CLINCH_HELD");
+    command
+}
+
+/// Those that are installed here; `sh` is everywhere.
+fn shells() -> Vec<&'static str> {
+    let is_there = |shell: &str| Command::new(shell).args(["-c", ":"]).status().is_ok_and(|s| s.success());
+    let mut shells = vec!["sh"];
+    shells.extend(["dash", "bash", "zsh", "ksh", "mksh"].into_iter().filter(|shell| is_there(shell)));
+    shells
+}
+
+/// The script ends, and the lock is another's while its background task works under it; or that is killed, and its lock stays.
+#[test]
+fn a_lock_of_a_background_task_is_that_tasks() {
+    let script = r#"( lock=$("$CLINCH" acquire x --ttl 1h) || exit; eval "$lock"; echo "$for_pid" > task.pid
+        while [ ! -e stop ]; do sleep 0.02; done ) > /dev/null 2>&1 &
+        while [ ! -s task.pid ]; do sleep 0.02; done; echo $! > job"#;
+    for shell in shells() {
+        let world = World::new();
+        assert!(program(&world, &[shell, "-c", script]).status().unwrap().success(), "{shell}");
+        let task = world.pid("task.pid");
+        assert_eq!(world.read("job"), world.read("task.pid"), "{shell}: it is bound to another");
+        assert!(runs(task) && world.held("x"), "{shell}");
+        common::kill(task, Signal::KILL);
+        eventually("it is free", || !world.held("x"));
+    }
+}
+
+/// As above, for a worker of a Python program, which may have a pipe to its master.
+#[test]
+fn a_lock_of_a_forked_worker_is_that_workers() {
+    let script = r#"
+import os, subprocess, time
+read, write = os.pipe()
+if os.fork() == 0:
+    EARLY
+    said = subprocess.run([os.environ["CLINCH"], "acquire", "x", "--ttl", "1h"], stdout=subprocess.PIPE).stdout
+    open("said", "wb").write(said)
+    open("worker.pid", "w").write(f"{os.getpid()}\n")
+    time.sleep(60)
+    os._exit(0)
+while not os.path.exists("worker.pid"): time.sleep(0.02)
+"#;
+    for early in ["pass", "os.close(read)"] {
+        let world = World::new();
+        let mut master = program(&world, &["python3", "-c", &script.replace("EARLY", early)]);
+        assert!(master.stdout(Stdio::null()).status().unwrap().success());
+        let worker = world.pid("worker.pid");
+        assert!(world.read("said").ends_with(&format!(" for_pid={worker}\n")), "{}", world.read("said"));
+        assert!(world.held("x"));
+        common::kill(worker, Signal::KILL);
+        eventually("it is free", || !world.held("x"));
+    }
+}
+
+/// The lock is bound to a part of `$( )`, and is lost when that ends: at once.
+#[test]
+fn a_lock_whose_answer_a_shell_reads_is_that_shells() {
+    let forms = [
+        r#"$("$CLINCH" acquire x)"#,
+        r#"`"$CLINCH" acquire x`"#,
+        r#"$("$CLINCH" acquire x; :)"#,
+        r#"$( ("$CLINCH" acquire x) )"#,
+        r#"$( ( ("$CLINCH" acquire x; :); :); : )"#,
+        r#"$("$CLINCH" acquire x | tee log)"#,
+        r#"$(echo a | { read a; "$CLINCH" acquire x || exit 1; })"#,
+        r#"$(timeout 60 nice env A=b "$CLINCH" acquire x)"#,
+        r#"$(take)"#,
+        r#"$(take | tee log)"#,
+    ];
+    for shell in shells() {
+        for form in forms {
+            let world = World::new();
+            let script = format!(
+                r#"take() {{ echo > /dev/null; "$CLINCH" acquire x || return; :; }}
+                lock={form} || exit; eval "$lock"; [ "$for_pid" = $$ ] || exit 11; "$CLINCH" show x > show || exit 12"#
+            );
+            let output = program(&world, &[shell, "-c", &script]).output().unwrap();
+            assert_eq!(output.status.code(), Some(0), "{shell}: {form}: {output:?}");
+        }
+    }
+}
+
+/// A function takes it apart first, and passes it on; a part of `$( )` works under it itself: which of them is nowhere to be seen.
+#[test]
+fn whose_lock_it_is_has_to_be_said_where_that_cannot_be_seen() {
+    for shell in shells() {
+        let world = World::new();
+        let script = |more: &str| {
+            format!(
+                r#"lock=$(own=$("$CLINCH" acquire x {more}) || exit; echo "$own") || exit; eval "$lock"
+                "$CLINCH" show x > show || exit 12"#
+            )
+        };
+        let output = program(&world, &[shell, "-c", &script("")]).output().unwrap();
+        let why = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(64) && why.contains("--for"), "{shell}: {output:?}");
+        assert!(!world.held("x"));
+        assert_eq!(program(&world, &[shell, "-c", &script("--for $$")]).status().unwrap().code(), Some(0));
+    }
+}
