@@ -269,7 +269,8 @@ pub(crate) struct Show {
 /// Prints `name=... claim=... token=... for_pid=...`, quoted for the shell. The lock stays taken until `clinch release`, until its
 /// TTL has run out without `clinch renew`, or, on file://, until the process for_pid has ended: the one that reads this line, in
 /// `$(...)` the shell, in `( ... ) &` that part of it, or else the one that called this command, unless --for names another. Where a part of a shell
-/// reads it whose own output the shell reads, --for has to say which. On other stores it is bound to no process, and for_pid is empty. If that line cannot
+/// reads it whose own output the shell reads, --for has to say which. The lock is kept by a process, `clinch hold`, that is deaf to all signals but
+/// KILL; `clinch release` ends it, or `clinch break`. On other stores it is bound to no process, and for_pid is empty. If that line cannot
 /// be written, the lock is released at once, and the exit code is 74; if this command was stopped until its lease was nearly over, it is 79. Check the exit code before the line is used, as in the example:
 /// who was killed prints nothing, and an `eval` of nothing goes on. What fails otherwise prints `(exit N)`, so that an `eval`
 /// fails too.

@@ -1,4 +1,4 @@
-//! To which process the lock of an `acquire` is bound on `file://`.
+//! To which process the lock of an `acquire` is bound on `file://`, and what ends its holder.
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test code")]
 
@@ -6,7 +6,7 @@ mod common;
 
 use std::process::{Command, Stdio};
 
-use common::{World, eventually, runs};
+use common::{Running, World, eventually, runs};
 use rustix::process::Signal;
 
 /// A program that finds `$CLINCH` and the store, in the directory.
@@ -24,6 +24,19 @@ fn shells() -> Vec<&'static str> {
     let mut shells = vec!["sh"];
     shells.extend(["dash", "bash", "zsh", "ksh", "mksh"].into_iter().filter(|shell| is_there(shell)));
     shells
+}
+
+/// The process that keeps a lock for another.
+fn holder(of: i32) -> Option<i32> {
+    let words = format!("\0--for-pid\0{of}\0");
+    let mut pids = std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.find(|pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.windows(words.len()).any(|part| part == words.as_bytes())
+    })
 }
 
 /// The script ends, and the lock is another's while its background task works under it; or that is killed, and its lock stays.
@@ -115,4 +128,27 @@ fn whose_lock_it_is_has_to_be_said_where_that_cannot_be_seen() {
         assert!(!world.held("x"));
         assert_eq!(program(&world, &[shell, "-c", &script("--for $$")]).status().unwrap().code(), Some(0));
     }
+}
+
+/// A service manager asks all of a service to end, and the next has the lock while its script cleans up.
+#[test]
+fn a_holder_is_deaf_to_what_asks_its_shell_to_end() {
+    let world = World::new();
+    let script =
+        r#"lock=$("$CLINCH" acquire x --ttl 1h) || exit; eval "$lock"; echo $$ > shell.pid; exec sleep 60"#;
+    let mut shell = Running(program(&world, &["sh", "-c", script]).spawn().unwrap());
+    let holder = holder(world.pid("shell.pid")).unwrap();
+    for signal in
+        [Signal::TERM, Signal::HUP, Signal::INT, Signal::QUIT, Signal::USR1, Signal::ALARM, Signal::TSTP]
+    {
+        assert!(common::kill(holder, signal));
+    }
+    // It has heard of all that, since it lives and answers.
+    let claim = world.claims("x", "held")[0]["claim"].as_str().unwrap().to_owned();
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
+    assert_eq!(world.code(["renew", "x", &claim, "--ttl", "2h"]), 0);
+    assert!(runs(holder), "it was ended");
+    shell.signal(Signal::KILL);
+    shell.wait();
+    eventually("it ends with its shell", || !runs(holder) && !world.held("x"));
 }

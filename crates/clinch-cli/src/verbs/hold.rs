@@ -1,7 +1,7 @@
 //! The holder: a small process that keeps a lock for a shell script, on stores where a lease ends with its process.
 //!
 //! It lives until the process that it is bound to has ended, or the lease is over: run out without `clinch renew`, released, or
-//! taken away. What the claim's own record says of that decides, so that what other processes do to it counts.
+//! taken away. It is deaf to signals; only KILL ends it. What the claim's own record says of that decides, so that what other processes do to it counts.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -17,7 +17,7 @@ use tokio::net::unix::pipe::Receiver;
 use crate::args::{Hold, Store};
 use crate::connect::{Limits, TRY_AGAIN, close, connect_within, is_transient};
 use crate::exit::{Failure, Outcome, USAGE};
-use crate::job::sys::ProcessEnd;
+use crate::job::sys::{self, ProcessEnd};
 use crate::output::{AT_ONCE, has_room};
 use crate::request::{Request, with_lease};
 
@@ -50,6 +50,8 @@ pub(crate) enum Report {
 pub(crate) async fn run(store: &Store, args: &Hold) -> Outcome {
     // Away from the caller's terminal, signals and directory. Fails only for a process group leader, which we are not.
     let _ = setsid();
+    // Who ends a service, or a session, asks all of it to end; the script may need its lock to do so.
+    sys::be_deaf();
     let _ = std::env::set_current_dir("/");
     let failure = match Holder::acquire(store, args).await {
         Ok(Some(holder)) => match holder.begin().await {
