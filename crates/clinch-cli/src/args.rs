@@ -166,7 +166,7 @@ impl Patience {
 }
 
 /// How much of the lock to take.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Share {
     /// Share the lock with others that share it
     #[arg(short, long, overrides_with = "exclusive", conflicts_with = "permits")]

@@ -255,3 +255,62 @@ fn a_run_inside_a_job_waits_for_its_store() {
     proxy.refuse(false);
     assert_eq!(run.code(), 9);
 }
+
+/// A job that takes its own lock for a script of its, or whose environment was cleared, waits for itself for ever.
+fn a_job_does_not_wait_for_itself(world: &World) {
+    for inner in [
+        r#""$CLINCH" acquire x"#,
+        r#""$CLINCH" acquire -w 1h x"#,
+        r#"env -i CLINCH_URL="$CLINCH_URL" "$CLINCH" run x true"#,
+        r#"env -i CLINCH_URL="$CLINCH_URL" "$CLINCH" run -w 1h -s x true"#,
+        r#"env -i CLINCH_URL="$CLINCH_URL" "$CLINCH" acquire x"#,
+    ] {
+        let script = format!("timeout 20 {inner} 2> why > said; exit $?");
+        assert_eq!(world.code(["run", "x", "-c", &script]), 75, "{inner}");
+        assert!(world.read("why").contains("never end"), "{inner}: {}", world.read("why"));
+        assert!(world.claims("x", "waiting").is_empty(), "{inner}");
+    }
+}
+
+#[test]
+fn a_job_does_not_wait_for_itself_on_files() {
+    a_job_does_not_wait_for_itself(&World::new());
+}
+
+#[test]
+fn a_job_does_not_wait_for_itself_on_redis() {
+    let redis = clinch_testkit::Redis::start();
+    a_job_does_not_wait_for_itself(&World::on(redis.url()));
+}
+
+/// A job does not get the permit that another gives back, since the job around it has one, too.
+#[test]
+fn a_job_waits_for_what_others_give_back() {
+    let world = World::new();
+    let mut other =
+        world.start(["run", "--permits=1", "--of=2", "x", "-c", "while [ ! -e stop ]; do sleep 0.02; done"]);
+    eventually("the other has its permit", || world.held("x"));
+    let inner = r#"env -i CLINCH_URL="$CLINCH_URL" "$CLINCH" run --permits=1 --of=2 x touch ran"#;
+    let mut run = world.start(["run", "--permits=1", "--of=2", "x", "-c", inner]);
+    eventually("it waits", || world.claims("x", "waiting").len() == 1);
+    // For longer than it takes to look around.
+    std::thread::sleep(std::time::Duration::from_millis(600));
+    world.write("stop", "");
+    assert_eq!((other.code(), run.code()), (0, 0));
+    assert!(world.path("ran").exists());
+}
+
+/// A script waits without a word for what it holds itself.
+#[test]
+fn a_run_says_that_it_waits_for_its_own_shell() {
+    let world = World::new();
+    let script = r#"lock=$("$CLINCH" acquire x --ttl 20s) || exit; eval "$lock"; "$CLINCH" run x true 2> why &
+        while [ ! -s why ]; do sleep 0.02; done; "$CLINCH" release x "$claim"; wait $!"#;
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", script]).current_dir(world.path(".")).env_remove("CLINCH_HELD");
+    shell.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env("CLINCH_URL", world.url());
+    let mut shell = Running(shell.spawn().unwrap());
+    assert_eq!(shell.code(), 0);
+    let why = world.read("why");
+    assert!(why.contains(&format!("process {}", shell.pid())) && why.contains("acquire"), "{why}");
+}
