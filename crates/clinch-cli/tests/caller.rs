@@ -1,6 +1,6 @@
 //! To which process the lock of an `acquire` is bound on `file://`, and what ends its holder.
 
-#![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test code")]
+#![allow(clippy::indexing_slicing, clippy::expect_used, clippy::unwrap_used, reason = "test code")]
 
 mod common;
 
@@ -144,9 +144,10 @@ fn a_holder_is_deaf_to_what_asks_its_shell_to_end() {
         assert!(common::kill(holder, signal));
     }
     // It has heard of all that, since it lives and answers.
-    let claim = world.claims("x", "held")[0]["claim"].as_str().unwrap().to_owned();
-    assert_eq!(world.code(["run", "-n", "x", "true"]), 75);
-    assert_eq!(world.code(["renew", "x", &claim, "--ttl", "2h"]), 0);
+    let claims = world.claims("x", "held");
+    let claim = claims.first().expect("it was ended")["claim"].as_str().unwrap();
+    assert_eq!(world.code(["renew", "x", claim, "--ttl", "2h"]), 0, "it was ended");
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 75, "it was ended");
     assert!(runs(holder), "it was ended");
     shell.signal(Signal::KILL);
     shell.wait();
