@@ -324,7 +324,7 @@ impl Locks {
         let claim = self.detached(name, claim)?;
         let releases = &self.engine.releases;
         let free = async {
-            let freed = releases.free(&claim, linger, releases.until(&claim, None)).await;
+            let freed = releases.free(&claim, linger, releases.until(&claim, None), None).await;
             if freed.is_err() {
                 self.engine.backend.forget(&claim);
             }

@@ -110,24 +110,37 @@ impl Releases {
 
     /// Frees a claim, repeating what failed until `until`.
     ///
-    /// When an attempt's answer was lost, it may have been applied, so a later "absent" then counts as removed.
-    pub(crate) async fn free(&self, claim: &Claim, linger: Duration, until: Instant) -> Result<Freed> {
+    /// When an attempt's answer was lost, it may have been applied, so a later "absent" then counts as removed. Not from `deadline` on: the
+    /// lease may have ended by itself, and another have held since.
+    pub(crate) async fn free(
+        &self,
+        claim: &Claim,
+        linger: Duration,
+        until: Instant,
+        deadline: Option<Instant>,
+    ) -> Result<Freed> {
         tokio::select! {
             biased;
-            freed = self.repeat(claim, linger, until) => freed,
-            () = self.env.sleep_until(until) => {
-                let message = format!("the store did not answer the release of lock \"{}\" in time", claim.name);
-                Err(Error::new(ErrorKind::Unknown, message))
-            }
+            freed = self.repeat(claim, linger, until, deadline) => freed,
+            () = self.env.sleep_until(until) => Err(unanswered(claim)),
         }
     }
 
-    async fn repeat(&self, claim: &Claim, linger: Duration, until: Instant) -> Result<Freed> {
+    async fn repeat(
+        &self,
+        claim: &Claim,
+        linger: Duration,
+        until: Instant,
+        deadline: Option<Instant>,
+    ) -> Result<Freed> {
         let mut maybe_applied = false;
         let mut attempt = 0;
         loop {
             let error = match self.backend.release(claim, linger).await {
-                Ok(Freed::Absent) if maybe_applied => return Ok(Freed::Removed),
+                Ok(Freed::Absent) if maybe_applied => {
+                    let over = deadline.is_some_and(|deadline| deadline <= self.env.now());
+                    return if over { Err(unanswered(claim)) } else { Ok(Freed::Removed) };
+                }
                 Ok(freed) => return Ok(freed),
                 Err(error) if !error.is_transient() => return Err(error),
                 Err(error) => error,
@@ -278,6 +291,11 @@ impl Releases {
     }
 }
 
+fn unanswered(claim: &Claim) -> Error {
+    let message = format!("the store did not answer the release of lock \"{}\" in time", claim.name);
+    Error::new(ErrorKind::Unknown, message)
+}
+
 /// A release under way, until this is dropped.
 pub(crate) struct UnderWay(Arc<Releases>, ClaimId);
 
@@ -296,7 +314,7 @@ impl Drop for UnderWay {
 async fn release(under_way: Arc<UnderWay>, claim: Arc<Claim>) {
     let releases = &under_way.0;
     let until = releases.env.now() + RELEASE_FOR;
-    let freed = caught(releases.free(&claim, Duration::ZERO, until)).await;
+    let freed = caught(releases.free(&claim, Duration::ZERO, until, None)).await;
     if !releases.is_over(&claim, freed) {
         releases.leave(claim);
     }

@@ -49,6 +49,7 @@ pub struct Faulty {
 struct Script {
     hanging: HashSet<Step>,
     losing: HashSet<Step>,
+    astray: HashSet<Step>,
     failing: HashSet<Step>,
     missing: HashSet<Step>,
     panicking: HashSet<Step>,
@@ -126,10 +127,11 @@ impl Faulty {
         self.severed.send_replace(true);
     }
 
-    /// Ends [`Faulty::sever`], all hanging, all panics and all denials; calls that hang already go on hanging.
+    /// Ends [`Faulty::sever`], all hanging, all panics, all denials and all losses of requests; calls that hang already go on hanging.
     pub fn heal(&self) {
         let mut script = lock(&self.script);
         script.hanging.clear();
+        script.astray.clear();
         script.panicking.clear();
         script.denied.clear();
         drop(script);
@@ -144,6 +146,11 @@ impl Faulty {
     /// Applies the next call of this step and loses its answer.
     pub fn lose_reply_of(&self, step: Step) {
         lock(&self.script).losing.insert(step);
+    }
+
+    /// Loses every call of this step on its way, not applied, of which whoever made it cannot tell.
+    pub fn lose_requests_of(&self, step: Step) {
+        lock(&self.script).astray.insert(step);
     }
 
     /// Fails the next call of this step, not applied.
@@ -225,6 +232,9 @@ impl Faulty {
         assert!(!script.panicking.contains(&step), "a panic in the backend (injected)");
         if script.denied.contains(&step) {
             return Err(Error::invalid("the step is not possible (injected)"));
+        }
+        if script.astray.contains(&step) {
+            return Err(Error::new(ErrorKind::Unknown, "the request was lost (injected)"));
         }
         if script.missing.remove(&step) {
             return Err(Error::new(ErrorKind::Lost, "the claim is not there (injected)"));

@@ -217,3 +217,81 @@ async fn what_was_extended_is_released_for_as_long_as_that_lasts() {
         }
     }
 }
+
+/// A release is repeated for a moment beyond the deadline. Whoever hears then that there is nothing cannot tell whether an attempt of its
+/// own has freed the lock or the end of the lease, after which another may have held it.
+#[tokio::test(start_paused = true)]
+async fn a_release_in_doubt_is_none_once_its_lease_is_over() {
+    // Where an attempt may take longer than what lies between the deadline and the end in the store.
+    const SHORT: Duration = Duration::from_secs(6);
+    for seed in 0..20 {
+        let env = world(seed);
+        let (far, locks, near) = faulty(&env);
+        let mutex = locks.ttl(SHORT).unwrap().renew(Renew::Never).mutex("job").unwrap();
+        let guard = mutex.lock().await.unwrap();
+        let others = near.mutex("job").unwrap();
+        let rival = tokio::spawn(async move { others.lock().await.unwrap() });
+        env.sleep_until(guard.deadline().unwrap() - Duration::from_millis(1)).await;
+        far.lose_requests_of(Step::Release);
+        let released = tokio::spawn(guard.release());
+        let next = rival.await.unwrap();
+        far.heal();
+        let error = released.await.unwrap().expect_err("another holds it, and it was released");
+        assert_eq!(error.kind(), ErrorKind::Unknown, "seed {seed}: {error:?}");
+        next.release().await.unwrap();
+        pass(&env, SHORT).await;
+        assert!(near.list("").await.unwrap().is_empty());
+    }
+}
+
+/// Whoever releases at the last moment has the time of one attempt to hear that it did.
+#[tokio::test(start_paused = true)]
+async fn a_release_just_before_the_deadline_is_heard() {
+    let env = world(21);
+    let (far, locks, near) = faulty(&env);
+    let guard = locks.renew(Renew::Never).mutex("job").unwrap().lock().await.unwrap();
+    far.slow_down(Step::Release, Duration::from_secs(2));
+    env.sleep_until(guard.deadline().unwrap() - Duration::from_millis(1)).await;
+    assert_eq!(guard.release().await.unwrap(), clinch::Released::Released);
+    drop(near.mutex("job").unwrap().try_lock().await.unwrap().expect("it was not released"));
+}
+
+/// A client of a store that answers nothing any more ends some time after the last has let go of it, whatever it was at.
+#[tokio::test(start_paused = true)]
+async fn a_client_of_a_silent_store_comes_to_an_end() {
+    let env = world(20);
+    let idle = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let (far, locks, near) = faulty(&env);
+    let held = near.mutex("awaited").unwrap().lock().await.unwrap();
+    let mut guards = Vec::new();
+    for number in 0..10 {
+        guards.push(locks.mutex(&format!("job{number}")).unwrap().lock().await.unwrap());
+    }
+    let awaited = locks.mutex("awaited").unwrap();
+    let waiters: Vec<_> = (0..10)
+        .map(|_| {
+            let mutex = awaited.clone();
+            tokio::spawn(async move { mutex.lock().await.map(drop) })
+        })
+        .collect();
+    pass(&env, TTL).await;
+    assert_eq!(far.waiting("awaited").len(), waiters.len());
+    far.sever();
+    let detached = guards.pop().unwrap();
+    let detach = tokio::spawn(detached.detach());
+    drop(guards);
+    pass(&env, TTL / 2).await;
+    locks.close(TTL / 10).await.unwrap_err();
+    for waiter in waiters {
+        waiter.abort();
+        let _ = waiter.await;
+    }
+    drop((awaited, locks));
+    detach.await.unwrap().unwrap_err();
+    pass(&env, 4 * TTL).await;
+    assert_eq!(Arc::strong_count(&far), 1, "something of it goes on");
+    drop((held, near, far, env));
+    tokio::time::sleep(TTL).await;
+    let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    assert_eq!(tasks, idle, "its tasks go on");
+}
