@@ -8,12 +8,14 @@
 //! | group | hazards |
 //! | --- | --- |
 //! | [`cancel`] | futures dropped at every poll |
+//! | [`ends`] | what goes on after its end: stopped holders, releases in doubt, closed clients |
 //! | [`executors`] | callers that run no tokio |
 //! | [`loss`] | stalled keepers, cut-off clients, lost answers, releases that come too late |
 //! | [`mutex`] | two holders, overtaking, leaked locks |
 //! | [`names`] | names that a store would fold, cut or take for something else |
 //! | [`operators`] | eviction, closed locks, detached leases, closing |
 //! | [`processes`] | killed processes |
+//! | [`renewals`] | renewals answered late, out of order or for another; places that nobody renews |
 //! | [`rwlock`] | starved writers, readers beside a writer |
 //! | [`semaphore`] | too many permits, disagreement about the capacity |
 //! | [`steps`] | steps of a backend that are not idempotent, capabilities that are not true |
@@ -61,6 +63,7 @@ use crate::env::Env;
 
 pub mod cancel;
 mod client;
+pub mod ends;
 pub mod executors;
 pub mod faults;
 mod history;
@@ -69,6 +72,7 @@ pub mod mutex;
 pub mod names;
 pub mod operators;
 pub mod processes;
+pub mod renewals;
 pub mod rwlock;
 pub mod semaphore;
 pub mod steps;
@@ -143,6 +147,13 @@ macro_rules! __for_each_property {
                 verifying_dropped_at_every_poll
                 writing_dropped_at_every_poll
             }
+            ends {
+                closed_client_goes_on
+                doubtful_release_counts_as_released
+                doubtful_run_counts_as_done
+                guard_goes_on_after_its_end
+                stopped_holder_goes_on
+            }
             executors {
                 lane_ends
                 no_runtime
@@ -205,9 +216,18 @@ macro_rules! __for_each_property {
             }
             processes {
                 killed_holder_blocks
+                killed_holders_overlap
                 killed_waiter_blocks
                 processes_overlap
                 tokens_fall_across_processes
+            }
+            renewals {
+                deadline_counts_from_the_renewals_reply
+                eviction_told_to_another_holder
+                living_waiter_loses_its_place
+                overtaken_renewal_lengthens_a_lease
+                shorter_lease_is_not_renewed
+                shorter_lease_lives_on
             }
             rwlock {
                 downgrade_lets_a_writer_in
@@ -215,12 +235,14 @@ macro_rules! __for_each_property {
                 reader_overtakes_a_writer
                 readers_exclude_each_other
                 readers_meet_a_writer
+                waiting_readers_exclude_each_other
                 writer_starves
             }
             semaphore {
                 big_claim_starves
                 capacities_disagree
                 impossible_counts
+                mixed_modes_overtake
                 one_holder_at_a_time
                 too_many_permits
             }

@@ -86,7 +86,8 @@ impl Client {
 
     /// The live claims on a lock, first in the queue first.
     pub(super) async fn claims(&self, name: &str) -> Vec<ClaimState> {
-        self.locks.state(name).await.unwrap().map(|state| state.claims).unwrap_or_default()
+        let state = answered(async || self.locks.state(name).await).await.unwrap();
+        state.map(|state| state.claims).unwrap_or_default()
     }
 
     /// Waits until a lock has so many live claims, held and queued ones together.

@@ -1,5 +1,6 @@
 //! Contention on one lock, recorded and judged by the checker.
 
+use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{Read, Seek, Write};
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use clinch_verify::{Call, ClaimRecorder, History, Recorder, Rules, Verdict, chec
 
 use super::Fixture;
 use super::client::{Client, PATIENCE, answered, poll_then_drop, runtime, unique, within};
+use crate::claim::Mode;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::guard::{Guard, Released};
@@ -24,8 +26,28 @@ pub(super) enum Ask {
     Permits(u32, u32),
 }
 
+impl fmt::Display for Ask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ask::Exclusive => f.write_str("exclusive"),
+            Ask::Shared => f.write_str("shared"),
+            Ask::Permits(n, of) => write!(f, "{n} of {of}"),
+        }
+    }
+}
+
+impl From<Mode> for Ask {
+    fn from(mode: Mode) -> Ask {
+        match mode {
+            Mode::Exclusive => Ask::Exclusive,
+            Mode::Shared => Ask::Shared,
+            Mode::Permits { count, capacity } => Ask::Permits(count.get(), capacity.get()),
+        }
+    }
+}
+
 impl Ask {
-    fn mode(self) -> clinch_verify::Mode {
+    pub(super) fn mode(self) -> clinch_verify::Mode {
         match self {
             Ask::Exclusive => clinch_verify::Mode::Exclusive,
             Ask::Shared => clinch_verify::Mode::Shared,
@@ -33,7 +55,7 @@ impl Ask {
         }
     }
 
-    async fn acquire(self, locks: &Locks, name: &str) -> Result<Guard> {
+    pub(super) async fn acquire(self, locks: &Locks, name: &str) -> Result<Guard> {
         match self {
             Ask::Exclusive => locks.mutex(name)?.lock().await,
             Ask::Shared => locks.rwlock(name)?.read().await,
@@ -191,6 +213,36 @@ async fn hold(
     if turn % 8 == 3 {
         return drop(guard);
     }
+    match guard.release().await.unwrap() {
+        Released::Released => end.ok(record.now()),
+        Released::AlreadyLost(_) => end.fail(record.now()),
+    }
+}
+
+/// Takes a lock for as long as it is wanted, and records that.
+pub(super) async fn take(
+    record: &Record,
+    locks: &Locks,
+    process: &str,
+    name: &str,
+    ask: Ask,
+) -> (Guard, ClaimRecorder) {
+    let claim = record.recorder.claim(process, name, process, ask.mode());
+    // Where nothing else ends a lease, the end of its process does.
+    let claim = match locks.capabilities().crash_release {
+        true => claim,
+        false => claim.ttl_ms(ttl_ms(locks.lease_ttl())),
+    };
+    let call = claim.acquire(record.now());
+    let granted = answered(async || ask.acquire(locks, name).await);
+    let guard = within("a claim is granted", granted).await.unwrap();
+    call.granted(record.now(), token(locks, &guard), guard.deadline().map(|deadline| deadline.as_nanos()));
+    (guard, claim)
+}
+
+/// Lets go of what [`take`] took, and records that.
+pub(super) async fn leave(record: &Record, guard: Guard, claim: &ClaimRecorder) {
+    let end = let_go(record, &guard, claim, false);
     match guard.release().await.unwrap() {
         Released::Released => end.ok(record.now()),
         Released::AlreadyLost(_) => end.fail(record.now()),

@@ -122,32 +122,36 @@ pub async fn eviction_of_nobody(fixture: &dyn Fixture) {
     other.expect_unused(&name).await;
 }
 
-/// An evicted waiter's place is gone at once; the waiter may queue again, at the end. Where waiters have no place, there
-/// is nothing to evict, and trying it does nothing to those who hold.
+/// An evicted waiter's place is gone at once. It lives, and so takes another one, at the end, and is granted in its turn. Where waiters
+/// have no place, there is nothing to evict, and trying it does nothing to those who hold.
 pub async fn evicted_waiter_blocks(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
     let name = unique("evict-waiter");
     let guard = one.lock(&name).await;
     let evicted = queue(&other.locks, &name);
     let place = other.waits(&name, 1).await[0];
-    if !one.capabilities().queue {
-        assert_eq!(one.locks.evict(&name, place).await.unwrap(), Freed::Absent);
-        guard.verify().await.expect("the eviction of a waiter took the holder's lock");
-    }
-    // What waits must not come back ahead of the one that is to be let through.
-    evicted.abort();
-    assert!(join_aborted(evicted).await);
-    one.locks.evict(&name, place).await.unwrap();
-    one.sees_claims(&name, 1).await;
     let behind = queue(&one.locks, &name);
-    one.waits(&name, 1).await;
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
-    drop(join("the waiter behind is granted", behind).await);
+    let next = one.waits(&name, 1).await[0];
+    let freed = one.locks.evict(&name, place).await.unwrap();
+    guard.verify().await.expect("the eviction of a waiter took the holder's lock");
+    if one.capabilities().queue {
+        assert_eq!(freed, Freed::Removed);
+        let line = [guard.claim_id(), next, place];
+        eventually("the evicted waiter stands at the end", async || {
+            one.claims(&name).await.iter().map(|claim| claim.id).eq(line).then_some(())
+        })
+        .await;
+        expect_waiting("the lock is held", &evicted).await;
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+        let guard = join("the waiter behind is granted", behind).await;
+        expect_waiting("an evicted waiter behind who waits", &evicted).await;
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+        drop(join("the evicted waiter is granted in the end", evicted).await);
+    } else {
+        assert_eq!(freed, Freed::Absent);
+        drop((guard, evicted, behind));
+    }
     one.expect_unused(&name).await;
-}
-
-async fn join_aborted<T>(task: tokio::task::JoinHandle<T>) -> bool {
-    matches!(task.await, Err(error) if error.is_cancelled())
 }
 
 /// A lock that was released closed is granted to nobody before its time, says until when, and is granted then. A store
@@ -247,6 +251,7 @@ pub async fn detached_lease_ends_with_its_client(fixture: &dyn Fixture) {
     }
     one.faults.lose_reply_of(Step::Renew);
     let detached = guard.detach().await.expect("a lost answer is asked for again");
+    assert!(one.faults.calls_of(Step::Renew) >= 2, "its whole TTL was not asked for");
     assert_eq!((detached.claim, detached.token, detached.name.as_str()), (id, token, name.as_str()));
     let (asked, left) = (one.faults.calls_of(Step::Renew), unique("detach-new"));
     let new = super::client::lock(&one.unrenewed(LONG_TTL), &left).await;

@@ -3,13 +3,16 @@
 //! These start further processes of the test executable, tell them what to do, and kill some of them with SIGKILL.
 //! On a store that is one process's own they check that it says so.
 
+use std::cell::Cell;
+use std::path::Path;
 use std::time::Duration;
 
 use clinch_verify::{History, Property, Rules};
+use futures_util::future::join_all;
 
 use super::Fixture;
-use super::client::{Client, LONG_TTL, eventually, join, queue, unique};
-use super::history::{Record, judge};
+use super::client::{Client, LONG_TTL, eventually, join, queue, unique, until_past};
+use super::history::{Ask, Record, judge, leave, take};
 use super::worker::Worker;
 use crate::guard::Released;
 
@@ -125,4 +128,101 @@ pub async fn processes_overlap(fixture: &dyn Fixture) {
     // Loss is for those who record their renewals; here deadlines only shorten what counts as held.
     let judged = [Property::Exclusion, Property::Fence, Property::Tokens, Property::Leak, Property::Phantom];
     judge(&history, Rules::default().only(&judged));
+}
+
+/// P1, P3, P6: whoever waits follows a holder that is killed, in whatever mode that held, and nobody comes before those are gone that hold
+/// beside it and live.
+pub async fn killed_holders_overlap(fixture: &dyn Fixture) {
+    /// At a time, each with a lock of its own.
+    const LINES: usize = 10;
+    /// On each, one after another.
+    const KILLS: u32 = 5;
+    let Some((client, url)) = reachable(fixture).await else { return };
+    let store = client.capabilities();
+    let more = [store.shared.then_some(Ask::Shared), store.permits.then_some(Ask::Permits(2, 3))];
+    let asks: Vec<Ask> = [Ask::Exclusive].into_iter().chain(more.into_iter().flatten()).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let history = dir.path().join("history");
+    let record = Record::files(client.env.clock(), history.clone(), dir.path().join("store"));
+    // Long enough for a host that is busy with starting processes to renew in time.
+    let ttl = if client.capabilities().crash_release { LONG_TTL } else { fixture.ttl() * 2 };
+    let hits = Cell::new(0);
+    let stage = Stage { client: &client, url: &url, ttl, history: &history, record: &record, hits: &hits };
+    let line = async |number: usize| {
+        let name = unique("killed-holders");
+        for kill in 0..KILLS {
+            // At another time between two renewals each.
+            let lives = fixture.ttl() * kill / KILLS;
+            let ask = asks[number % asks.len()];
+            kill_a_holder(&stage, (&format!("{number}-{kill}"), &name), ask, lives).await;
+        }
+        client.expect_unused(&name).await;
+    };
+    join_all((0..LINES).map(|number| line(number))).await;
+    assert!(hits.get() >= LINES, "{} of the killed held when they were", hits.get());
+    let history = History::read(std::fs::File::open(&history).unwrap()).unwrap();
+    let judged = [Property::Exclusion, Property::Tokens, Property::Leak, Property::Phantom];
+    judge(&history, Rules::default().only(&judged));
+}
+
+/// Where holders are killed.
+struct Stage<'a> {
+    client: &'a Client,
+    url: &'a str,
+    /// Of those that are killed.
+    ttl: Duration,
+    history: &'a Path,
+    record: &'a Record,
+    /// How many held the lock when they were killed.
+    hits: &'a Cell<usize>,
+}
+
+/// Kills one that holds a lock in this mode, while one waits for that and, where the mode allows it, another holds beside it.
+async fn kill_a_holder(stage: &Stage<'_>, (process, name): (&str, &str), ask: Ask, lives: Duration) {
+    let Stage { client, record, .. } = *stage;
+    let mut victim = Worker::start(stage.url, stage.ttl);
+    victim.tell(&format!("hold\t{name}\t{ask}\t{process}\t{}", stage.history.display()));
+    victim.says("holding").await;
+    let (beside, behind) = match ask {
+        Ask::Exclusive => (None, Ask::Exclusive),
+        Ask::Shared => (Some(Ask::Shared), Ask::Exclusive),
+        Ask::Permits(n, of) => (Some(Ask::Permits(of - n, of)), ask),
+    };
+    let (other, next) = (format!("{process}-beside"), format!("{process}-behind"));
+    let mut holds = None;
+    if let Some(ask) = beside {
+        holds = Some(take(record, &client.locks, &other, name, ask).await);
+    }
+    let granted = Cell::new(false);
+    let taken = async {
+        let taken = take(record, &client.locks, &next, name, behind).await;
+        granted.set(true);
+        taken
+    };
+    let kill = async {
+        // A host that stood still may have cost the victim its lease.
+        eventually("somebody waits, or has the lock", async || {
+            (granted.get() || !client.faults.waiting(name).is_empty()).then_some(())
+        })
+        .await;
+        until_past(client, client.now() + lives).await;
+        stage.hits.set(stage.hits.get() + usize::from(!granted.get()));
+        let before = record.now();
+        victim.kill();
+        record.recorder.crash(process, before, record.now());
+        if matches!(behind, Ask::Exclusive)
+            && let Some((guard, claim)) = holds.take()
+        {
+            // Who waits has to wait for this one, too.
+            client.sees_claims(name, 1 + usize::from(client.capabilities().queue)).await;
+            guard.verify().await.expect("a reader has lost its lock with another that was killed");
+            leave(record, guard, &claim).await;
+        }
+    };
+    let ((guard, claim), ()) = tokio::join!(taken, kill);
+    if let Some((guard, claim)) = holds {
+        guard.verify().await.expect("a holder has lost its lock with another that was killed");
+        leave(record, guard, &claim).await;
+    }
+    leave(record, guard, &claim).await;
 }

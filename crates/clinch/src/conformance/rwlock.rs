@@ -60,6 +60,31 @@ pub async fn readers_exclude_each_other(fixture: &dyn Fixture) {
     other.expect_unused(&name).await;
 }
 
+/// Readers that wait behind a writer are let in together when it goes, however many they are.
+pub async fn waiting_readers_exclude_each_other(fixture: &dyn Fixture) {
+    /// More than a store might look at, or wake, in one go.
+    const WAITING: usize = 12;
+    let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
+    if !has_readers(&one).await {
+        return;
+    }
+    let name = unique("waiting-readers");
+    let writer = one.lock(&name).await;
+    let readers: Vec<_> = (0..WAITING)
+        .map(|number| queue_reader(if number % 2 == 0 { &one.locks } else { &other.locks }, &name))
+        .collect();
+    one.waits(&name, WAITING / 2).await;
+    other.waits(&name, WAITING / 2).await;
+    assert_eq!(writer.release().await.unwrap(), Released::Released);
+    let mut held = Vec::new();
+    for reader in readers {
+        held.push(join("a reader is granted beside those that hold", reader).await);
+    }
+    assert!(held.iter().all(Guard::is_held));
+    drop(held);
+    other.expect_unused(&name).await;
+}
+
 /// P6: a reader that comes after a waiting writer waits behind it, though it could share with those who hold.
 pub async fn reader_overtakes_a_writer(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);

@@ -1,8 +1,13 @@
-//! Too many permits, disagreement about the capacity.
+//! Too many permits, disagreement about the capacity, permits beside readers and writers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clinch_verify::{Property, Rules};
 
 use super::Fixture;
-use super::client::{Client, LONG_TTL, expect_waiting, join, unique, within};
-use super::history::{Ask, contend};
+use super::client::{Client, LONG_TTL, eventually, expect_waiting, join, unique, within};
+use super::history::{Ask, Record, contend, judge, leave, take, token};
 use crate::error::ErrorKind;
 use crate::guard::{Guard, Released};
 use crate::locks::Locks;
@@ -121,4 +126,105 @@ pub async fn impossible_counts(fixture: &dyn Fixture) {
         let all = acquire(&client.locks, &name, u32::MAX, u32::MAX).await;
         assert_eq!(all.release().await.unwrap(), Released::Released);
     }
+}
+
+/// P1, P6: readers, writers and permits that wait for one name are let in in their order, those together that can be, also out of a time
+/// in which the lock is kept closed. Who disagrees about the capacity is refused, or waits like the others, but holds beside nobody.
+pub async fn mixed_modes_overtake(fixture: &dyn Fixture) {
+    let store = Client::new(fixture).await.capabilities();
+    if !store.permits || !store.shared || !store.fifo {
+        return;
+    }
+    mixed(fixture, None).await;
+    if store.linger {
+        mixed(fixture, Some(Duration::from_millis(600))).await;
+    }
+}
+
+/// Who waits for a name in which order; with a cooldown, the later half comes while the lock is closed.
+const MIXED: [Ask; 14] = [
+    Ask::Shared,
+    Ask::Permits(2, 3),
+    Ask::Permits(2, 5),
+    Ask::Permits(1, 3),
+    Ask::Exclusive,
+    Ask::Shared,
+    Ask::Shared,
+    Ask::Permits(3, 3),
+    Ask::Permits(1, 3),
+    Ask::Permits(5, 5),
+    Ask::Permits(2, 3),
+    Ask::Shared,
+    Ask::Exclusive,
+    Ask::Permits(1, 3),
+];
+
+async fn mixed(fixture: &dyn Fixture, cooldown: Option<Duration>) {
+    let clients = [Client::new(fixture).await, Client::new(fixture).await];
+    let name = unique("mixed");
+    let record = Arc::new(Record::memory(clients[0].env.clock()));
+    let mut held = Some(take(&record, &clients[0].locks, "first", &name, Ask::Exclusive).await);
+    let mut line = Vec::new();
+    for (number, ask) in MIXED.into_iter().enumerate() {
+        if let Some(time) = cooldown.filter(|_| number == MIXED.len() / 2)
+            && let Some((guard, claim)) = held.take()
+        {
+            // Less what the store's clock may run apart from ours in that time.
+            let told = (time - time / 100).as_millis();
+            let end = claim.release_and_linger(record.now(), u64::try_from(told).unwrap());
+            assert_eq!(guard.release_closed(time).await.unwrap(), Released::Released);
+            end.ok(record.now());
+        }
+        line.push(line_up(&clients[number % 2], &record, &name, number, ask).await);
+    }
+    if let Some((guard, claim)) = held {
+        leave(&record, guard, &claim).await;
+    }
+    for one in line {
+        join("whoever waits has had its turn, or was refused", one).await;
+    }
+    clients[0].expect_unused(&name).await;
+    let judged = [Property::Exclusion, Property::Tokens, Property::Overtaking, Property::Phantom];
+    judge(&record.recorder.history(), Rules { fifo: true, ..Rules::default() }.only(&judged));
+}
+
+/// Has one wait, or be refused, in a task of its own; returns once it stands in the line, or is through.
+async fn line_up(
+    client: &Client,
+    record: &Arc<Record>,
+    name: &str,
+    number: usize,
+    ask: Ask,
+) -> tokio::task::JoinHandle<()> {
+    let process = format!("{number}");
+    let claim = record.recorder.claim(&process, name, &process, ask.mode());
+    let (place, call) = (claim.enqueue(record.now()), claim.acquire(record.now()));
+    let before = client.faults.waiting(name);
+    let one = tokio::spawn({
+        let (record, locks, name) = (record.clone(), client.locks.clone(), name.to_owned());
+        async move {
+            match within("a claim is granted or refused", ask.acquire(&locks, &name)).await {
+                Ok(guard) => {
+                    call.granted(record.now(), token(&locks, &guard), None);
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                    leave(&record, guard, &claim).await;
+                }
+                Err(error) => {
+                    assert!(matches!(ask, Ask::Permits(..)), "{error:?}");
+                    assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
+                    call.fail(record.now());
+                }
+            }
+        }
+    });
+    let stands = eventually("a claim stands in the line, or is through", async || {
+        let stands = client.faults.waiting(name).iter().any(|id| !before.contains(id));
+        (stands || one.is_finished()).then_some(stands)
+    })
+    .await;
+    match stands {
+        true => place.ok(record.now()),
+        false => place.fail(record.now()),
+    }
+    one
 }

@@ -13,8 +13,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::client::{answered, lock, runtime, within};
-use super::history::{Ask, Record, Workload, take_turns};
+use super::history::{Ask, Record, Workload, take, take_turns};
+use crate::claim::Mode;
 use crate::clock::Clock;
+use crate::guard::Guard;
 use crate::locks::{Locks, connect};
 
 /// What the test that is a worker finds in its environment.
@@ -106,6 +108,7 @@ impl Drop for Worker {
 ///
 /// | line | effect |
 /// | --- | --- |
+/// | `hold`, name, mode, process, history; with tabs between | takes it in this mode, records that, says `holding` and holds it |
 /// | `lock NAME` | says `waiting` if the lock is not free and waits for it, says `granted TOKEN` and holds it |
 /// | `release` | releases it, says `released` |
 /// | `work`, name, turns, process, history, store; with tabs between | contends, says `turn N` and at last `done` |
@@ -147,6 +150,7 @@ async fn obey(locks: &Locks, ttl: Duration) {
                 }
                 say("released");
             }
+            ("hold", job) => held = Some(hold(locks, job).await),
             ("work", job) => work(locks, ttl, job).await,
             _ => break,
         }
@@ -162,6 +166,16 @@ async fn work(locks: &Locks, ttl: Duration, job: &str) {
     take_turns(&record, locks, process, load, |turn| say(&format!("turn {turn}"))).await;
     record.recorder.written().unwrap();
     say("done");
+}
+
+async fn hold(locks: &Locks, job: &str) -> Guard {
+    let job: Vec<_> = job.split('\t').collect();
+    let [name, ask, process, history] = job[..] else { panic!("hold needs four words") };
+    let record = Record::files(Clock::host(), PathBuf::from(history), PathBuf::new());
+    let (guard, _) = take(&record, locks, process, name, ask.parse::<Mode>().unwrap().into()).await;
+    record.recorder.written().unwrap();
+    say("holding");
+    guard
 }
 
 fn say(line: &str) {
