@@ -511,3 +511,26 @@ impl<'a, G: From<Guard> + 'a> IntoFuture for Acquire<'a, G> {
         Box::pin(async { waits.await.map(G::from) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_in_steps_that_people_read() {
+        let told = |nanos| in_steps(Duration::from_nanos(nanos));
+        for (nanos, millis) in [
+            (499_999, 0),
+            (500_000, 1),
+            (1_499_999, 1),
+            (999_499_999, 999),
+            (999_500_000, 1000),
+            (1_499_000_000, 1000),
+            (1_500_000_000, 2000),
+        ] {
+            assert_eq!(told(nanos), Duration::from_millis(millis), "{nanos}");
+        }
+        assert_eq!((and_waited(Duration::ZERO).as_str(), told(0)), ("", Duration::ZERO));
+        assert_eq!(and_waited(Duration::from_secs(90)), "; waited 1m 30s");
+    }
+}

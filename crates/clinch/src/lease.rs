@@ -118,7 +118,7 @@ mod tests {
             let arrived = sent + Duration::from_nanos(flight);
             // The store's clock runs faster than ours, by less than the bound.
             let store_expiry = arrived + ttl.div_f64(1.0 + part * bound.over(Duration::from_secs(1)).as_secs_f64());
-            prop_assert!(deadline(sent, ttl, bound) + MARGIN <= store_expiry);
+            prop_assert!(deadline(sent, ttl, bound) + MARGIN + ttl / MARGIN_DIVISOR <= store_expiry);
         }
 
         #[test]
@@ -129,6 +129,16 @@ mod tests {
             prop_assert!(sent < renew && renew < worry && worry < end && end < sent + ttl);
             prop_assert!(renew + attempt(ttl) < worry, "one attempt fits before anybody worries");
             prop_assert!(coalesce(ttl) < renew - sent, "coalescing never renews at once");
+        }
+
+        #[test]
+        fn renewals_spread_over_a_tenth_before_they_are_due(
+            sent in instant(), ttl in ttl(), jitter in 0.01f64..=1.0,
+        ) {
+            let (due, early) = (renewal(sent, ttl, 0.0), renewal(sent, ttl, jitter));
+            prop_assert!(due == sent + (ttl / 3).min(MAX_RENEWAL));
+            prop_assert!(early < due && early >= renewal(sent, ttl, 1.0));
+            prop_assert!(due - renewal(sent, ttl, 1.0) <= (due - sent) / 10 + Duration::from_nanos(1));
         }
 
         #[test]
@@ -152,6 +162,26 @@ mod tests {
             let tried = renewal(sent, ttl, 0.0) + 2 * attempt(ttl);
             assert!(tried - sent + Duration::from_secs(4) <= NOTICE, "{ttl:?}");
         }
+    }
+
+    #[test]
+    fn whoever_is_told_has_a_moment_to_stop() {
+        assert_eq!(stop_within(MIN_TTL), Duration::from_millis(251));
+        assert_eq!(stop_within(Duration::from_secs(30)), Duration::from_millis(550));
+        assert_eq!(stop_within(MAX_TTL), Duration::from_secs(5));
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_second() {
+        let pauses = [0, 1, 2, 6, 7, 40].map(|attempt| backoff(attempt, 1.0).as_millis());
+        assert_eq!(pauses, [10, 20, 40, 640, 1000, 1000]);
+        assert_eq!(backoff(2, 0.0).as_millis(), 20);
+    }
+
+    #[test]
+    fn a_lock_lingers_for_ten_years_at_most() {
+        assert!(check_linger(MAX_LINGER).is_ok());
+        assert!(check_linger(MAX_LINGER + Duration::from_nanos(1)).is_err());
     }
 
     #[test]

@@ -449,3 +449,6 @@ pub(crate) struct Review {
     /// When to look again; `None`: it is over.
     pub(crate) next: Option<Instant>,
 }
+
+#[cfg(test)]
+mod tests;
