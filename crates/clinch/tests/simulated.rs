@@ -30,6 +30,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 mod evictions;
 #[path = "simulated/leases.rs"]
 mod leases;
+#[path = "simulated/pushes.rs"]
+mod pushes;
 #[path = "simulated/releases.rs"]
 mod releases;
 #[path = "simulated/waiting.rs"]

@@ -88,3 +88,23 @@ async fn an_eviction_is_heard_in_time_although_one_attempt_hangs() {
         }
     }
 }
+
+/// What the store tells of its own accord is heard then, not at the next renewal.
+#[tokio::test(start_paused = true)]
+async fn an_eviction_that_the_store_tells_is_heard_at_once() {
+    let env = world(12);
+    let (far, locks, near) = faulty(&env);
+    let guards = ["job", "other"].map(|name| locks.mutex(name).unwrap());
+    let [job, other] = &guards;
+    let (job, other) = (job.lock().await.unwrap(), other.lock().await.unwrap());
+    // The next renewal is far away.
+    pass(&env, TTL / 30).await;
+    let calls = far.calls_of(Step::Renew);
+    near.evict("job", job.claim_id()).await.unwrap();
+    let evicted = env.clock().now();
+    assert_eq!(job.lost().await.kind, LossKind::Deleted);
+    let told = env.clock().now().since(evicted);
+    assert!(told < Duration::from_millis(5), "told {told:?} after the eviction");
+    assert_eq!(far.calls_of(Step::Renew), calls);
+    assert!(other.is_held(), "another was told, too");
+}

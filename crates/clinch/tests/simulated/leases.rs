@@ -374,3 +374,37 @@ async fn a_lost_lease_is_not_detached() {
         drop(near.mutex("job").unwrap().lock().timeout(TTL).await.expect("it was not freed"));
     }
 }
+
+/// Leases that were taken at different times, and have different jitter, share trips.
+#[tokio::test(start_paused = true)]
+async fn many_leases_are_renewed_by_few_calls() {
+    const LEASES: usize = 200;
+    let env = world(44);
+    let (far, locks, _) = faulty(&env);
+    let mut guards = Vec::new();
+    for number in 0..LEASES {
+        guards.push(locks.mutex(&format!("job{number}")).unwrap().lock().await.unwrap());
+        pass(&env, Duration::from_millis(20)).await;
+    }
+    let calls = far.calls_of(Step::Renew);
+    pass(&env, 2 * TTL).await;
+    let calls = far.calls_of(Step::Renew) - calls;
+    assert!(guards.iter().all(clinch::Guard::is_held));
+    assert!(calls < 12 * LEASES as u64 / 5, "{calls} calls for {LEASES} leases in a minute");
+}
+
+/// Renewals of locks on different servers do not go out together: one that hangs costs those of the others nothing.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_hangs_costs_others_no_renewal() {
+    let env = world(45);
+    let (two, locks, _) = Two::new(&env, TTL);
+    let (gone, held) = (locks.mutex("a").unwrap(), locks.mutex("b").unwrap());
+    let (gone, held) = (gone.lock().await.unwrap(), held.lock().await.unwrap());
+    two.servers[1].hang(Step::Renew);
+    let end = env.clock().now() + 2 * TTL;
+    while env.clock().now() < end {
+        assert_eq!(held.standing(), Standing::Held);
+        pass(&env, TTL / 100).await;
+    }
+    assert!(!gone.is_held());
+}

@@ -194,3 +194,33 @@ fn a_place_without_time_left_is_renewed_after_a_pause() {
         waiter.await.unwrap().unwrap().release().await.unwrap();
     });
 }
+
+/// Whoever does not wait asks a store that does not answer a few times, and no more.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_nobody_answers_gives_up() {
+    let env = world(46);
+    let (far, locks, _) = faulty(&env);
+    far.lose_requests_of(Step::Claim);
+    let error = locks.mutex("job").unwrap().try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+    assert_eq!(far.calls_of(Step::Claim), 5);
+}
+
+/// A store whose grants are all but over when they are heard does not keep who asks for ever.
+#[tokio::test(start_paused = true)]
+async fn a_store_whose_grants_always_come_too_late_is_given_up() {
+    for wait in [false, true] {
+        let env = world(47);
+        let (far, locks, near) = faulty(&env);
+        far.slow_down(Step::Claim, TTL);
+        let mutex = locks.mutex("job").unwrap();
+        let error = match wait {
+            true => mutex.lock().await.map(drop).unwrap_err(),
+            false => mutex.try_lock().await.map(drop).unwrap_err(),
+        };
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        assert!(error.to_string().contains("so late"), "{error}");
+        assert_eq!(far.calls_of(Step::Claim), 5);
+        drop(near.mutex("job").unwrap().lock().timeout(TTL).await.expect("it holds the lock nevertheless"));
+    }
+}
