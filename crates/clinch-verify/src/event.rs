@@ -87,8 +87,8 @@ pub struct Event {
     /// `te`: by how many nanoseconds `time` may be off, either way; 0 when absent.
     pub error: u64,
     /// `from`: the earliest time at which this can have happened, where it was seen only later, at `time`: of a crash,
-    /// when the kill was about to be sent; of a loss, when the holder was last seen to hold. A crash without it may
-    /// have come at any time after the last event of its process.
+    /// when the kill was about to be sent; of a loss, or of a new deadline, when the holder was last seen to hold. A crash
+    /// without it may have come at any time after the last event of its process.
     pub from: Option<u64>,
     /// `ttl`: the time to live in milliseconds; absent for a hold that ends with its process.
     pub ttl_ms: Option<u64>,

@@ -152,6 +152,10 @@ impl Recorder {
         }
     }
 
+    fn next_id(&self) -> u64 {
+        self.shared.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
     fn sinks(&self) -> MutexGuard<'_, Sinks> {
         // Each critical section leaves the sinks whole, so a panic elsewhere in a holder's thread spoils nothing.
         self.shared.sinks.lock().unwrap_or_else(PoisonError::into_inner)
@@ -222,6 +226,13 @@ impl ClaimRecorder {
         self.invoke(Op::Renew, at)
     }
 
+    /// Records that the holder was found to go by another deadline: it was renewed between the time at which it was last
+    /// seen to hold and the time at which this was noticed.
+    pub fn renewed_since(&self, held: u64, at: u64, deadline: Option<u64>) {
+        let call = Call { claim: self.clone(), op: Op::Renew, id: self.recorder.next_id() };
+        self.recorder.record(Event { from: Some(held.min(at)), deadline, ..call.event(Kind::Ok, at) });
+    }
+
     /// Records that the holder lets go; from here on it does not claim to hold.
     pub fn release(&self, at: u64) -> Call {
         self.invoke(Op::Release, at)
@@ -253,8 +264,7 @@ impl ClaimRecorder {
     }
 
     fn call(&self, op: Op, at: u64, linger_ms: Option<u64>) -> Call {
-        let id = self.recorder.shared.next_id.fetch_add(1, Ordering::Relaxed);
-        let call = Call { claim: self.clone(), op, id };
+        let call = Call { claim: self.clone(), op, id: self.recorder.next_id() };
         self.recorder.record(Event { linger_ms, ..call.event(Kind::Invoke, at) });
         call
     }

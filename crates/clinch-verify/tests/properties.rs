@@ -396,3 +396,18 @@ fn violations_beyond_the_first_hundred_are_counted() {
     assert_eq!((report.violations.len(), report.counts.violations), (100, 300));
     assert!(report.notes[0].contains("300 violations"));
 }
+
+/// Who looks at a deadline now and then sees a renewal late; it came in time all the same, and the hold went on.
+#[test]
+fn a_new_deadline_that_is_noticed_late_was_taken_since_the_last_look() {
+    let recorder = Recorder::memory();
+    let holder = recorder.claim("c1", "l", "one", Mode::Exclusive).ttl_ms(1000);
+    holder.acquire(0).granted(MS, Some(1), Some(900 * MS));
+    holder.renewed_since(800 * MS, 1000 * MS, Some(1700 * MS));
+    holder.release(1500 * MS).ok(1501 * MS);
+    assert_eq!(check(&recorder.history(), &rules()).verdict, Verdict::Valid);
+    let rival = recorder.claim("c2", "l", "two", Mode::Exclusive).ttl_ms(1000);
+    rival.acquire(1100 * MS).granted(1200 * MS, Some(2), Some(2000 * MS));
+    rival.release(1300 * MS).ok(1301 * MS);
+    assert_violated(&recorder.history(), &rules(), Property::Exclusion);
+}
