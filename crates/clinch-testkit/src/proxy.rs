@@ -47,6 +47,7 @@ enum Order {
     HoldReplies(bool),
     HoldEnds(bool),
     HoldProcess(Option<u32>),
+    Strand(bool),
     Delay(Duration),
     CutAfter(Direction, u64),
     Upstream(SocketAddr),
@@ -118,6 +119,12 @@ impl Proxy {
     /// Like [`black_hole`](Proxy::black_hole), for the connections alone that this process of our host makes.
     pub fn hold_process(&self, pid: Option<u32>) {
         self.give(Order::HoldProcess(pid));
+    }
+
+    /// Delivers nothing on the connections that stand now, while new ones go on as usual, so that what is on its way arrives after
+    /// what its sender sends once more. What was held is delivered when this is turned off.
+    pub fn strand(&self, on: bool) {
+        self.give(Order::Strand(on));
     }
 
     /// Delays whatever arrives from now on, each way.

@@ -218,6 +218,23 @@ fn the_connections_of_one_process_can_be_held() {
 }
 
 #[test]
+fn what_is_on_its_way_can_be_overtaken_by_what_comes_later() {
+    let echo = Echo::start();
+    let proxy = echo.proxy();
+    let mut before = connect(&proxy);
+    assert_eq!(ask(&mut before, b"a"), b"b");
+    proxy.strand(true);
+    before.write_all(b"c").unwrap();
+    assert_eq!(ask(&mut connect(&proxy), b"e"), b"f");
+    assert_silent(&mut before);
+    proxy.strand(false);
+    let mut reply = [0];
+    before.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply, b"d");
+    assert_eq!(echo.heard(), b"aec");
+}
+
+#[test]
 fn the_end_of_a_connection_can_be_held_while_bytes_pass() {
     let echo = Echo::start();
     let proxy = echo.proxy();

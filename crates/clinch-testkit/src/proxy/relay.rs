@@ -107,6 +107,10 @@ impl Relay {
                     link.held = pid.is_some_and(|pid| owner::has(pid, link.client(), here));
                 }
             }
+            Order::Strand(on) => {
+                self.accept();
+                self.links.iter_mut().for_each(|link| link.held = on);
+            }
             Order::Delay(each_way) => self.delay = each_way,
             Order::CutAfter(direction, bytes) => self.budget[direction as usize] = Some(bytes),
             Order::Upstream(upstream) => self.upstream = upstream,
