@@ -1,4 +1,4 @@
-/* Steps the wall clock of one process: to the real time it adds the seconds that stand in the file CLINCH_KIT_CLOCK. */
+/* Sets the wall clock of one process: to the real time it adds the nanoseconds that stand in the file CLINCH_KIT_CLOCK. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
@@ -7,6 +7,8 @@
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
+
+#define SECOND 1000000000LL
 
 static volatile long long *step;
 
@@ -20,8 +22,11 @@ __attribute__((constructor)) static void open_step(void) {
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
     int failed = (int)syscall(SYS_clock_gettime, clock, now);
-    if (!failed && step && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
-        now->tv_sec += *step;
+    if (!failed && step && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
+        long long nanos = now->tv_sec * SECOND + now->tv_nsec + *step;
+        now->tv_sec = nanos / SECOND;
+        now->tv_nsec = nanos % SECOND;
+    }
     return failed;
 }
 

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Seconds to add, as a number of 8 bytes. The server maps it.
+/// Nanoseconds to add, as a number of 8 bytes. The server maps it.
 fn file(dir: &Path) -> PathBuf {
     dir.join("clock-step")
 }
@@ -25,11 +25,11 @@ pub(crate) fn preload(dir: &Path) -> Vec<OsString> {
     vec!["env".into(), set("LD_PRELOAD=", library), set("CLINCH_KIT_CLOCK=", file(dir))]
 }
 
-/// Sets by how many seconds the clock of the server in this directory is off.
-pub(crate) fn step(dir: &Path, seconds: i64) {
+/// Sets by how many nanoseconds the clock of the server in this directory is off.
+pub(crate) fn step(dir: &Path, nanos: i64) {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::options().write(true).create(true).truncate(false).open(file(dir));
     let file = file.expect("the directory can be written");
     // In place, and in one write: the server reads it through its mapping.
-    file.write_all_at(&seconds.to_ne_bytes(), 0).expect("the step can be written");
+    file.write_all_at(&nanos.to_ne_bytes(), 0).expect("the step can be written");
 }

@@ -146,7 +146,13 @@ impl Redis {
     /// Sets by how many seconds the server's wall clock is off; for one with a
     /// [stepped clock](RedisBuilder::stepped_clock).
     pub fn step_clock(&self, seconds: i64) {
-        clock::step(self.dir(), seconds);
+        self.shift_clock(seconds * 1_000_000_000);
+    }
+
+    /// Like [`step_clock`](Redis::step_clock), by nanoseconds: small steps one after the other make a clock that runs at another
+    /// rate.
+    pub fn shift_clock(&self, nanos: i64) {
+        clock::step(self.dir(), nanos);
     }
 
     /// Kills the server if it runs, starts it again on the same port and in the same directory, and waits until it

@@ -190,4 +190,6 @@ fn a_clock_is_stepped_and_keys_expire_by_it() {
     until("the key has expired", || redis.call(&["GET", "x"]) == Reply::Nil);
     redis.step_clock(-3600);
     assert!(seconds() < before);
+    redis.shift_clock(90_500_000_000);
+    assert!((90..150).contains(&(seconds() - before)));
 }
