@@ -7,6 +7,7 @@ mod needs;
 mod readme;
 mod shell;
 mod test;
+mod torture;
 
 use std::process::ExitCode;
 
@@ -18,6 +19,7 @@ Usage: cargo xtask <TASK>
   lint      formatting, clippy, documentation, each feature compiled alone, and whether the mutants apply
   mutants   only the planted mutants; names after it choose some. With --check first it only says whether they
             still apply to the source
+  torture   random work and random faults on real servers, judged by the checker; `torture --help` says more
   readme    only the commands of the README
   deb       the Debian package, with manual pages and completions";
 
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
         "lint" => lint::run(),
         "mutants" => mutants::task(&rest),
         "deb" => deb::run(),
+        "torture" => torture::run(&rest),
         "readme" => readme::run(),
         "-h" | "--help" | "help" => {
             println!("{USAGE}");
