@@ -168,7 +168,7 @@ fn the_watch_over_an_inner_run_outlives_the_job_around_it() {
         assert_eq!(world.code(["break", "--yes", "y"]), 0);
         std::fs::remove_file(world.path("inner.pid")).unwrap();
     };
-    // By the watch over the outer one, and by its wrapper.
+    // By the watch over the outer one, and by its wrapper: not before the copy is made, on a busy host as well.
     let mut run = world.start(outer("x"));
     let inner = world.pid("inner.pid");
     run.signal(Signal::KILL);
@@ -176,7 +176,7 @@ fn the_watch_over_an_inner_run_outlives_the_job_around_it() {
     eventually("the inner job is dead", || !runs(inner));
     eventually("its lock is closed", || is_closed(&world, "y"));
     open();
-    let mut run = world.start(["run", "--max-hold", "1s"].into_iter().chain(outer("z")[1..].iter().copied()));
+    let mut run = world.start(["run", "--max-hold", "5s"].into_iter().chain(outer("z")[1..].iter().copied()));
     let inner = world.pid("inner.pid");
     assert_eq!(run.code(), 79);
     assert!(!runs(inner));
