@@ -51,8 +51,8 @@
 //!
 //! What a failover may lose: replication is asynchronous, so the new master may not know of a lock that the old one had
 //! granted, and for as long as two masters answer, two may hold. [`survives-failover`](crate::Capabilities::failover) is
-//! therefore off. `wait_replicas=` makes that rarer and slower, not impossible. Clients hear of a new master from every
-//! sentinel, and leave the old one. To be sure, give the token to the store that you guard
+//! therefore off. `wait_replicas=` makes that rarer and slower, not impossible. A release may be lost, too: the lock then stays
+//! taken until its lease ends. Clients hear of a new master from every sentinel, and leave the old one. To be sure, give the token to the store that you guard
 //! ([`fence`](crate::fence)), or use a store with consensus.
 //!
 //! While a slot of a Cluster moves, its servers refuse commands on several keys until all have moved. Exclusive locks in it are renewed
