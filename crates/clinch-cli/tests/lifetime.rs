@@ -347,5 +347,5 @@ fn a_kill_while_all_is_stopped_leaves_nothing_stopped() {
 }
 
 fn kill_group(leader: i32, signal: Signal) -> bool {
-    kill_process_group(Pid::from_raw(leader).unwrap(), signal).is_ok()
+    Pid::from_raw(leader).is_some_and(|leader| kill_process_group(leader, signal).is_ok())
 }

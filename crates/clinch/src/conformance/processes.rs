@@ -158,7 +158,7 @@ pub async fn killed_holders_overlap(fixture: &dyn Fixture) {
         }
         client.expect_unused(&name).await;
     };
-    join_all((0..LINES).map(|number| line(number))).await;
+    join_all((0..LINES).map(line)).await;
     assert!(hits.get() >= LINES, "{} of the killed held when they were", hits.get());
     let history = History::read(std::fs::File::open(&history).unwrap()).unwrap();
     let judged = [Property::Exclusion, Property::Tokens, Property::Leak, Property::Phantom];
