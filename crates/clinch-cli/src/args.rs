@@ -166,7 +166,7 @@ impl Patience {
 }
 
 /// How much of the lock to take.
-#[derive(Args, Clone, Debug, Default)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct Share {
     /// Share the lock with others that share it
     #[arg(short, long, overrides_with = "exclusive", conflicts_with = "permits")]

@@ -16,7 +16,6 @@
 //! | `loss.rs` | when to stop a child whose lock is about to be lost: pure |
 //! | `supervise.rs` | the loop that holds these together |
 //! | `nesting.rs` | jobs inside jobs that hold the same lock |
-//! | `itself.rs` | waits for them that would never end |
 //! | `door.rs` | where those enter, so that the lock is not released under them |
 //! | `reentry.rs` | who may enter, and who has, seen from outside |
 //! | `environment.rs` | how their environments are read |
@@ -30,7 +29,6 @@ mod environment;
 pub(crate) mod events;
 mod fork;
 pub(crate) mod in_place;
-pub(crate) mod itself;
 pub(crate) mod kin;
 pub(crate) mod loss;
 pub(crate) mod namespace;

@@ -34,14 +34,14 @@ const SILENT: Duration = Duration::from_secs(3);
 
 /// A wait for a lock, as others see it.
 pub(crate) struct Waiting<'a> {
-    pub(crate) name: &'a str,
+    name: &'a str,
     since: Instant,
     limits: &'a Limits,
     /// Who hears of changes.
     events: Option<&'a Events>,
     is_verbose: bool,
     is_shown: bool,
-    pub(crate) claim: Cell<Option<ClaimId>>,
+    claim: Cell<Option<ClaimId>>,
     /// What was told last.
     seen: RefCell<Option<Seen>>,
 }

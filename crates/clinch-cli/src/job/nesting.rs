@@ -58,44 +58,12 @@ pub(crate) fn covers(outer: &ClaimState, asked: &Share) -> bool {
     }
 }
 
-/// Whether what these hold excludes what is asked for, for as long as they hold it.
-pub(crate) fn excludes(held: &[ClaimState], asked: &Share) -> bool {
-    let permits = |claim: &ClaimState| match claim.mode {
-        Mode::Permits { count, .. } => Some(u64::from(count.get())),
-        Mode::Exclusive | Mode::Shared => None,
-    };
-    match (asked.permits, asked.of, held.iter().map(permits).sum::<Option<u64>>()) {
-        // Others may give theirs back.
-        (Some(count), Some(capacity), Some(held)) => held + u64::from(count) > u64::from(capacity),
-        // Also what is shared both times: it waits behind one who waits for those who hold it.
-        _ => !held.is_empty(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn outer(id: u128, door: &str) -> Outer {
         Outer { claim: ClaimId::from_bits(id), door: door.to_owned() }
-    }
-
-    /// A claim in this mode.
-    fn held(mode: Mode) -> ClaimState {
-        let owner = clinch::Owner { host: "h".into(), pid: 1, user: "u".into(), label: String::new() };
-        let (id, since) = (ClaimId::from_bits(1), std::time::SystemTime::now());
-        ClaimState { id, mode, granted: true, token: None, owner, since, expires_in: None }
-    }
-
-    #[test]
-    fn permits_that_others_may_give_back_are_waited_for() {
-        let count = |count| std::num::NonZeroU32::new(count).unwrap();
-        let two = [held(Mode::Permits { count: count(2), capacity: count(3) })];
-        let asked = |permits| Share { permits: Some(permits), of: Some(3), ..Share::default() };
-        assert!(!excludes(&two, &asked(1)) && excludes(&two, &asked(2)));
-        assert!(!excludes(&[], &asked(3)) && !excludes(&[], &Share::default()));
-        assert!(excludes(&[held(Mode::Shared)], &Share::default()));
-        assert!(excludes(&[held(Mode::Exclusive)], &Share { shared: true, ..Share::default() }));
     }
 
     #[test]

@@ -18,7 +18,6 @@ use crate::args::{Acquire, Share, Store};
 use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, close, connect_within, is_transient};
 use crate::documents::{LeaseJson, document, whole_ms};
 use crate::exit::{CONFLICT, Failure, INTERNAL, LOST, Outcome, SIGNAL_BASE, UNWRITTEN};
-use crate::job::itself::{Asked, unless_for_itself};
 use crate::job::signals::Signals;
 use crate::job::sys;
 use crate::output::{AT_ONCE, PATIENTLY, answer, has_room, shell_word, show};
@@ -115,10 +114,9 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
         Request::new(&locks, &args.name, &args.share)?;
         let mut started = Holder::start(store, args, owner_of(args).await?)?;
         let report = waiting.beside(Some(&locks), started.report(locks.lease_ttl(), &waiting));
-        let asked = Asked { locks: &locks, waiting: &waiting, share: &args.share, is_quiet: false };
-        let report = unless_ended(signals, unless_for_itself(asked, report)).await;
+        let report = unless_ended(signals, report).await;
         holder = Some(started);
-        report.and_then(|report| Ok(report??))
+        report.and_then(|report| Ok(report?))
     } else {
         let text =
             "on this store a lock ends with the process that took it; use `clinch run`, or another store";
@@ -256,11 +254,9 @@ async fn take(
         let left = guard.detach().await?;
         Ok(Lease { claim: left.claim.to_string(), token: left.token.get(), late })
     });
-    let asked = Asked { locks: &locks, waiting, share: &args.share, is_quiet: false };
-    let failed = match unless_ended(signals, unless_for_itself(asked, left)).await {
-        Ok(Ok(Ok(lease))) => return Ok(lease),
-        Ok(Ok(Err(error))) => error.into(),
-        Ok(Err(refused)) => refused.into(),
+    let failed = match unless_ended(signals, left).await {
+        Ok(Ok(lease)) => return Ok(lease),
+        Ok(Err(error)) => error.into(),
         Err(signalled) => signalled,
     };
     // A place in the queue, a claim in doubt, or a lease that could not be left is withdrawn first: nobody else would do it.

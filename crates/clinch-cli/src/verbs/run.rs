@@ -19,7 +19,6 @@ use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::door::{Door, knock};
 use crate::job::events::{Event, Events};
 use crate::job::in_place::{self, Stayed};
-use crate::job::itself::{Asked, unless_for_itself};
 use crate::job::loss::Plan;
 use crate::job::namespace::can_reach_all;
 use crate::job::nesting::Outer;
@@ -168,11 +167,9 @@ impl<'a> Session<'a> {
         let request = Request::new(&self.locks, &self.run.name, &self.run.share)?;
         let waiting = Waiting::of_run(self.run, &self.limits, &self.events);
         let granted = request.acquire(&self.limits, |claim| waiting.waits_with(claim));
-        let Run { share, quiet, skip, .. } = self.run;
-        let asked = Asked { locks: &self.locks, waiting: &waiting, share, is_quiet: *quiet || *skip };
         let refused = tokio::select! {
             biased;
-            result = unless_for_itself(asked, waiting.beside(Some(&self.locks), granted)) => match result? {
+            result = waiting.beside(Some(&self.locks), granted) => match result {
                 Ok(guard) => return Ok(Waited::Granted(guard)),
                 Err(error) => Failure::from(error),
             },
