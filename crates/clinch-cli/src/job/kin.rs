@@ -37,6 +37,8 @@ pub(crate) struct Kin {
     gathered: bool,
     /// Whether it is all of our pid namespace, which nothing shows.
     is_namespace: bool,
+    /// When that was killed.
+    killed: Option<Instant>,
     /// Children that this process had before the job, daemons that this has left behind, and the watch.
     spared: HashSet<Pid>,
 }
@@ -48,7 +50,7 @@ impl Kin {
         let is_namespace = namespace::is_the_job();
         let before = (!is_init).then(|| children(getpid(), true)).into_iter().flatten();
         let leaves = orphans == Orphans::Leave && !is_init;
-        Kin { leaves, gathered: false, is_namespace, spared: before.chain([watch]).collect() }
+        Kin { leaves, gathered: false, is_namespace, killed: None, spared: before.chain([watch]).collect() }
     }
 
     /// Whether a child of ours is of the job, as far as is known.
@@ -135,9 +137,13 @@ impl Kin {
     }
 
     /// Sends a signal to all of them, and to the runs that were let in with all below them.
-    pub(crate) fn signal(&self, signal: Signal, inner: &[Inner]) -> Reached {
+    pub(crate) fn signal(&mut self, signal: Signal, inner: &[Inner]) -> Reached {
         if self.is_namespace {
-            return Reached { any: namespace::end(signal), beyond: Vec::new() };
+            let since = match signal {
+                Signal::KILL => *self.killed.get_or_insert_with(Instant::now),
+                _ => Instant::now(),
+            };
+            return Reached { any: namespace::end(signal, since), beyond: Vec::new() };
         }
         // Who is only asked is killed later.
         settled(|| self.signal_once(signal, inner), |reached| reached.any || signal != Signal::KILL)

@@ -1,6 +1,7 @@
 //! A job that is all of a pid namespace but its process 1, which is us, where no `/proc` shows it: one call reaches whatever is there.
 
 use std::io;
+use std::time::{Duration, Instant};
 
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getpid, kill_process, waitid, waitpid,
@@ -20,14 +21,17 @@ pub(crate) fn can_reach_all() -> io::Result<()> {
     can_look().or_else(|error| if getpid().is_init() { Ok(()) } else { Err(error) })
 }
 
-/// Sends all of it a signal that is to end it; says whether any part is left.
-pub(crate) fn end(signal: Signal) -> bool {
+/// How long is waited for those who were killed to be gone. Whoever is left then is another user's, or stuck, and ends with us.
+const GONE_WITHIN: Duration = Duration::from_secs(1);
+
+/// Sends all of it a signal that is to end it; says whether any part is left to wait for. `since`: when it was sent for the first time.
+pub(crate) fn end(signal: Signal, since: Instant) -> bool {
     sys::kill_everybody(signal);
     // Who is stopped does not hear it.
     sys::kill_everybody(Signal::CONT);
     // Whoever lost its parents is a child of ours. The watch is none that is waited for.
     let look = WaitIdOptions::NOHANG | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-    waitid(WaitId::All, look).is_ok()
+    waitid(WaitId::All, look).is_ok() && since.elapsed() < GONE_WITHIN
 }
 
 /// Passes a signal on, which all of our process group may have already. What is meant for all goes to all, since nobody can tell who is in which

@@ -87,8 +87,10 @@ pub(super) struct Header {
     pub(super) closed: u64,
     /// The boot that wrote this.
     pub(super) boot: u128,
-    /// The same as `closed`, in milliseconds after that boot: the wall clock may be set meanwhile.
+    /// When it opens at the latest, in milliseconds after that boot: the wall clock may be set meanwhile.
     pub(super) opens: u64,
+    /// Whether an earlier boot has closed it. Then it opens when the wall clock says so, too.
+    pub(super) carried: bool,
     /// For how many seconds it was to be closed. 0 where an earlier version wrote this, or `opens` has no room: then `closed` alone counts.
     pub(super) period: u64,
 }
@@ -112,14 +114,15 @@ const SLEW: Duration = Duration::from_secs(1);
 impl Header {
     /// Writes the header line, padded to [`HEADER_LEN`].
     pub(super) fn write(&self, bytes: &mut Vec<u8>) {
-        let Header { name_hash, last, reserved, closed, boot, opens, period } = self;
+        let Header { name_hash, last, reserved, closed, boot, opens, carried, period } = self;
         // Writing to a vector cannot fail.
         let _ = write!(
             bytes,
             "clinch 1 name={name_hash:032x} last={last:016} reserved={reserved:016} closed={closed:016} boot={boot:032x}"
         );
         if *period > 0 {
-            let _ = write!(bytes, " opens={opens:012} for={period:010}");
+            let opens_or = if *carried { "latest" } else { "opens" };
+            let _ = write!(bytes, " {opens_or}={opens:012} for={period:010}");
         }
         bytes.resize(HEADER_LEN - 1, b' ');
         bytes.push(b'\n');
@@ -137,11 +140,20 @@ impl Header {
             closed: field("closed")?.parse().ok()?,
             boot: hex(field("boot")?)?,
             opens: 0,
+            carried: false,
             period: 0,
         };
-        let mut counted = || Some((field("opens")?.parse().ok()?, field("for")?.parse().ok()?));
-        let (opens, period) = counted().unwrap_or_default();
-        Some(Header { opens, period, ..header })
+        let mut counted = || {
+            let (key, opens) = fields.next()?.split_once('=')?;
+            let period = fields.next()?.strip_prefix("for=")?;
+            let carried = match key {
+                "opens" => false,
+                "latest" => true,
+                _ => return None,
+            };
+            Some(Header { opens: opens.parse().ok()?, carried, period: period.parse().ok()?, ..header })
+        };
+        Some(counted().unwrap_or(header))
     }
 
     /// The header as this boot sees it: what an earlier boot gave without making it durable is made up for.
@@ -150,23 +162,28 @@ impl Header {
             return self;
         }
         let header = Header { last: self.last.max(self.reserved), boot: at.boot, ..self };
-        match self.closed_for(at) {
-            Some(left) if self.period > 0 => header.shut(left, self.period, at),
-            Some(_) => header,
-            // What it counted means another moment in this boot.
-            None => header.open(),
+        if self.period == 0 {
+            return header;
+        }
+        // What it counted means another moment in this boot. What the wall clock said then stays: that of now may be yet to be set.
+        let opens = until(Duration::from_nanos(at.since_boot.as_nanos()), Duration::from_secs(self.period));
+        match opens <= MOST_OPENS {
+            true => Header { opens, carried: true, ..header },
+            false => Header { opens: 0, carried: false, period: 0, ..header },
         }
     }
 
     /// For how long it is kept closed yet. Within the boot that closed it, the wall clock does not matter; after it, what that says is not
-    /// believed beyond the period: it was ahead then, or is behind now.
+    /// believed for longer than the period: it was ahead then, or is behind now.
     pub(super) fn closed_for(&self, at: &Moment) -> Option<Duration> {
         let left = |until, now| Duration::from_millis(until).saturating_sub(now);
-        let left = if self.period > 0 && self.boot == at.boot {
-            left(self.opens, Duration::from_nanos(at.since_boot.as_nanos()))
-        } else {
-            let left = left(self.closed, Duration::from_millis(millis(at.wall)));
-            if self.period > 0 { left.min(Duration::from_secs(self.period)) } else { left }
+        let counted = || left(self.opens, Duration::from_nanos(at.since_boot.as_nanos()));
+        let told = || left(self.closed, Duration::from_millis(millis(at.wall)));
+        let left = match (self.period, self.boot == at.boot, self.carried) {
+            (0, ..) => told(),
+            (_, true, false) => counted(),
+            (_, true, true) => counted().min(told()),
+            (period, false, _) => told().min(Duration::from_secs(period)),
         };
         (!left.is_zero()).then_some(left)
     }
@@ -182,24 +199,22 @@ impl Header {
     /// Keeps it closed for so long.
     pub(super) fn close(self, period: Duration, at: &Moment) -> Header {
         let seconds = period.as_secs() + u64::from(period.subsec_nanos() > 0);
-        self.shut(period, seconds, at)
+        let closed = until(Duration::from_millis(millis(at.wall)), period).min(MOST_CLOSED);
+        let opens = until(Duration::from_nanos(at.since_boot.as_nanos()), period);
+        let (opens, period) =
+            if opens <= MOST_OPENS && seconds <= MOST_PERIOD { (opens, seconds) } else { (0, 0) };
+        Header { closed, opens, carried: false, period, ..self }
     }
 
     /// Opens it.
     pub(super) fn open(self) -> Header {
-        Header { closed: 0, opens: 0, period: 0, ..self }
+        Header { closed: 0, opens: 0, carried: false, period: 0, ..self }
     }
+}
 
-    fn shut(self, left: Duration, period: u64, at: &Moment) -> Header {
-        // Rounded up: a lock must not open early.
-        let end =
-            |now: Duration| u64::try_from((now + left).as_millis()).unwrap_or(u64::MAX).saturating_add(1);
-        let closed = end(Duration::from_millis(millis(at.wall))).min(MOST_CLOSED);
-        let opens = end(Duration::from_nanos(at.since_boot.as_nanos()));
-        let (opens, period) =
-            if opens <= MOST_OPENS && period <= MOST_PERIOD { (opens, period) } else { (0, 0) };
-        Header { closed, opens, period, ..self }
-    }
+/// When a time is over, in milliseconds. Rounded up: a lock must not open early.
+fn until(now: Duration, left: Duration) -> u64 {
+    u64::try_from((now + left).as_millis()).unwrap_or(u64::MAX).saturating_add(1)
 }
 
 /// What a claim says of itself.
@@ -458,6 +473,7 @@ mod tests {
             closed: 0,
             boot: u128::MAX,
             opens: 0,
+            carried: false,
             period: 0,
         }
     }
@@ -498,13 +514,28 @@ mod tests {
         // After a reboot the wall clock is all there is.
         assert_eq!(closed.closed_for(&moment(2, 60 * YEAR + 3601, 5)), None);
         let over = closed.in_boot(&moment(2, 60 * YEAR + 3601, 5));
-        assert_eq!(over.closed_for(&moment(2, 57 * YEAR, 6)), None, "it is closed again");
+        assert_eq!(over.closed_for(&moment(2, 60 * YEAR + 3601, 6)), None);
+        assert!(
+            over.closed_for(&moment(2, 57 * YEAR, 6)).is_some(),
+            "a clock that was ahead has opened it for good"
+        );
         let half = closed.closed_for(&moment(2, 60 * YEAR + 1800, 5)).unwrap();
         assert!(half.as_secs() == 1800, "{half:?}");
         let behind = moment(2, 57 * YEAR, 5);
         assert_eq!(closed.closed_for(&behind), Some(HOUR));
         let again = closed.in_boot(&behind);
         assert_eq!(again.closed_for(&moment(2, 57 * YEAR, 5 + 3601)), None, "it never opens");
+        assert_eq!(
+            again.closed_for(&moment(2, 60 * YEAR + 3601, 6)),
+            None,
+            "a clock that was set right counts for nothing"
+        );
+        let third = again.in_boot(&moment(3, 60 * YEAR + 900, 5));
+        let left = third.closed_for(&moment(3, 60 * YEAR + 900, 5)).unwrap();
+        assert!(left.as_secs() == 2700, "a boot whose clock was behind has opened it early: {left:?}");
+        let mut line = Vec::new();
+        third.write(&mut line);
+        assert_eq!((line.len(), Header::parse(&line)), (HEADER_LEN, Some(third)));
         assert_eq!(
             again.closed_until(&behind).unwrap(),
             SystemTime::UNIX_EPOCH + Duration::from_millis(57 * YEAR * 1000 + 3_600_001)

@@ -147,7 +147,7 @@ impl LockFile {
                 if header.boot != world.boot {
                     held.header = header.in_boot(&world.moment());
                     // Counted from the first look of this boot on, not from each.
-                    if held.header.closed != header.closed {
+                    if held.header.opens != header.opens {
                         held.write_header()?;
                     }
                 }
@@ -453,6 +453,7 @@ impl World<'_> {
             closed: 0,
             boot: self.boot,
             opens: 0,
+            carried: false,
             period: 0,
         }
     }
@@ -493,7 +494,8 @@ impl Held<'_> {
             self.file.give_all_back();
         }
         let ticket = self.next_ticket(&[])?;
-        self.header.last = ticket;
+        // Nobody is granted while it is closed: a time that is over means nothing to whoever has another clock.
+        self.header = Header { last: ticket, ..self.header.open() };
         let mut bytes = Vec::with_capacity(HEADER_LEN + RECORD_LEN);
         self.header.write(&mut bytes);
         record(ticket).write(&mut bytes).ok_or_else(too_long)?;

@@ -375,14 +375,12 @@ impl Backend for File {
     fn descriptor(&self, claim: ClaimId) -> Option<OwnedFd> {
         let slot = self.slot(claim)?;
         let mut slot = lock(&slot);
-        // Opened now, while its name leads to it, and there are the rights to. Its close wakes the successor, which that of a description
-        // of which others have copies does not.
-        let own = LockFile::new(self.dir.open_lock(&slot.file_name, false).ok()??);
-        if own.stamp().ok()?.identity != slot.file.stamp().ok()?.identity {
-            return None;
-        }
         let copy = slot.file.descriptor().try_clone().ok()?;
-        slot.own = Some(own);
+        // Opened now, while its name leads to it, and there are the rights to. Its close wakes the successor, which that of a description
+        // of which others have copies does not. Where it cannot be had, those guard as before: a job needs its lock more.
+        let own = self.dir.open_lock(&slot.file_name, false).ok().flatten().map(LockFile::new);
+        let is_same = |own: &LockFile| Some(own.stamp().ok()?.identity == slot.file.stamp().ok()?.identity);
+        slot.own = own.filter(|own| is_same(own) == Some(true));
         Some(copy)
     }
 }
