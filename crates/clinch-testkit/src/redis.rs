@@ -146,7 +146,8 @@ impl Redis {
     /// Sets by how many seconds the server's wall clock is off; for one with a
     /// [stepped clock](RedisBuilder::stepped_clock).
     pub fn step_clock(&self, seconds: i64) {
-        self.shift_clock(seconds * 1_000_000_000);
+        // As far as nanoseconds go: 292 years.
+        self.shift_clock(seconds.saturating_mul(1_000_000_000));
     }
 
     /// Like [`step_clock`](Redis::step_clock), by nanoseconds: small steps one after the other make a clock that runs at another

@@ -235,7 +235,7 @@ impl Guard {
         }
         let claim = claimed.leaving();
         let until = engine.releases.until(&claim, ends);
-        match engine.here(engine.releases.free(&claim, linger, until, tenure.deadline())).await? {
+        match engine.here(engine.releases.free(&claim, linger, until, tenure.may_end_at())).await? {
             Freed::Removed => {
                 claimed.settle();
                 Ok(Released::Released)

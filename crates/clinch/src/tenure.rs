@@ -170,9 +170,17 @@ impl Tenure {
         state.ttl.map(|ttl| lease::deadline(state.confirmed, ttl.max(state.longest), self.policy.drift))
     }
 
+    /// From when on the store may have ended the claim by itself, as far as is known. `None`: never.
+    pub(crate) fn may_end_at(&self) -> Option<Instant> {
+        self.may_end(&lock(&self.state))
+    }
+
+    fn may_end(&self, state: &State) -> Option<Instant> {
+        state.ttl.map(|ttl| lease::deadline(state.confirmed, ttl, self.policy.drift))
+    }
+
     fn deadline_of(&self, state: &State) -> Option<Instant> {
-        let lease = state.ttl.map(|ttl| lease::deadline(state.confirmed, ttl, self.policy.drift));
-        match (lease, self.policy.hold_until) {
+        match (self.may_end(state), self.policy.hold_until) {
             (Some(lease), Some(cap)) => Some(lease.min(cap)),
             (lease, cap) => lease.or(cap),
         }

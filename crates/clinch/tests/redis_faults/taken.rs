@@ -169,7 +169,7 @@ async fn a_loss_is_told_at_once_however_often_other_leases_are_renewed_meanwhile
         others.push(lock(&short, &format!("other {ttl}")).await);
     }
     sees_watched(&redis, 1 + others.len()).await;
-    proxy.delay(Duration::from_millis(250));
+    proxy.delay(Duration::from_millis(100));
     redis.call(&["DEL", "clinch:job"]);
     is_told(&guard).await;
     for other in &others {

@@ -68,8 +68,8 @@ pub(super) struct Asked {
 /// What a message said, and when it was heard by our clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
-    /// The claim was granted at `at` of the server's clock (ms), for `lease`.
-    Granted { token: Token, at: u64, lease: Duration, heard: Instant },
+    /// The claim was granted at `at` of the server's clock (ms), for `lease`, as an inbox has told, perhaps that of another runtime.
+    Granted { token: Token, at: u64, lease: Duration, heard: Instant, inbox: u64 },
     /// The claim is next; at `at` something began that ends by itself after `time`.
     Next { at: u64, time: Duration, heard: Instant },
     /// Something changed; ask.
@@ -207,7 +207,7 @@ impl Known {
 
 impl Listener for Claims {
     /// Takes in a message from an inbox channel. What is none, or for nobody, is ignored: state decides.
-    fn message(&self, text: &str) {
+    fn message(&self, text: &str, inbox: u64) {
         let heard = self.clock.now();
         let words: Vec<&str> = text.split(' ').collect();
         match words[..] {
@@ -215,7 +215,7 @@ impl Listener for Claims {
                 let token = token.parse().ok().and_then(Token::new);
                 let (Some(token), Ok(at), Ok(lease)) = (token, at.parse(), lease.parse()) else { return };
                 let lease = Duration::from_millis(lease);
-                self.note(id, Note::Granted { token, at, lease, heard });
+                self.note(id, Note::Granted { token, at, lease, heard, inbox });
                 if let [next] = next {
                     self.note(next, Note::Next { at, time: lease, heard });
                 }
@@ -301,13 +301,13 @@ mod tests {
             &format!("g {one} 99999999999999999 5 6"),
             &format!("n {one} a 1"),
         ] {
-            claims.message(bad);
+            claims.message(bad, 1);
         }
         assert_eq!((claims.take_note(one), claims.take_note(two)), (None, None));
-        claims.message(&format!("g {one} 7 1000 3000 {two}"));
+        claims.message(&format!("g {one} 7 1000 3000 {two}"), 1);
         let lease = Duration::from_secs(3);
-        claims.message(&format!("n {one} 1000 20"));
-        let Some(Note::Granted { token, at, lease: granted, heard }) = claims.take_note(one) else {
+        claims.message(&format!("n {one} 1000 20"), 1);
+        let Some(Note::Granted { token, at, lease: granted, heard, inbox: 1 }) = claims.take_note(one) else {
             panic!("a hint hid a grant")
         };
         assert_eq!((token, at, granted), (Token::new(7).unwrap(), 1000, lease));

@@ -33,8 +33,8 @@ const IDLE_PINGS: u32 = 12;
 
 /// Who hears what an inbox is told.
 pub(super) trait Listener: Send + Sync + 'static {
-    /// A message on a channel of ours.
-    fn message(&self, text: &str);
+    /// A message on a channel of ours, from this inbox.
+    fn message(&self, text: &str, inbox: u64);
 
     /// A watched key has changed.
     fn changed(&self, key: &str);
@@ -88,8 +88,8 @@ impl Inbox {
         listener: Arc<impl Listener>,
     ) -> Result<Inbox> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let ear = listener.clone();
-        let pushes = Box::new(move |message: &[Value]| deliver(&*ear, message));
+        let (ear, id) = (listener.clone(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let pushes = Box::new(move |message: &[Value]| deliver(&*ear, message, id));
         let (link, protocol) = dialer.open(&endpoint, Some(pushes)).await?;
         let (mut tracking, mut about) = (Command::new("CLIENT"), Command::new("INFO"));
         // What is changed on this connection is renewed, and read again by the same write.
@@ -98,7 +98,7 @@ impl Inbox {
         let tracking = protocol == Protocol::Three && granted(&link, &tracking).await?.is_some();
         let about = granted(&link, &about).await?;
         let run = about.map(|info| Server::read(info.text().unwrap_or_default()).run).unwrap_or_default();
-        let (id, link, runtime) = (NEXT.fetch_add(1, Ordering::Relaxed), Arc::new(link), Handle::current());
+        let (link, runtime) = (Arc::new(link), Handle::current());
         let env = dialer.env.clone();
         env.process().spawn_on(&runtime, attend(id, Arc::downgrade(&link), dialer.env.clone(), listener));
         Ok(Inbox { id, link, tracking, run, runtime, env, channels: Mutex::default() })
@@ -279,12 +279,12 @@ impl Connection for Inbox {
 }
 
 /// Hands a message on. False: nothing will come from here any more.
-fn deliver(listener: &impl Listener, message: &[Value]) -> bool {
+fn deliver(listener: &impl Listener, message: &[Value], inbox: u64) -> bool {
     let [kind, rest @ ..] = message else { return true };
     match (kind.text().unwrap_or_default(), rest) {
         ("message" | "smessage", [_, message]) => {
             if let Some(message) = message.text() {
-                listener.message(message);
+                listener.message(message, inbox);
             }
         }
         ("invalidate", [Value::List(keys)]) => {
@@ -309,7 +309,7 @@ mod tests {
     struct Ear(Env, OnceLock<Instant>);
 
     impl Listener for Ear {
-        fn message(&self, _: &str) {}
+        fn message(&self, _: &str, _: u64) {}
         fn changed(&self, _: &str) {}
         fn all_changed(&self) {}
         fn is_idle(&self) -> bool {

@@ -321,6 +321,12 @@ impl Route {
             // Another server has its address now, and there nobody would listen.
             inbox.link.close();
             inbox = self.inbox_of(&node).await?;
+            if let Some(link) =
+                node.link_of_steps(&self.dialer).filter(|link| inbox.is_elsewhere(&link.about.run))
+            {
+                // New connections lead elsewhere, so it is the steps that go to the server that had the address before.
+                link.close();
+            }
         }
         if let Err(error) = inbox.listen(channel, sharded).await {
             if error.kind() == ErrorKind::Unavailable {

@@ -68,13 +68,14 @@ impl Store {
         }
         loop {
             match self.claims.take_note(claim.id) {
-                Some(Note::Granted { token, at, lease, heard }) => {
+                Some(Note::Granted { token, at, lease, heard, inbox: told_by }) => {
                     let now = self.env().now();
                     let from = not_after(asked.sent, asked.server, at, heard, self.env().drift());
                     // A grant from before the answer that told of the place was over by then, and its message is late.
                     let over = at < asked.server;
                     // Another server may have the address by now, where another holds the lock.
-                    let counts = inbox.as_ref().is_some_and(|inbox| self.route.tells_of_steps(slot, inbox));
+                    let ours = inbox.as_ref().filter(|inbox| inbox.id == told_by);
+                    let counts = ours.is_some_and(|inbox| self.route.tells_of_steps(slot, inbox));
                     // What may be old already is asked for, which is as good as new.
                     return Ok(match from.filter(|from| now.since(*from) <= lease / NEW_FOR) {
                         _ if over || !counts || self.settings().durability.asks_for_more() => Wake::Step,

@@ -46,8 +46,12 @@ impl Store {
         let (mut answers, mut asked) = (FuturesUnordered::new(), HashSet::new());
         loop {
             self.look_if_due();
-            for missed in self.by_server(held.missed(|id| asked.insert(id))) {
-                answers.push(self.confirm(missed));
+            loop {
+                let missed = held.missed(|id| asked.insert(id));
+                if missed.is_empty() {
+                    break;
+                }
+                answers.extend(self.by_server(missed).map(|missed| self.confirm(missed)));
             }
             let next = async {
                 match held.next() {

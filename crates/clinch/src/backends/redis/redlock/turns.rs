@@ -216,7 +216,7 @@ pub(super) struct Ear {
 }
 
 impl Listener for Ear {
-    fn message(&self, _text: &str) {}
+    fn message(&self, _text: &str, _inbox: u64) {}
 
     fn changed(&self, key: &str) {
         self.turns.changed(key, self.node);

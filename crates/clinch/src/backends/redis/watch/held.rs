@@ -177,10 +177,10 @@ impl Held {
 
     /// Notes which of those that were read on an inbox were still held. What was told meanwhile stays.
     pub(super) fn read(&self, watches: &[Watch], on: u64, held: &[bool]) {
+        let mut state = lock(&self.state);
         if held.contains(&false) {
             self.news.notify_one();
         }
-        let mut state = lock(&self.state);
         for ((id, _), held) in watches.iter().zip(held) {
             if !held {
                 state.set(*id, Sight::Missed);
