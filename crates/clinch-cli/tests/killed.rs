@@ -45,7 +45,7 @@ fn killed_at<'a>(world: &World, call: i64, args: impl IntoIterator<Item = &'a st
         };
     }
     command.current_dir(clinch.get_current_dir().unwrap()).stdin(std::process::Stdio::null());
-    Running(command.spawn().expect("these tests need python3"))
+    command.spawn().map(Running).unwrap()
 }
 
 /// A job that leaves something behind, which has the descriptor of the lock.
