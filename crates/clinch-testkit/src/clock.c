@@ -23,9 +23,10 @@ __attribute__((constructor)) static void open_step(void) {
 int clock_gettime(clockid_t clock, struct timespec *now) {
     int failed = (int)syscall(SYS_clock_gettime, clock, now);
     if (!failed && step && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
-        long long nanos = now->tv_sec * SECOND + now->tv_nsec + *step;
-        now->tv_sec = nanos / SECOND;
-        now->tv_nsec = nanos % SECOND;
+        /* Seconds apart, for which there is more room. */
+        long long by = *step, nanos = now->tv_nsec + by % SECOND;
+        now->tv_sec += by / SECOND + (nanos >= SECOND) - (nanos < 0);
+        now->tv_nsec = nanos + (nanos < 0 ? SECOND : nanos >= SECOND ? -SECOND : 0);
     }
     return failed;
 }
