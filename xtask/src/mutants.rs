@@ -24,6 +24,7 @@ mod mutant;
 
 use std::process::Output;
 use std::sync::{Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use self::bench::Bench;
 use self::mutant::{ENDING, Mutant};
@@ -32,11 +33,14 @@ use crate::shell::{Result, root};
 /// How many mutants are planted at a time, each in a copy of its own.
 const BENCHES: usize = 3;
 
+/// In how many days the suite plants each mutant once: all of them take longer than all else in it.
+const DAYS: u64 = 3;
+
 /// `mutants [--check] [NAMES]`.
 pub(crate) fn task(args: &[String]) -> Result {
     match args {
         [flag, names @ ..] if flag == "--check" => check(names),
-        names => run(names, false),
+        names => plant(&chosen(names)?, false),
     }
 }
 
@@ -48,15 +52,23 @@ pub(crate) fn check(only: &[String]) -> Result {
     Ok(())
 }
 
-/// Plants all mutants, or only these. Where the whole suite has just passed, nobody needs to see their tests pass again.
-pub(crate) fn run(only: &[String], suite_passed: bool) -> Result {
-    let chosen = chosen(only)?;
-    applies(&chosen)?;
+/// Plants those whose day it is, after the whole suite has passed.
+pub(crate) fn run_todays() -> Result {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_err(|error| error.to_string())?;
+    let today = time.as_secs() / (24 * 3600) % DAYS;
+    let days = (0..DAYS).cycle();
+    let todays = chosen(&[])?.into_iter().zip(days).filter(|(_, day)| *day == today);
+    plant(&todays.map(|(mutant, _)| mutant).collect::<Vec<_>>(), true)
+}
+
+/// Plants mutants. Where the whole suite has just passed, nobody needs to see their tests pass again.
+fn plant(chosen: &[Mutant], suite_passed: bool) -> Result {
+    applies(chosen)?;
     // Most of a mutant's time goes into building one crate, which keeps no second processor busy, and into waiting.
     let benches: Vec<Bench> = (0..BENCHES.min(chosen.len())).map(Bench::at).collect::<Result<_>>()?;
     if let (false, Some(bench)) = (suite_passed, benches.first()) {
         // All of these first: nothing is built again between them.
-        for mutant in &chosen {
+        for mutant in chosen {
             passes_without(mutant, bench)?;
         }
     }

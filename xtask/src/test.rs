@@ -13,5 +13,5 @@ pub(crate) fn run() -> Result {
     sh(tests.env("RUST_TEST_THREADS", (2 * processors).to_string()))?;
     sh(&mut cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
     readme::run()?;
-    mutants::run(&[], true)
+    mutants::run_todays()
 }
