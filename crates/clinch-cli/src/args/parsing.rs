@@ -15,7 +15,7 @@ impl Cli {
         let variable = std::env::var_os("CLINCH_URL");
         if cli.store.url.is_empty() && variable.is_none_or(|url| !url.is_empty()) {
             // A script's variable that is not set. The locks of this host would not be those that it meant.
-            let message = "the URL after -u is empty: name the store, or leave -u out for that of CLINCH_URL, or else file://\n";
+            let message = "the URL after -u is empty: name the store, or leave -u out for that of CLINCH_URL, or else file://";
             return Err(Cli::command().error(ErrorKind::InvalidValue, message));
         }
         Ok(cli.settled())
