@@ -15,10 +15,15 @@
 //! | `network.rs` | file systems on which no directory may lie |
 //! | `ofd.rs` | the byte-range locks themselves |
 //! | `layout.rs` | what stands in a lock file, and where |
-//! | `lock_file.rs` | one open lock file: who is live in it, taking a ticket |
-//! | `slot.rs` | a claim of this process: its steps |
+//! | `header.rs` | its header: the last ticket, and until when it is closed |
+//! | `record.rs` | the record of a claim in it |
+//! | `lock_file.rs` | one open lock file: who is live in it |
+//! | `held.rs` | one that is held: taking a ticket, closing, changing records |
+//! | `enter.rs` | a claim of this process: its steps until it is granted |
+//! | `slot.rs` | a claim of this process: what is looked after, and its end |
 //! | `waiting.rs` | what a queued claim waits for |
-//! | `store.rs` | the backend, and claims of other processes |
+//! | `others.rs` | claims of other processes: renewing and ending them |
+//! | `store.rs` | the backend |
 //! | `watch.rs` | inotify: waking the one waiter that an event concerns |
 //! | `turns.rs` | turns of waiters that nobody polls |
 //! | `times.rs` | all waits and windows |
@@ -63,7 +68,13 @@ mod access;
 #[cfg(target_os = "linux")]
 mod dir;
 #[cfg(target_os = "linux")]
+mod enter;
+#[cfg(target_os = "linux")]
 mod examine;
+#[cfg(target_os = "linux")]
+mod header;
+#[cfg(target_os = "linux")]
+mod held;
 #[cfg(target_os = "linux")]
 mod home;
 #[cfg(target_os = "linux")]
@@ -76,6 +87,10 @@ mod network;
 mod ofd;
 #[cfg(target_os = "linux")]
 mod opening;
+#[cfg(target_os = "linux")]
+mod others;
+#[cfg(target_os = "linux")]
+mod record;
 #[cfg(target_os = "linux")]
 mod slot;
 #[cfg(target_os = "linux")]

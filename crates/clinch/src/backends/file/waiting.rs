@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use super::dir;
-use super::layout::Record;
 use super::lock_file::Live;
+use super::record::Record;
 use super::slot::Slot;
 use super::store::File;
 use super::times::{READ_PER_LOOK, RECHECK, RECHECK_AFTER_EVENT, RECHECK_UNWATCHED};
