@@ -299,7 +299,8 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unavailable`] when the store did not answer; [`ErrorKind::Unsupported`] where the claim ends with the process that
+    /// [`ErrorKind::Unavailable`] when the store did not answer; [`ErrorKind::Unknown`] when an answer was lost, and nobody can tell
+    /// whether this or the end of the lease has freed it; [`ErrorKind::Unsupported`] where the claim ends with the process that
     /// holds it, unless [`Locks::renew_detached`] has given it an end.
     pub async fn release_detached(&self, name: &str, claim: ClaimId) -> Result<Released> {
         self.release_detached_closed(name, claim, Duration::ZERO).await
@@ -324,7 +325,9 @@ impl Locks {
         let claim = self.detached(name, claim)?;
         let releases = &self.engine.releases;
         let free = async {
-            let freed = releases.free(&claim, linger, releases.until(&claim, None), None).await;
+            // It may be over already.
+            let over = Some(self.engine.env.now());
+            let freed = releases.free(&claim, linger, releases.until(&claim, None), over).await;
             if freed.is_err() {
                 self.engine.backend.forget(&claim);
             }

@@ -139,7 +139,7 @@ impl Releases {
             let error = match self.backend.release(claim, linger).await {
                 Ok(Freed::Absent) if maybe_applied => {
                     let over = deadline.is_some_and(|deadline| deadline <= self.env.now());
-                    return if over { Err(unanswered(claim)) } else { Ok(Freed::Removed) };
+                    return if over { Err(in_doubt(claim)) } else { Ok(Freed::Removed) };
                 }
                 Ok(freed) => return Ok(freed),
                 Err(error) if !error.is_transient() => return Err(error),
@@ -293,6 +293,14 @@ impl Releases {
 
 fn unanswered(claim: &Claim) -> Error {
     let message = format!("the store did not answer the release of lock \"{}\" in time", claim.name);
+    Error::new(ErrorKind::Unknown, message)
+}
+
+fn in_doubt(claim: &Claim) -> Error {
+    let message = format!(
+        "lock \"{}\" is not held any more, and may have been lost before it was released",
+        claim.name
+    );
     Error::new(ErrorKind::Unknown, message)
 }
 

@@ -244,6 +244,23 @@ async fn a_release_in_doubt_is_none_once_its_lease_is_over() {
     }
 }
 
+/// Of a lease that another process keeps, nobody here knows when it ended: what is found gone after an answer that was lost may long have
+/// been lost.
+#[tokio::test(start_paused = true)]
+async fn a_detached_release_in_doubt_is_none() {
+    let env = world(22);
+    let (far, locks, near) = faulty(&env);
+    let guard = near.mutex("job").unwrap().lock().await.unwrap();
+    let gone = guard.claim_id();
+    guard.release().await.unwrap();
+    far.lose_requests_of(Step::Release);
+    let released = tokio::spawn(async move { locks.release_detached("job", gone).await });
+    pass(&env, Duration::from_secs(1)).await;
+    far.heal();
+    let error = released.await.unwrap().expect_err("it was lost before anybody released it");
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+}
+
 /// Whoever releases at the last moment has the time of one attempt to hear that it did.
 #[tokio::test(start_paused = true)]
 async fn a_release_just_before_the_deadline_is_heard() {
