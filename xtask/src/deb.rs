@@ -5,6 +5,9 @@ use std::process::Command;
 
 use crate::shell::{Result, cargo, root, run as sh, target};
 
+/// How what is packaged is built.
+const PROFILE: &str = "dist";
+
 /// Scripts of shells, by what they are called in `crates/clinch-cli/Cargo.toml`.
 const COMPLETIONS: [(&str, &str); 3] = [("bash", "clinch"), ("zsh", "_clinch"), ("fish", "clinch.fish")];
 
@@ -12,7 +15,7 @@ pub(crate) fn run() -> Result {
     if !cargo(&["deb", "--version"]).output().is_ok_and(|output| output.status.success()) {
         return Err("this needs cargo-deb: cargo install --locked cargo-deb".to_owned());
     }
-    sh(&mut cargo(&["build", "--release", "--package", "clinch-cli"]))?;
+    sh(&mut cargo(&["build", "--profile", PROFILE, "--package", "clinch-cli"]))?;
     // Where the package's list of files says. What is in the directory of builds counts as built, and pages of that are not compressed.
     let files = root().join("target/deb");
     let _ = std::fs::remove_dir_all(&files);
@@ -24,7 +27,7 @@ pub(crate) fn run() -> Result {
         print(&["completions", shell], &files.join(shell).join(file))?;
     }
     // It would warn that nobody builds those.
-    sh(&mut cargo(&["deb", "--quiet", "--package", "clinch-cli", "--no-build"]))
+    sh(&mut cargo(&["deb", "--quiet", "--package", "clinch-cli", "--profile", PROFILE, "--no-build"]))
 }
 
 /// The verbs that the page of all lists. `help` has none.
@@ -36,7 +39,7 @@ fn verbs(page: &str) -> impl Iterator<Item = &str> {
 /// Writes what the built command prints to a file, and returns it.
 fn print(args: &[&str], to: &Path) -> Result<String> {
     let failed = |what: &dyn std::fmt::Display| format!("{}: {what}", to.display());
-    let clinch = target().join("release/clinch");
+    let clinch = target().join(PROFILE).join("clinch");
     let output = Command::new(&clinch).args(args).output().map_err(|error| failed(&error))?;
     let text = String::from_utf8(output.stdout).map_err(|error| failed(&error))?;
     if !output.status.success() || text.is_empty() {

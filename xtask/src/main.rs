@@ -6,6 +6,7 @@ mod mutants;
 mod needs;
 mod readme;
 mod shell;
+mod suite;
 mod test;
 mod torture;
 
