@@ -301,7 +301,7 @@ capabilities! {
     restart = "survives-restart",
     /// Exclusion and tokens hold over a failover.
     failover = "survives-failover",
-    /// Steps other than `wait` finish at their first poll, without a runtime.
+    /// A release finishes at its first poll, without a runtime.
     inline = "inline",
 }
 

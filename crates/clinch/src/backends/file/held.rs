@@ -321,7 +321,7 @@ impl Drop for HeldRecord<'_> {
 
 pub(super) fn kept_busy(name: &LockName) -> Error {
     let message = format!(
-        "another process has kept the file of lock \"{name}\" busy for longer than it should take; is one stopped?"
+        "another process has kept the file of lock \"{name}\" busy for longer than it should take; is one stopped, or the disk slow?"
     );
     Error::new(ErrorKind::Unavailable, message)
 }

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// By the magic number of `statfs(2)`.
-const NETWORK_FILE_SYSTEMS: [(u32, &str); 19] = [
+/// By the magic number of `statfs(2)`. Which are shared by hosts is what `tail` of GNU coreutils knows (`stat.c`).
+const NETWORK_FILE_SYSTEMS: [(u32, &str); 25] = [
     (0x0000_6969, "NFS"),
     (0x0000_517b, "SMB"),
     (0xfe53_4d42, "SMB"),
@@ -24,7 +24,13 @@ const NETWORK_FILE_SYSTEMS: [(u32, &str); 19] = [
     (0x7375_7245, "Coda"),
     (0x786f_4256, "VirtualBox's shared folder"),
     (0xbacb_acbc, "VMware's shared folder"),
+    (0x7c7c_6673, "Parallels' shared folder"),
     (0x0000_564c, "NCP"),
+    (0x6163_6673, "ACFS"),
+    (0xaad7_aaea, "PanFS"),
+    (0xbeef_dead, "StorNext"),
+    (0x0131_11a8, "IBRIX"),
+    (0xa501_fcf5, "VxFS"),
 ];
 
 /// Refuses a directory on one of them.
