@@ -16,7 +16,8 @@ const USAGE: &str = "\
 Usage: cargo xtask <TASK>
 
   test      all tests: installs what they need, then unit, conformance, process and documentation tests,
-            the commands of the README, and a third of the planted mutants, another each day, each of which must be caught
+            a minute of torture on each store, the commands of the README, and a fifth of the planted mutants, another
+            each day, each of which must be caught
   lint      formatting, clippy, documentation, each feature compiled alone, and whether the mutants apply
   mutants   only the planted mutants; names after it choose some. With --check first it only says whether they
             still apply to the source

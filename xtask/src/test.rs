@@ -1,7 +1,7 @@
 //! All tests.
 
 use crate::shell::{Result, cargo, run as sh};
-use crate::{mutants, needs, readme, suite};
+use crate::{mutants, needs, readme, suite, torture};
 
 pub(crate) fn run() -> Result {
     needs::provide()?;
@@ -9,6 +9,7 @@ pub(crate) fn run() -> Result {
     sh(&mut cargo(&["build", "--workspace", "--bins"]))?;
     suite::run()?;
     sh(&mut cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
+    torture::run_a_minute()?;
     readme::run()?;
     mutants::run_todays()
 }

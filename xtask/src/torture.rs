@@ -7,7 +7,12 @@ use crate::shell::{Result, cargo, run as sh, target};
 
 pub(crate) fn run(words: &[String]) -> Result {
     needs::provide()?;
-    // Together, so that both are made of the same libraries; what wraps jobs lies beside what starts it.
-    sh(&mut cargo(&["build", "--package", "clinch-torture", "--package", "clinch-cli"]))?;
+    // Together, so that all are made of the same libraries; what wraps jobs lies beside what starts it.
+    sh(&mut cargo(&["build", "--workspace", "--bins"]))?;
     sh(Command::new(target().join("debug/clinch-torture")).args(words))
+}
+
+/// A minute on each store, side by side: as much work as two processors can do then.
+pub(crate) fn run_a_minute() -> Result {
+    run(&["--for", "1m", "--workers", "2", "--tasks", "8"].map(str::to_owned))
 }
