@@ -21,7 +21,8 @@ Usage: cargo xtask <TASK>
   lint      formatting, clippy, documentation, each feature compiled alone, and whether the mutants apply
   mutants   only the planted mutants; names after it choose some. With --check first it only says whether they
             still apply to the source
-  torture   random work and random faults on real servers, judged by the checker; `torture --help` says more
+  torture   random work and random faults on real servers, judged by the checker; `torture --help` says more.
+            With --plant MUTANT first it plants that in a copy, and has to find something
   readme    only the commands of the README
   deb       the Debian package, with manual pages and completions";
 
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
         "lint" => lint::run(),
         "mutants" => mutants::task(&rest),
         "deb" => deb::run(),
-        "torture" => torture::run(&rest),
+        "torture" => torture::task(&rest),
         "readme" => readme::run(),
         "-h" | "--help" | "help" => {
             println!("{USAGE}");

@@ -158,15 +158,28 @@ fn said(output: &Output) -> String {
 /// Plants one mutant, checks that its test fails, and takes it out again. Returns the test's own words. That the test
 /// passes without the mutant has been seen before: to look again here would build everything twice more.
 fn catch(mutant: &Mutant, bench: &Bench) -> Result<String> {
+    let result = planted(mutant, bench, || bench.test(mutant))?;
+    caught(mutant, &result?)
+}
+
+/// Does something in a copy of the tree with one mutant planted.
+pub(crate) fn with_planted(name: &str, then: impl FnOnce(&Bench) -> Result) -> Result {
+    let (mutants, bench) = (chosen(&[name.to_owned()])?, Bench::at(0)?);
+    let mutant = mutants.first().ok_or("no mutant")?;
+    planted(mutant, &bench, || then(&bench))?
+}
+
+/// Does something while a mutant is planted.
+fn planted<T>(mutant: &Mutant, bench: &Bench, then: impl FnOnce() -> T) -> Result<T> {
     let changes = mutant.changes(&bench.tree)?;
     for change in &changes {
         bench.write(&change.file, change.mutated.as_bytes())?;
     }
-    let result = bench.test(mutant);
+    let result = then();
     for change in &changes {
         bench.write(&change.file, change.sound.as_bytes())?;
     }
-    caught(mutant, &result?)
+    Ok(result)
 }
 
 /// What the test said with the mutant planted, if that is what it was to say.

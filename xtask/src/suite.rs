@@ -1,7 +1,7 @@
 //! The suite: every test executable, several at a time, since most of their time they wait for a server to start or a lease
 //! to end.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
@@ -64,19 +64,18 @@ impl Executable {
     /// What one of cargo's messages says, if it is about a test executable.
     fn parse(message: &str) -> Option<Executable> {
         let message: Value = serde_json::from_str(message).ok()?;
-        let text = |value: &Value| value.as_str().map(str::to_owned);
-        message["profile"]["test"].as_bool().filter(|is_test| *is_test)?;
-        let path = PathBuf::from(text(&message["executable"])?);
-        let package = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
-        let source = PathBuf::from(text(&message["target"]["src_path"])?);
+        let path = |pointer: &str| message.pointer(pointer)?.as_str().map(PathBuf::from);
+        message.pointer("/profile/test")?.as_bool().filter(|is_test| *is_test)?;
+        let (package, source) = (path("/manifest_path")?.parent()?.to_path_buf(), path("/target/src_path")?);
         let source = source.strip_prefix(package.parent()?).unwrap_or(&source).display().to_string();
-        Some(Executable { source, package, path, tests: 0 })
+        Some(Executable { source, package, path: path("/executable")?, tests: 0 })
     }
 
     fn list(self) -> Result<Executable> {
         let listed = self.command().arg("--list").output();
         let listed = listed.map_err(|error| format!("{}: {error}", self.path.display()))?;
-        let tests = String::from_utf8_lossy(&listed.stdout).lines().filter(|line| line.ends_with(": test")).count();
+        let tests =
+            String::from_utf8_lossy(&listed.stdout).lines().filter(|line| line.ends_with(": test")).count();
         Ok(Executable { tests, ..self })
     }
 
@@ -91,10 +90,17 @@ impl Executable {
     fn run(&self) -> Result {
         let output = self.command().output().map_err(|error| format!("{}: {error}", self.path.display()))?;
         let said = [output.stdout, output.stderr].concat();
-        println!("     Running {} ({})\n{}", self.source, self.path.display(), String::from_utf8_lossy(&said));
+        println!(
+            "     Running {} ({})\n{}",
+            self.source,
+            self.path.display(),
+            String::from_utf8_lossy(&said)
+        );
         match output.status.success() {
             true => Ok(()),
-            false => Err(format!("{} failed: {}; again: {}", self.source, output.status, self.path.display())),
+            false => {
+                Err(format!("{} failed: {}; again: {}", self.source, output.status, self.path.display()))
+            }
         }
     }
 }

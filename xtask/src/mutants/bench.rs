@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use super::mutant::Mutant;
-use crate::shell::{Result, line, root, run as sh, target};
+use crate::shell::{Result, cargo, line, root, run as sh, target};
 
 /// How long one test may take: a mutant may well make it spin.
 const TEST_SECONDS: &str = "300";
@@ -13,9 +13,9 @@ const TEST_SECONDS: &str = "300";
 const BUILD_SECONDS: &str = "1800";
 
 /// A copy of the tree and what is built from it.
-pub(super) struct Bench {
-    pub(super) tree: PathBuf,
-    target: PathBuf,
+pub(crate) struct Bench {
+    pub(crate) tree: PathBuf,
+    pub(crate) target: PathBuf,
 }
 
 impl Bench {
@@ -78,6 +78,12 @@ impl Bench {
             Ok(status) if status.success() => Ok(()),
             other => Err(format!("cp to {}: {other:?}", here.display())),
         }
+    }
+
+    /// Builds all programs.
+    pub(crate) fn build_bins(&self) -> Result {
+        let mut cargo = cargo(&["build", "--workspace", "--bins"]);
+        sh(cargo.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.target))
     }
 
     /// Runs the test that catches the mutant, if it can be built. It is chosen from the whole workspace, as the suite is: a
