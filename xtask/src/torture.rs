@@ -1,5 +1,6 @@
 //! Random work and random faults on real servers. What that takes is a program of its own, so that this one stays small.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
@@ -18,7 +19,16 @@ fn run(words: &[String]) -> Result {
     needs::provide()?;
     // Together, so that all are made of the same libraries; what wraps jobs lies beside what starts it.
     sh(&mut cargo(&["build", "--workspace", "--bins"]))?;
-    sh(Command::new(target().join("debug/clinch-torture")).args(words))
+    sh(Command::new(built()).args(words))
+}
+
+/// A minute on each store, side by side, with as much work as two processors can do then, by what the suite has built for its tests.
+pub(crate) fn run_for_a_minute() -> Result {
+    sh(Command::new(built()).args(["--for", "1m", "--workers", "2", "--tasks", "8"]))
+}
+
+fn built() -> PathBuf {
+    target().join("debug/clinch-torture")
 }
 
 /// Tortures a copy of the tree with a mutant planted, which is to find something.
@@ -37,9 +47,4 @@ fn find(mutant: &str, words: &[String]) -> Result {
             }
         }
     })
-}
-
-/// A minute on each store, side by side: as much work as two processors can do then.
-pub(crate) fn run_a_minute() -> Result {
-    run(&["--for", "1m", "--workers", "2", "--tasks", "8"].map(str::to_owned))
 }
