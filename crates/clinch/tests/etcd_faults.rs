@@ -28,6 +28,8 @@ mod common;
 
 use common::{PATIENCE, lock, release};
 
+#[path = "etcd_faults/closed.rs"]
+mod closed;
 #[path = "etcd_faults/cluster.rs"]
 mod cluster;
 #[path = "etcd_faults/detached.rs"]

@@ -43,6 +43,7 @@ A process that is stopped for longer than its lease cannot be saved by any of th
 --once-per counts every run that began, whatever its exit code, from the moment at which its command was started; so under cron it is
 to be shorter than cron's period. With --retry-failed, a run whose command failed does not count, unless its lock was lost. It uses a second lock, NAME/once-per: `clinch
 show NAME` tells until when that is closed, `clinch break NAME` opens it. Like --min-hold it needs a store that can keep a lock closed.
+On etcd:// after an election, and on file:// after a reboot, both are counted by wall clocks.
 
 Events (--events) are JSON lines: waiting, acquired, reentered, jeopardy, held, lost, stopping, exited, released, refused.
 `clinch schema events` describes them."

@@ -61,9 +61,11 @@
 //! - What an evicted holder had stays closed until it lets go, until its lease would have run out, or for 15 s at most; up to some two
 //!   seconds longer for whoever only tries, and for other programs. If whoever evicts it ends before etcd has answered, or etcd
 //!   becomes full meanwhile, for those two it is the holder's TTL longer, and 8 s; an etcd that is full evicts nobody of ours who holds. Another program's holder loses its key at once.
-//! - After a lost leader, etcd keeps every lease for its whole TTL from the election on.
+//! - After a lost leader or a restart, etcd keeps every lease for its whole TTL from the election on.
 //! - A lock [released closed](crate::Guard::release_closed) opens on the dot for whoever waits next to it, and else with
-//!   its lease: up to some two seconds later.
+//!   its lease: up to some two seconds later. Once there was an election, whoever tries, and half a minute later whoever waits, opens it
+//!   when its time is over by a minute, by the wall clocks of whoever closed it and of whoever looks: there, one that is more than a minute
+//!   off may open it early. What an earlier version closed opens with its lease alone.
 //! - [`Guard::extend`](crate::Guard::extend) with the TTL that the lease has may count from a renewal that is younger than
 //!   a sixteenth of it, and than a second.
 //!

@@ -169,6 +169,9 @@ impl Store {
             let modes = || places.iter().map(Place::mode);
             agree(&places, claim.mode)?;
             if !admits(modes(), claim.mode) {
+                if self.open_overdue(&places).await? {
+                    return Ok(Entered::Again);
+                }
                 if self.claims.get(claim.id).is_some_and(|known| known.in_doubt()) {
                     // Nobody releases what was refused, so an earlier step of it must not come any more. Where that cannot be
                     // made sure at once, it is with the next keepalive.
@@ -258,9 +261,13 @@ impl Store {
         if admits(ahead.iter().map(Place::mode), claim.mode) {
             return self.take_or_keep(claim, &known, stand, sent).await;
         }
+        let first = first.map(|first| vec![Place::read(first)]);
+        if self.open_overdue(first.as_ref().unwrap_or(&ahead)).await? {
+            return Ok(Entered::Again);
+        }
         let carrier = known.carrier();
         let place_ttl = Some(claim.ttl.min(carrier.left(sent, self.client.env.drift())));
-        let busy = Busy { place_ttl, ..busy(&first.map_or(ahead.clone(), |first| vec![Place::read(first)])) };
+        let busy = Busy { place_ttl, ..busy(first.as_ref().unwrap_or(&ahead)) };
         let mut view = View::new(claim.mode, self.now(), revision, ahead);
         let drift = self.client.env.drift();
         if let Some(before) = self.claims.view(claim.id) {

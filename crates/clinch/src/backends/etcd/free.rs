@@ -204,8 +204,10 @@ impl Store {
     /// What closes a lock: the claim's key stays, and with it its place, ahead of everybody; but it hangs on a lease
     /// that ends when the lock opens, and says that nobody holds it. So it closes the lock to every program.
     async fn close(&self, claim: &Claim, key: &[u8], linger: Duration) -> Result<RequestOp> {
-        let value = record::closed(claim, linger, self.client.env.clock().wall())?;
+        // Before it is read in which term that is.
         let lease = self.grant(linger).await?.id;
+        let (term, wall) = (self.client.history.term(), self.client.env.clock().wall());
+        let value = record::closed(claim, linger, term, wall)?;
         Ok(PutRequest { key: key.to_vec(), value, lease, ..PutRequest::default() }.into())
     }
 
@@ -216,6 +218,17 @@ impl Store {
             self.client.delete_as_seen(place).await?;
         }
         Ok(())
+    }
+
+    /// Opens a lock that was released closed, if that is over by now whatever its lease says; tells whether there was such.
+    pub(super) async fn open_overdue(&self, places: &[Place]) -> Result<bool> {
+        let (term, wall) = (self.client.history.term(), self.client.env.clock().wall());
+        let is_overdue = |place: &&Place| place.overdue_from(term).is_some_and(|from| from <= wall);
+        let overdue: Vec<&Place> = places.iter().filter(is_overdue).collect();
+        for place in &overdue {
+            self.client.delete_as_seen(place).await?;
+        }
+        Ok(!overdue.is_empty())
     }
 
     /// An operator's release; opens a lock that lingers closed as well.

@@ -21,6 +21,7 @@ struct Known {
     /// 0 until a member has said it.
     cluster: u64,
     revision: i64,
+    term: u64,
 }
 
 impl History {
@@ -32,6 +33,11 @@ impl History {
     /// The highest revision that was seen.
     pub(super) fn revision(&self) -> i64 {
         lock(&self.known).revision
+    }
+
+    /// The latest term that was seen: another than before says that a leader was elected, who began all leases anew.
+    pub(super) fn term(&self) -> u64 {
+        lock(&self.known).term
     }
 
     /// Takes in an answer's header. `least` is the highest revision that was known before the request went out, if the
@@ -55,6 +61,7 @@ impl History {
         }
         if least.is_some_and(|least| header.revision < least) {
             let before = std::mem::replace(&mut known.revision, header.revision);
+            known.term = header.term;
             drop(known);
             self.turned_back.get().into_iter().for_each(|call| call());
             return Err(Error::new(
@@ -66,6 +73,7 @@ impl History {
                 ),
             ));
         }
+        known.term = known.term.max(header.term);
         if least.is_some() {
             known.revision = known.revision.max(header.revision);
         }

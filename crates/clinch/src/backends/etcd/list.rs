@@ -53,7 +53,7 @@ impl Store {
     pub(super) async fn state_of(&self, name: &LockName) -> Result<Option<LockState>> {
         let places = self.places(name).await?;
         let left = self.all_left(&places).await?;
-        Ok(state(name, &places, &left))
+        Ok(self.state_as_seen(name, &places, &left))
     }
 
     pub(super) async fn list_all(&self, prefix: &str) -> Result<Vec<LockState>> {
@@ -91,7 +91,7 @@ impl Store {
             places.sort_unstable_by_key(|place| place.created);
         }
         let left = self.all_left(locks.values().flatten()).await?;
-        Ok(locks.iter().filter_map(|(name, places)| state(name, places, &left)).collect())
+        Ok(locks.iter().filter_map(|(name, places)| self.state_as_seen(name, places, &left)).collect())
     }
 
     /// What is left of a lease; `None` when there is none.
@@ -124,23 +124,26 @@ impl Store {
             futures_util::stream::iter(asked).buffer_unordered(LEASES_AT_ONCE).collect().await;
         answers.into_iter().collect()
     }
+
+    /// A lock as its queue shows it; `None` when there is nobody and it is open.
+    fn state_as_seen(
+        &self,
+        name: &LockName,
+        places: &[Place],
+        left: &HashMap<i64, Option<Duration>>,
+    ) -> Option<LockState> {
+        let granted =
+            |at: usize, place: &Place| admits(places.iter().take(at).map(Place::mode), place.mode());
+        let left = |place: &Place| left.get(&place.lease).copied().flatten();
+        let claims = places.iter().enumerate();
+        let claims = claims.filter_map(|(at, place)| place.state(granted(at, place), left(place)));
+        let (term, wall) = (self.client.history.term(), self.client.env.clock().wall());
+        let closed = places.iter().filter_map(|place| place.closed_until(left(place), term, wall));
+        let state = LockState { name: name.clone(), claims: claims.collect(), closed_until: closed.max() };
+        (!state.claims.is_empty() || state.closed_until.is_some()).then_some(state)
+    }
 }
 
 fn whole_seconds(seconds: i64) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
-}
-
-/// A lock as its queue shows it; `None` when there is nobody and it is open.
-fn state(name: &LockName, places: &[Place], left: &HashMap<i64, Option<Duration>>) -> Option<LockState> {
-    let granted = |at: usize, place: &Place| admits(places.iter().take(at).map(Place::mode), place.mode());
-    let claims = places
-        .iter()
-        .enumerate()
-        .filter_map(|(at, place)| place.state(granted(at, place), left.get(&place.lease).copied().flatten()));
-    let closed = places.iter().filter_map(|place| match place.standing {
-        Standing::Closed { time, since, .. } => Some(since + time),
-        _ => None,
-    });
-    let state = LockState { name: name.clone(), claims: claims.collect(), closed_until: closed.max() };
-    (!state.claims.is_empty() || state.closed_until.is_some()).then_some(state)
 }

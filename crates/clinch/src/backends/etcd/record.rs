@@ -10,6 +10,12 @@ use crate::claim::{Claim, ClaimId, Mode, Owner};
 use crate::error::{Error, Result};
 use crate::token::Token;
 
+/// How far the wall clocks of two hosts may be apart, where nothing else says when a lock opens.
+const APART: Duration = Duration::from_secs(60);
+
+/// What etcd tells of the time that is left of a lease may be less than is left by this.
+const ROUNDED: Duration = Duration::from_secs(1);
+
 /// What stands in the place of a claimant who is no client of ours.
 const FOREIGN: &str = "another program";
 
@@ -24,6 +30,9 @@ struct Record {
     /// On a key that nobody holds but that keeps the lock closed: for how many milliseconds, from when it was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     closed_ms: Option<u64>,
+    /// And the term in which that was: in any other, its lease was begun anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    term: Option<u64>,
     /// Whether it is closed because the claim was evicted: until then, its holder may hear of it and release it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     evicted: bool,
@@ -45,7 +54,7 @@ pub(super) struct Place {
 pub(super) enum Standing {
     /// Nobody's: the lock is kept closed for this long from when the key was last written, to all, or after an eviction
     /// to those who could not hold it beside the evicted claim.
-    Closed { evicted: Option<(ClaimId, Mode)>, time: Duration, since: SystemTime },
+    Closed { evicted: Option<(ClaimId, Mode)>, time: Duration, since: SystemTime, term: Option<u64> },
     /// A claim of another program's, which is exclusive.
     Foreign,
     /// A claim of ours.
@@ -60,18 +69,20 @@ pub(super) fn of(claim: &Claim, mode: Mode, now: SystemTime) -> Result<Vec<u8>> 
         since: humantime::format_rfc3339_micros(now).to_string(),
         owner: (*claim.owner).clone(),
         closed_ms: None,
+        term: None,
         evicted: false,
     })
 }
 
-/// The record of a lock that is closed from now on.
-pub(super) fn closed(claim: &Claim, time: Duration, now: SystemTime) -> Result<Vec<u8>> {
+/// The record of a lock that is closed from now on, in this term.
+pub(super) fn closed(claim: &Claim, time: Duration, term: u64, now: SystemTime) -> Result<Vec<u8>> {
     text(&Record {
         claim: claim.id.to_string(),
         mode: claim.mode.to_string(),
         since: humantime::format_rfc3339_micros(now).to_string(),
         owner: (*claim.owner).clone(),
         closed_ms: Some(whole_ms(time)),
+        term: Some(term),
         evicted: false,
     })
 }
@@ -85,6 +96,7 @@ pub(super) fn evicted(place: &Place, time: Duration, now: SystemTime) -> Result<
         since: humantime::format_rfc3339_micros(now).to_string(),
         owner: owner.clone(),
         closed_ms: Some(whole_ms(time)),
+        term: None,
         evicted: true,
     };
     text(&record).map(Some)
@@ -121,6 +133,34 @@ impl Place {
     pub(super) fn is_same_claim(&self, other: &Place) -> bool {
         let closed = |place: &Place| matches!(place.standing, Standing::Closed { .. });
         self.mode() == other.mode() && !closed(self) && !closed(other)
+    }
+
+    /// From when on whoever comes opens the lock, where its claim was released: its lease counts that, but each election begins all leases
+    /// anew, and then wall clocks are what is left. `None`: its lease is right, or it is an evicted holder's notice, which no wall
+    /// clock may end.
+    pub(super) fn overdue_from(&self, term: u64) -> Option<SystemTime> {
+        match self.standing {
+            Standing::Closed { evicted: None, time, since, term: Some(closed) } if closed != term => {
+                Some(since + time + APART)
+            }
+            _ => None,
+        }
+    }
+
+    /// Until when it keeps the lock closed, of whose lease so much is left; never a time that is past.
+    pub(super) fn closed_until(
+        &self,
+        left: Option<Duration>,
+        term: u64,
+        now: SystemTime,
+    ) -> Option<SystemTime> {
+        let Standing::Closed { time, since, .. } = self.standing else { return None };
+        let (told, is_over) = (since + time, left.map_or(now, |left| now + left + ROUNDED));
+        match self.overdue_from(term) {
+            _ if told > now => Some(told.min(is_over)),
+            Some(overdue) => (overdue > now).then_some(overdue.min(is_over)),
+            None => Some(is_over),
+        }
     }
 
     /// How much of the lock it asks for.
@@ -169,7 +209,7 @@ fn ours(kv: &KeyValue) -> Option<Standing> {
         return Some(Standing::Ours { id, mode, owner: record.owner, since });
     };
     let evicted = record.evicted.then_some((id, mode));
-    Some(Standing::Closed { evicted, time: Duration::from_millis(time), since })
+    Some(Standing::Closed { evicted, time: Duration::from_millis(time), since, term: record.term })
 }
 
 #[cfg(test)]
@@ -207,7 +247,7 @@ mod tests {
         let state = Place::read(&kv(&key, &value)).state(true, None).unwrap();
         assert_eq!((state.id, state.mode, state.since), (claim().id, claim().mode, now));
         assert_eq!((state.token.unwrap().get(), state.owner), (9, (*claim().owner).clone()));
-        let value = closed(&claim(), Duration::from_millis(400), now).unwrap();
+        let value = closed(&claim(), Duration::from_millis(400), 7, now).unwrap();
         let place = Place::read(&kv(&key, &value));
         assert!(
             matches!(place.standing, Standing::Closed { time, .. } if time >= Duration::from_millis(400))

@@ -155,7 +155,8 @@ mod tests {
         let view = View::new(mode, NOW, 1, vec![place("q/a"), place("q/b")]);
         assert!(view.watches_all() && !view.follow(&[deleted("q/a")]));
         assert!(view.follow(&[deleted("q/b")]));
-        let closed = Standing::Closed { evicted: None, time: Duration::ZERO, since: SystemTime::UNIX_EPOCH };
+        let (time, since) = (Duration::ZERO, SystemTime::UNIX_EPOCH);
+        let closed = Standing::Closed { evicted: None, time, since, term: None };
         for (standing, is_worth_a_look) in [(Standing::Foreign, false), (closed, true)] {
             let place = Place { lease: 9, standing, ..place("q/a") };
             let change = Change { place, deleted: false };

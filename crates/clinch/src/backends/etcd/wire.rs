@@ -24,6 +24,9 @@ pub(super) struct Header {
     pub(super) member: u64,
     #[prost(int64, tag = "3")]
     pub(super) revision: i64,
+    /// Rises with each election.
+    #[prost(uint64, tag = "4")]
+    pub(super) term: u64,
 }
 
 /// An answer that says where it comes from.
