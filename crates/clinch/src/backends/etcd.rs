@@ -14,7 +14,12 @@
 //! | `cert=`, `key=` | PEM files with a certificate to show, and its key (`etcds://`) |
 //!
 //! Members are tried in turn when one does not answer, has no leader, or is cut off. All must belong to one cluster: what a member of
-//! another answers is refused, once one of the first has answered.
+//! another answers is refused, once one of the first has answered. A client that has just started asks one alone, so two of them may lock in
+//! two clusters: `clinch doctor` and [`examine`](crate::examine) ask all.
+//!
+//! An etcd that was built anew, or restored under another cluster id, knows nothing of what is held. A client that was there before
+//! believes nothing it says; once most members have said so for 5 s, and none else, it asks to connect again
+//! ([`ErrorKind::Closed`](crate::ErrorKind::Closed)). What it holds ends in time, unless the one before is back sooner.
 //!
 //! # Keys
 //!

@@ -211,6 +211,50 @@ async fn a_member_of_another_cluster_is_refused_in_words() {
     eventually("the right one is used again", freed).await;
 }
 
+/// Leads whoever asks for one server to another, once that is told.
+#[derive(Debug)]
+struct Replaced {
+    by: SocketAddr,
+    is_so: AtomicBool,
+}
+
+#[async_trait]
+impl Connector for Replaced {
+    async fn connect(&self, host: &str, port: u16) -> std::io::Result<Box<dyn Stream>> {
+        match self.is_so.load(Ordering::Acquire) {
+            true => Ok(Box::new(TcpStream::connect(self.by).await?)),
+            false => Ok(Box::new(TcpStream::connect((host, port)).await?)),
+        }
+    }
+}
+
+/// An etcd that was built anew at the same address knows nothing of what was granted. Whoever waits there waits for nothing, and is told
+/// what helps; what is held is left to its deadline, for the one before may be back until then.
+#[tokio::test]
+async fn who_waits_at_an_etcd_that_was_built_anew_is_told_to_connect_again() {
+    let [old, new] = [Etcd::start(), Etcd::start()];
+    let network = Arc::new(Replaced { by: new.addr(), is_so: AtomicBool::new(false) });
+    let env = Env::new(Clock::host(), Random::system(), Lane::thread(), network.clone());
+    let locks = Locks::connect(&old.url(), env).await.unwrap().ttl(LONG_TTL).unwrap();
+    let held = lock(&locks, "job").await;
+    let (far, waited) = (locks.clone(), lock(&locks, "waited-for").await);
+    let waiter = tokio::spawn(async move { far.mutex("waited-for").unwrap().lock().timeout(LONG_TTL).await });
+    sees_claims(&locks, "waited-for", 2).await;
+    network.is_so.store(true, Ordering::Release);
+    old.kill();
+    let error = join("who waits is told", waiter).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    assert!(error.to_string().contains("built anew"), "{error}");
+    assert_eq!(locks.mutex("other").unwrap().try_lock().await.unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(new.keys("/clinch/"), [""; 0], "it locks where nothing is known of what is held");
+    assert!(held.is_held() && waited.is_held());
+    network.is_so.store(false, Ordering::Release);
+    old.start_again();
+    old.becomes_ready();
+    new.kill();
+    eventually("it is itself again", async || held.verify().await.ok()).await;
+}
+
 /// A step whose answer was lost arrives when its claim, which got the lock by another, was moved to a longer lease and
 /// released since. Others keep the lease that it stands on.
 #[tokio::test]

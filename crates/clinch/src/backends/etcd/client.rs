@@ -11,7 +11,7 @@ use tonic::{Status, Streaming};
 
 use super::failure::Failure;
 use super::flight::Flights;
-use super::history::History;
+use super::history::{History, Origin};
 use super::link::{ANSWER_FOR, Link, Next, Token};
 use super::settings::Settings;
 use super::wire::{
@@ -89,7 +89,7 @@ impl Client {
             token: Mutex::default(),
             has_no_users: AtomicBool::new(false),
             logins: Flights::default(),
-            history: History::default(),
+            history: History::new(count),
         })
     }
 
@@ -219,7 +219,8 @@ impl Client {
 
     /// Takes in an answer, unless it belongs to another cluster or to an earlier state of this one.
     fn believe<R: Answer>(&self, link: &Link, known: i64, answer: R) -> Result<R> {
-        let believed = self.history.take(answer.header(), R::IS_AGREED.then_some(known), link.server());
+        let origin = Origin { server: link.server(), endpoint: link.endpoint, at: self.env.now() };
+        let believed = self.history.take(answer.header(), R::IS_AGREED.then_some(known), origin);
         if let Err(error) = believed {
             link.life().close();
             self.next.leave(link.endpoint);

@@ -100,8 +100,8 @@ impl Store {
                 let mut progress = lock(&view.progress);
                 std::mem::replace(&mut progress.opened, news.opened) != news.opened
             };
-            // What happened before it was opened, but after the last read, nobody tells.
-            if view.follow(news.changes.iter().map(Arc::as_ref)) || anew && news.since > view.revision {
+            // What happened before it was opened, but after the last read, nobody tells; and if it is behind that, it may be another etcd.
+            if view.follow(news.changes.iter().map(Arc::as_ref)) || anew && news.since != view.revision {
                 return Ok(Wake::Step);
             }
             let patience = begun + if news.opened == 0 { OPEN_FOR } else { GUARD };
