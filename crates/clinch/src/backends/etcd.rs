@@ -15,7 +15,7 @@
 //!
 //! Members are tried in turn when one does not answer, has no leader, or is cut off. All must belong to one cluster: what a member of
 //! another answers is refused, once one of the first has answered. A client that has just started asks one alone, so two of them may lock in
-//! two clusters: `clinch doctor` and [`examine`](crate::examine) ask all.
+//! two clusters: `clinch doctor` and [`Locks::examine`](crate::Locks::examine) ask all.
 //!
 //! An etcd that was built anew, or restored under another cluster id, knows nothing of what is held. A client that was there before
 //! believes nothing it says; once most members have said so for 5 s, and none else, it asks to connect again
@@ -90,6 +90,7 @@ mod examine;
 mod failure;
 mod flight;
 mod free;
+mod grant;
 mod history;
 mod keys;
 mod life;

@@ -1,11 +1,11 @@
 //! Leases of one claim alone: renewed and released by other clients, and given back.
 
 use clinch::Claim;
-use clinch::backend::{Freed, Renewal};
+use clinch::backend::{Freed, Progress, Renewal};
 
-use super::moves::kept_until;
+use super::moves::{isolated, kept_until};
 use super::sieve::{Fate, Sieve};
-use super::turns::moves;
+use super::turns::{contains, moves};
 use super::*;
 
 /// Another client renews what hangs on a lease that carries more than that: it lasts, and the rest is its owner's business.
@@ -136,4 +136,73 @@ async fn a_renewal_by_another_client_that_arrives_very_late_moves_nothing() {
     let left = left(&etcd, &key);
     assert!(left >= TTL.as_secs() - 1, "promised for {TTL:?}, and {left} s are left");
     assert!(matches!(moving.await.unwrap()[..], [Renewal::Failed(_)]));
+}
+
+/// Of a lease that nobody else has.
+const OWN_TTL: Duration = Duration::from_secs(3601);
+
+/// Whether a request asks for such a lease.
+fn asks_for_own(request: &[u8]) -> bool {
+    contains(request, &[0x08, 0x91, 0x1c])
+}
+
+/// A step that is dropped while its claim's own lease is made leaves nothing of that for a day: not while the lease is asked for, though that may
+/// be done later still, nor while its key is made.
+#[tokio::test]
+async fn a_step_that_is_dropped_leaves_no_lease_of_its_own() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let backend = open(&sieve.url()).await;
+    let is_caught: [fn(&[u8]) -> bool; 2] = [asks_for_own, |request| contains(request, b"/clinch/%session/")];
+    for (id, is_caught) in (1..).zip(is_caught) {
+        let claim = Claim { isolated: true, ..(*ghosts::claim(id, "job", OWN_TTL)).clone() };
+        sieve.catch(Fate::Late, is_caught);
+        tokio::select! {
+            early = backend.claim(&claim) => panic!("answered: {early:?}"),
+            () = sieve.caught() => {}
+        }
+        sieve.let_go().await;
+        eventually("its lease is given back", async || etcd.leases().is_empty().then_some(())).await;
+    }
+    assert_eq!(etcd.keys("/clinch/"), [""; 0]);
+}
+
+/// A lease that was granted unheard is the one that is asked for again, and no second one.
+#[tokio::test]
+async fn a_lease_whose_grant_was_not_heard_of_is_no_second_one() {
+    for fate in [Fate::Late, Fate::Last] {
+        let etcd = Etcd::start();
+        let sieve = Sieve::start(etcd.addr()).await;
+        let backend = open(&sieve.url()).await;
+        let claim = isolated("job", OWN_TTL);
+        sieve.catch(fate, asks_for_own);
+        let (far, asked) = (backend.clone(), claim.clone());
+        let claiming = tokio::spawn(async move {
+            while !matches!(far.claim(&asked).await, Ok(Progress::Granted(_))) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        sieve.caught().await;
+        if fate == Fate::Last {
+            eventually("it was granted unheard", async || (etcd.leases().len() == 1).then_some(())).await;
+            sieve.let_go().await;
+        }
+        join("it is granted", claiming).await;
+        sieve.let_go().await;
+        assert_eq!(etcd.leases().len(), 1);
+        assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
+        eventually("nothing is left", async || etcd.leases().is_empty().then_some(())).await;
+    }
+}
+
+/// What was to keep a lock closed that its claim had no more is given back: it would last as long as that was to be closed.
+#[tokio::test]
+async fn a_lock_that_could_not_be_closed_leaves_no_lease() {
+    let etcd = Etcd::start();
+    let backend = open(&etcd.url()).await;
+    let claim = ghosts::claim(1, "job", LONG_TTL);
+    ghosts::granted(&*backend, &claim).await;
+    etcd.ctl(&["del", &backend.key(claim.id).unwrap()]);
+    assert_eq!(backend.release(&claim, OWN_TTL).await.unwrap(), Freed::Absent);
+    eventually("its lease is given back", async || (etcd.leases().len() == 1).then_some(())).await;
 }

@@ -16,8 +16,8 @@ use super::link::{ANSWER_FOR, Link, Next, Token};
 use super::settings::Settings;
 use super::wire::{
     self, Answer, AuthenticateRequest, AuthenticateResponse, DeleteRangeRequest, DeleteRangeResponse,
-    LeaseKeepAliveResponse, LeaseRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchRequest,
-    WatchResponse,
+    LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest, LeaseRevokeResponse,
+    RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
 };
 use crate::backends::pool::Pool;
 use crate::env::Env;
@@ -156,6 +156,22 @@ impl Client {
         R: Answer,
     {
         self.call_as(How { repeatable: true, ..WRITE }, method, request).await?.map_err(Failure::into_error)
+    }
+
+    /// Makes a lease, and says for how many seconds it lasts at least. The request names it, so it may be sent twice.
+    pub(super) async fn grant(self: &Arc<Client>, request: &LeaseGrantRequest) -> Result<i64> {
+        let how = How { repeatable: true, ..WRITE };
+        match self.call_as::<_, LeaseGrantResponse>(how, wire::LEASE_GRANT, request).await? {
+            Ok(granted) => Ok(granted.ttl),
+            // An attempt of before has come through unheard.
+            Err(failure) if failure.is_lease_there() => Ok(request.ttl),
+            Err(failure) => Err(failure.into_error()),
+        }
+    }
+
+    /// Ends a lease, and with it all that hangs on it.
+    pub(super) async fn revoke(self: &Arc<Client>, lease: i64) -> Result<LeaseRevokeResponse> {
+        self.call(wire::LEASE_REVOKE, &LeaseRequest { id: lease }).await
     }
 
     /// Renews a lease; may be sent twice. A member that does not answer within `patience` is left for the next, unless it

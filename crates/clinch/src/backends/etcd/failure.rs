@@ -75,6 +75,11 @@ impl Failure {
         self.status.message().contains("requested lease not found")
     }
 
+    /// Whether there is a lease already with the id that the request wanted for one.
+    pub(super) fn is_lease_there(&self) -> bool {
+        self.status.message().contains("lease already exists")
+    }
+
     pub(super) fn into_error(self) -> Error {
         let Failure { status, server } = &self;
         let text = status.message().trim_start_matches("etcdserver: ");

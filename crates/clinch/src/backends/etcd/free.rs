@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::claims::{Claims, Known};
 use super::client::Client;
+use super::grant::Granted;
 use super::keys;
 use super::moves::{hang, touch};
 use super::record::{self, Place, Standing};
@@ -151,7 +152,10 @@ impl Store {
         doubted: &mut Vec<Arc<Session>>,
         linger: Duration,
     ) -> Result<Freed> {
-        let end = if linger.is_zero() { wire::delete(key) } else { self.close(claim, key, linger).await? };
+        let (end, mut closing) = match linger.is_zero() {
+            true => (wire::delete(key), None),
+            false => self.close(claim, key, linger).await.map(|(put, lease)| (put, Some(lease)))?,
+        };
         let (mut is_full, mut maybe_freed) = (false, false);
         for _ in 0..TURNS {
             doubted.retain(|session| !session.is_over());
@@ -163,6 +167,9 @@ impl Store {
                 success: [end.clone()].into_iter().chain(fences.clone()).collect(),
                 failure: [wire::get(key).into()].into_iter().chain(fences).collect(),
             };
+            if let Some(lease) = &mut closing {
+                lease.keep();
+            }
             let answer = match self.client.txn(txn).await {
                 // On a full server the fence cannot be raised, but the key can be deleted.
                 Err(error) if error.kind() == ErrorKind::Exhausted && !doubted.is_empty() && !is_full => {
@@ -189,6 +196,8 @@ impl Store {
             match Stand::found(&answer, claim.id) {
                 Some(found) => stand = Some(found),
                 None => {
+                    // Unless the server has done what it refused.
+                    closing.iter_mut().filter(|_| !maybe_freed).for_each(Granted::let_go);
                     let place = answer.ranges().next().and_then(|range| range.kvs.first()).map(Place::read);
                     let is_freed = maybe_freed && place.is_none();
                     if let Some(place) = place.filter(|place| place.is_evicted(claim.id)) {
@@ -203,12 +212,13 @@ impl Store {
 
     /// What closes a lock: the claim's key stays, and with it its place, ahead of everybody; but it hangs on a lease
     /// that ends when the lock opens, and says that nobody holds it. So it closes the lock to every program.
-    async fn close(&self, claim: &Claim, key: &[u8], linger: Duration) -> Result<RequestOp> {
+    async fn close(&self, claim: &Claim, key: &[u8], linger: Duration) -> Result<(RequestOp, Granted)> {
         // Before it is read in which term that is.
-        let lease = self.grant(linger).await?.id;
+        let lease = self.sessions.grant(linger).await?;
         let (term, wall) = (self.client.history.term(), self.client.env.clock().wall());
         let value = record::closed(claim, linger, term, wall)?;
-        Ok(PutRequest { key: key.to_vec(), value, lease, ..PutRequest::default() }.into())
+        let put = PutRequest { key: key.to_vec(), value, lease: lease.id, ..PutRequest::default() };
+        Ok((put.into(), lease))
     }
 
     /// Opens a lock whose time is up: leases count whole seconds, and two at least.
@@ -306,7 +316,7 @@ impl Store {
         let ticket = self.ticket(turn).await?;
         // A server that stood still does this before it looks which leases are over, the ticket's and this one among them. Unless
         // what the holder had is over by then as well, its notice is not.
-        let lease = self.grant(granted + time + ticket.slack()).await?.id;
+        let lease = self.sessions.grant(granted + time + ticket.slack()).await?.keep();
         let stand = Stand { created: place.created, lease: place.lease };
         let put = PutRequest { key: place.key.clone(), value, lease, ..PutRequest::default() };
         let compare = Stand::compare(Some(stand), &place.key);
@@ -366,7 +376,7 @@ impl Store {
     /// Has what an eviction closed open when its time is up, by a lease that was granted after it was closed. However late or
     /// often that is done, it is not open sooner.
     async fn shorten(&self, stand: Stand, key: &[u8], time: Duration) -> Result<()> {
-        let short = self.grant(time).await?.id;
+        let short = self.sessions.grant(time).await?.keep();
         let success = vec![hang(key, short)];
         let txn = TxnRequest { compare: Stand::compare(Some(stand), key), success, failure: Vec::new() };
         let answer = self.client.txn(txn).await?;

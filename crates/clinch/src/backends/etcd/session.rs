@@ -24,9 +24,7 @@ use super::client::Client;
 use super::flight::Flights;
 use super::keys;
 use super::watch::{KeyGuard, Watcher};
-use super::wire::{
-    self, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, LeaseRevokeResponse, PutRequest, TxnRequest,
-};
+use super::wire::{self, PutRequest, TxnRequest};
 use crate::clock::Instant;
 use crate::drift::Drift;
 use crate::error::{Error, ErrorKind, Result};
@@ -162,7 +160,7 @@ impl Session {
 
 /// The sessions of one client.
 pub(super) struct Sessions {
-    client: Arc<Client>,
+    pub(super) client: Arc<Client>,
     watcher: Arc<Watcher>,
     claims: Arc<Claims>,
     /// The shared ones, by TTL in seconds.
@@ -258,26 +256,17 @@ impl Sessions {
         former: Vec<i64>,
     ) -> Result<Arc<Session>> {
         let sent = self.client.env.now();
-        let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX) };
-        let granted: LeaseGrantResponse = self.client.call(wire::LEASE_GRANT, &request).await?;
+        // Nothing but its own key can hang on it, until this is done.
+        let mut granted = self.grant(Duration::from_secs(seconds)).await?;
         let record = Record { host: self.host.clone(), pid: std::process::id(), isolated, former };
         let value = serde_json::to_vec(&record)
             .map_err(|error| Error::invalid("the host's name cannot be written").with_source(error))?;
-        let ttl = Duration::from_secs(u64::try_from(granted.ttl).unwrap_or(0));
         let key = keys::session(&self.client.settings.prefix, granted.id);
-        let session = Arc::new(Session::new(granted.id, ttl, isolated, key, value, sent));
+        let session = Arc::new(Session::new(granted.id, granted.ttl, isolated, key, value, sent));
         let put = TxnRequest { success: vec![session.put().into()], ..TxnRequest::default() };
-        let answer = match self.client.txn(put).await {
-            Ok(Some(answer)) => answer,
-            Ok(None) => {
-                return Err(Error::new(ErrorKind::Unavailable, "a lease ended as soon as it was granted"));
-            }
-            Err(error) => {
-                // Nothing but that key can hang on it.
-                self.revoke_later(session);
-                return Err(error);
-            }
-        };
+        let answer = self.client.txn(put).await?;
+        let answer = answer
+            .ok_or_else(|| Error::new(ErrorKind::Unavailable, "a lease ended as soon as it was granted"))?;
         lock(&session.state).made = answer.revision();
         session.raise_fence(answer.revision());
         let (weak, claims) = (Arc::downgrade(&session), Arc::downgrade(&self.claims));
@@ -287,6 +276,7 @@ impl Sessions {
             }
         })?;
         lock(&session.state).guard = Some(guard);
+        granted.keep();
         Ok(session)
     }
 
@@ -350,8 +340,7 @@ impl Sessions {
     }
 
     pub(super) async fn revoke_lease(&self, lease: i64) {
-        let request = LeaseRequest { id: lease };
-        let _: Result<LeaseRevokeResponse> = self.client.call(wire::LEASE_REVOKE, &request).await;
+        let _ = self.client.revoke(lease).await;
     }
 }
 

@@ -9,7 +9,7 @@ use super::keys;
 use super::link::ANSWER_FOR;
 use super::record::Place;
 use super::store::Store;
-use super::wire::{self, Compare, LeaseGrantRequest, LeaseGrantResponse, PutRequest, TxnRequest};
+use super::wire::{self, Compare, PutRequest, TxnRequest};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How late a write may be, where the server is not so slow that all are.
@@ -36,13 +36,14 @@ impl Ticket {
 impl Store {
     /// A ticket for a write that is tried for this time: where others came too late, it lasts longer.
     pub(super) async fn ticket(&self, turn: u32) -> Result<Ticket> {
-        let granted = self.grant(WRITTEN_WITHIN * turn).await?;
-        let (lease, ttl) = (granted.id, Duration::from_secs(u64::try_from(granted.ttl).unwrap_or(0)));
+        let mut granted = self.sessions.grant(WRITTEN_WITHIN * turn).await?;
+        let (lease, ttl) = (granted.id, granted.ttl);
         let key = keys::session(self.prefix(), lease);
         let put = PutRequest { key: key.clone(), lease, ..PutRequest::default() };
         let made = self.client.txn(TxnRequest { success: vec![put.into()], ..TxnRequest::default() }).await?;
         let made = made
             .ok_or_else(|| Error::new(ErrorKind::Unavailable, "a lease ended as soon as it was granted"))?;
+        granted.keep();
         Ok(Ticket { lease, key, made: made.revision(), ttl })
     }
 
@@ -64,12 +65,5 @@ impl Store {
             return Err(Error::new(ErrorKind::Unavailable, "a write may still be done"));
         }
         Ok(found.next().flatten().map(Place::read))
-    }
-
-    /// A lease that nobody keeps.
-    pub(super) async fn grant(&self, time: Duration) -> Result<LeaseGrantResponse> {
-        let seconds = time.as_nanos().div_ceil(1_000_000_000);
-        let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX) };
-        self.client.call(wire::LEASE_GRANT, &request).await
     }
 }

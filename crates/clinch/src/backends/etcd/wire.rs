@@ -238,14 +238,14 @@ pub(super) struct TxnResponse {
 pub(super) struct LeaseGrantRequest {
     #[prost(int64, tag = "1")]
     pub(super) ttl: i64,
+    #[prost(int64, tag = "2")]
+    pub(super) id: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseGrantResponse {
     #[prost(message, optional, tag = "1")]
     pub(super) header: Option<Header>,
-    #[prost(int64, tag = "2")]
-    pub(super) id: i64,
     /// What was granted, which may be more than was asked for.
     #[prost(int64, tag = "3")]
     pub(super) ttl: i64,
