@@ -242,3 +242,31 @@ async fn a_waiter_behind_very_many_holders_is_evicted_as_a_waiter() {
     backend.release(&claim(0), Duration::ZERO).await.unwrap();
     ghosts::granted(&*backend, &behind).await;
 }
+
+/// An evicted claim hangs on the notice's lease; one that it had for itself is nobody's from then on, for up to a day. A holder that
+/// lives is told why as ever, and gives its own back.
+#[tokio::test]
+async fn an_eviction_gives_back_the_lease_that_its_claim_had_for_itself() {
+    let etcd = Etcd::start();
+    let (near, far, operator) =
+        (connect(&etcd.url()).await, connect(&etcd.url()).await, open(&etcd.url()).await);
+    let detached = lock(&near, "shell").await.detach().await.unwrap();
+    far.renew_detached("shell", detached.claim, LONG_TTL * 2).await.unwrap();
+    let [key] = &keys(&etcd, "shell")[..] else { panic!("it has no key") };
+    let is_old = async || (left(&etcd, key) + NOTICE.as_secs() < LONG_TTL.as_secs() * 2).then_some(());
+    eventually("nobody has renewed it for long", is_old).await;
+    let before = etcd.leases().len();
+    assert_eq!(operator.evict(&detached.name, detached.claim).await.unwrap(), Freed::Removed);
+    // That which it was detached to, and that which it was renewed on, for the notice's.
+    let given_back = async || (etcd.leases().len() == before - 1).then_some(());
+    eventually("its leases are given back", given_back).await;
+    let held = lock(&far.clone().isolated(), "job").await;
+    let waiter = queue(&near, "job");
+    sees_claims(&near, "job", 2).await;
+    assert_eq!(operator.evict(held.name(), held.claim_id()).await.unwrap(), Freed::Removed);
+    let loss = within("its holder is told", held.lost()).await;
+    assert_eq!(loss.kind, LossKind::Deleted, "{loss}");
+    assert!(!waiter.is_finished(), "the lock is open under its holder");
+    held.release().await.unwrap();
+    release(join("its release opens the lock", waiter).await).await;
+}

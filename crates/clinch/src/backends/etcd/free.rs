@@ -308,7 +308,7 @@ impl Store {
     /// would have run out, or [`NOTICE`] has passed. Another program's holder has nothing that would open it again.
     async fn evict_holder(&self, place: &Place, lingering: &[Place], turn: u32) -> Result<Freed> {
         // It may renew its lease before this is written, so what is left of that now says nothing.
-        let granted = self.granted_for(place.lease).await?.unwrap_or(NOTICE);
+        let (granted, unrenewed) = self.granted_for(place.lease).await?.unwrap_or((NOTICE, NOTICE));
         let time = granted.min(NOTICE);
         let Some(value) = record::evicted(place, time, self.client.env.clock().wall())? else {
             return self.client.delete_as_seen(place).await;
@@ -345,6 +345,10 @@ impl Store {
         }
         // If this fails, it stays closed for longer to who does not wait for it, unless it is evicted again.
         let _ = self.persist(|| self.shorten(Stand { lease, ..stand }, &place.key, time)).await;
+        // A holder that lives renews its own and gives it back, and is not to hear that it ended. Of a shell's, nobody would.
+        if unrenewed >= NOTICE {
+            self.sessions.give_back_theirs(place.lease).await;
+        }
         Ok(Freed::Removed)
     }
 

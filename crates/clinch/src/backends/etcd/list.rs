@@ -99,9 +99,11 @@ impl Store {
         Ok(self.time_to_live(lease).await?.map(|answer| whole_seconds(answer.ttl)))
     }
 
-    /// How long a lease is, that is how much of it can be left; `None` when there is none.
-    pub(super) async fn granted_for(&self, lease: i64) -> Result<Option<Duration>> {
-        Ok(self.time_to_live(lease).await?.map(|answer| whole_seconds(answer.granted)))
+    /// How long a lease is, that is how much of it can be left, and how much is not; `None` when there is none.
+    pub(super) async fn granted_for(&self, lease: i64) -> Result<Option<(Duration, Duration)>> {
+        let answer = self.time_to_live(lease).await?;
+        let passed = |answer: &LeaseTimeToLiveResponse| whole_seconds(answer.granted - answer.ttl);
+        Ok(answer.map(|answer| (whole_seconds(answer.granted), passed(&answer))))
     }
 
     async fn time_to_live(&self, lease: i64) -> Result<Option<LeaseTimeToLiveResponse>> {

@@ -191,7 +191,7 @@ impl Store {
                     let is_own = claim.isolated || carrier.isolated || is_enough || astray.is_some();
                     // Whoever moved it was promised that.
                     let promised = match astray {
-                        Some(lease) => self.granted_for(lease).await?,
+                        Some(lease) => self.granted_for(lease).await?.map(|(granted, _)| granted),
                         None => None,
                     };
                     let ttl = promised.map_or(claim.ttl, |promised| promised.max(claim.ttl));
@@ -320,7 +320,7 @@ impl Store {
                 if Duration::from_secs(u64::try_from(answer.ttl).unwrap_or(0)) >= claim.ttl {
                     return Ok(Renewal::Renewed(Some(claim.ttl)));
                 }
-            } else if let Some(granted) = self.granted_for(place.lease).await? {
+            } else if let Some((granted, _)) = self.granted_for(place.lease).await? {
                 // Its holder may count on that.
                 ttl = ttl.max(granted);
             }
