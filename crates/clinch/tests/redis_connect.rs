@@ -29,6 +29,8 @@ mod executors;
 mod refusals;
 #[path = "redis_connect/servers.rs"]
 mod servers;
+#[path = "redis_connect/topologies.rs"]
+mod topologies;
 #[path = "redis_connect/urls.rs"]
 mod urls;
 #[path = "redis_connect/users.rs"]

@@ -71,7 +71,8 @@
 //!
 //! When it connects: a replica, a user without the rights below, `require=` of what is not there. Whenever a connection is
 //! opened, to each server: a KeyDB active replica, and a `maxmemory-policy` that evicts. Where scripts are missing or forbidden, a server with `SET ... IFEQ` and a conditional
-//! delete (Valkey 9.0, Redis 8.4) is used in the lean mode; [`Capabilities`](crate::Capabilities) tell.
+//! delete (Valkey 9.0, Redis 8.4) is used in the lean mode; [`Capabilities`](crate::Capabilities) tell. A server of a Cluster, by a URL
+//! that does not say so, has the locks of its own slots; to ask for another is an error ([`Unsupported`](crate::ErrorKind::Unsupported)).
 //!
 //! A full server (`maxmemory`) takes no new lock; what is held is renewed and released. In the lean mode without scripts it refuses renewals,
 //! too, since they are a `SET`: held locks are lost after their TTL.

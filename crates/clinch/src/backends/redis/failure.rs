@@ -18,12 +18,16 @@ pub(super) enum Failure {
 /// What may be concluded from an error, and what to do.
 type Meaning = (ErrorKind, &'static str);
 
+/// What to do where another server of a Cluster has what was asked for.
+const ELSEWHERE: &str = "it is one of a Cluster: say redis+cluster:// in the URL";
+
 /// What the codes of servers mean. All that may pass by itself is waited for, as long as the caller has time.
 const CODES: [(&str, Meaning); 25] = {
     use ErrorKind::{Invalid, Refused, Unavailable};
     const PASSES: Meaning = (Unavailable, "");
     [
-        ("ASK", PASSES),
+        // Whose URL is that of a Cluster follows these.
+        ("ASK", (ErrorKind::Unsupported, ELSEWHERE)),
         ("BUSY", PASSES),
         ("CLUSTERDOWN", PASSES),
         ("KILLED", PASSES),
@@ -31,7 +35,7 @@ const CODES: [(&str, Meaning); 25] = {
         ("MASTERDOWN", PASSES),
         ("MAXCLIENTS", (Unavailable, "; see maxclients in its configuration")),
         ("MISCONF", PASSES),
-        ("MOVED", PASSES),
+        ("MOVED", (ErrorKind::Unsupported, ELSEWHERE)),
         ("NOREPLICAS", PASSES),
         ("NOSCRIPT", PASSES),
         ("OOM", (Unavailable, "; the server is out of memory and takes no new lock")),
@@ -191,6 +195,8 @@ pub(super) fn of_opening(error: Error) -> Error {
 pub(super) fn of_release(error: Error, in_doubt: bool) -> Error {
     match error.kind() {
         ErrorKind::Invalid if !in_doubt => error,
+        // Nothing was done, and no repetition finds it here.
+        ErrorKind::Unsupported if !in_doubt && error.remedy() == Some(ELSEWHERE) => error,
         ErrorKind::Invalid | ErrorKind::Unsupported => {
             Error::new(ErrorKind::Unknown, error.to_string()).with_source(error)
         }
@@ -246,8 +252,8 @@ mod tests {
             ("CLUSTERDOWN Hash slot not served", Unavailable),
             ("CLUSTERDOWN The cluster is down", Unavailable),
             ("TRYAGAIN Multiple keys request during rehashing of slot", Unavailable),
-            ("MOVED 1 127.0.0.1:2", Unavailable),
-            ("ASK 1 127.0.0.1:2", Unavailable),
+            ("MOVED 1 127.0.0.1:2", Unsupported),
+            ("ASK 1 127.0.0.1:2", Unsupported),
             ("NOSCRIPT No matching script. Please use EVAL.", Unavailable),
             ("READONLY You can't write against a read only replica.", Unavailable),
             ("NOREPLICAS Not enough good replicas to write.", Unavailable),

@@ -151,7 +151,11 @@ impl Inbox {
         let link = self.link.clone();
         self.env.process().spawn_on(&self.runtime, async move {
             let answer = link.call(&command).await.map(drop);
-            tell.send_replace(Some(answer.map_err(|failure| failure.into_error(link.server()))));
+            tell.send_replace(Some(answer.map_err(|failure| match failure.redirect() {
+                // Its channels have moved along, and whoever asks again is told where to.
+                Some(_) => Error::new(ErrorKind::Unavailable, "the slot has moved to another server"),
+                None => failure.into_error(link.server()),
+            })));
         });
         Ok(listening)
     }

@@ -203,8 +203,8 @@ impl Route {
         sent.map(|done| done.answer).map_err(|(failure, server)| failure.into_error(&server))
     }
 
-    /// Sends a command and follows the server's redirections. An error says that it was not sent. What seldom happens is boxed: the
-    /// futures of all steps are as large as the largest that they may wait for.
+    /// Sends a command and follows the redirections of a Cluster. An error says that it was not applied. What seldom happens is boxed:
+    /// the futures of all steps are as large as the largest that they may wait for.
     async fn send(
         &self,
         slot: u16,
@@ -215,7 +215,7 @@ impl Route {
         let durably = durably.filter(|_| self.dialer.settings.durability.asks_for_more());
         let mut node = self.node(slot).await?;
         let mut asking = false;
-        for hop in 0.. {
+        for _ in 0..=REDIRECTS {
             let sent = match durably {
                 Some(did) => Box::pin(self.send_confirmed(&node, command, script, asking, did)).await,
                 None => match self.link(&node).await {
@@ -244,8 +244,8 @@ impl Route {
                 Some((self.redirected(slot, host, port, &node, moved)?, !moved))
             });
             match next {
-                Some((target, ask)) if hop < REDIRECTS => (node, asking) = (target, ask),
-                _ => {
+                Some((target, ask)) => (node, asking) = (target, ask),
+                None => {
                     if matches!(failure, Failure::Cut { .. }) || failure.is_wrong_server() {
                         self.mistrust(&node).await;
                     }
@@ -461,7 +461,7 @@ impl Route {
         })
     }
 
-    /// Where a server says that a slot is.
+    /// Where a server says that a slot is, if the URL knows of such servers.
     fn redirected(
         &self,
         slot: u16,

@@ -41,7 +41,7 @@ impl About<'_> {
         if self.part == Part::Master && server.has_slots {
             checks.push(Check::warn(
                 "mode",
-                "one of a Cluster, of which this URL takes it for all there is: its locks end with its part in it",
+                "one of a Cluster: by this URL there are the locks of its own slots alone, and all others are refused",
                 "say redis+cluster:// in the URL",
             ));
         }
