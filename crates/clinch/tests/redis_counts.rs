@@ -441,3 +441,51 @@ async fn every_key_but_the_fence_has_an_expiry_though_users_give_up_in_the_middl
     let redis = Redis::start();
     load(&redis, true).await;
 }
+
+/// With an empty prefix all texts of the database are names that a lock could have. What each begins with is asked for by the page, and
+/// no more of those that are no locks.
+#[tokio::test]
+async fn a_list_without_a_prefix_looks_at_nothing_closely_but_locks() {
+    const FOREIGN: usize = 3000;
+    let redis = Redis::start();
+    let fill = "for i = 1, tonumber(ARGV[1]) do redis.call('SET', 'page:' .. i, string.rep('x', 40)) end";
+    redis.call(&["EVAL", fill, "0", &FOREIGN.to_string()]);
+    // What looks like a claim's, and what does not quite.
+    redis.call(&["SET", "of another", &format!("{} of another", "0123456789abcdef".repeat(2))]);
+    redis.call(&["SET", "other/text", "clinch"]);
+    let locks = clinch::connect(&format!("{}?prefix=", redis.url())).await.unwrap().ttl(LONG_TTL).unwrap();
+    let held = lock(&locks, "held").await;
+    let reader = locks.rwlock("read").unwrap().read().await.unwrap();
+    // Held by a program that polls, and waited for by one of ours.
+    redis.call(&["SET", "foreign", "of redis-py", "PX", "600000"]);
+    let waiters = [queue(&locks, "held"), queue(&locks, "foreign")];
+    sees_waiters(&redis, 2).await;
+    redis.call(&["SET", "closed", "clinch closed", "PX", "600000"]);
+    // Loads the script.
+    locks.list("").await.unwrap();
+    let mut monitor = Monitor::start(&redis);
+    let reads = || redis.client().info("stats")["total_reads_processed"].parse::<usize>().unwrap();
+    let before = reads();
+    let listed = locks.list("").await.unwrap();
+    let reads = reads() - before;
+    let names: Vec<&str> = listed.iter().map(|state| state.name.as_str()).collect();
+    assert_eq!(names, ["foreign", "held", "read"]);
+    let sent = monitor.take();
+    let count = |name: &str| sent.iter().filter(|sent| sent.words[0].eq_ignore_ascii_case(name)).count();
+    // A script that is told nothing but what all are.
+    let looks = sent.iter().filter(|sent| sent.words.len() == 9 && sent.words[8].starts_with("- - - "));
+    let mut closely: Vec<&str> = looks.map(|sent| sent.words[3].as_str()).collect();
+    closely.sort_unstable();
+    closely.truncate(9);
+    assert_eq!(closely, ["closed", "foreign", "held", "of another", "read"], "looked at closely");
+    assert!(count("getrange") >= FOREIGN && count("getrange") < FOREIGN + 20, "{} texts", count("getrange"));
+    assert!(reads < FOREIGN / 10, "they came in {reads} writes");
+    // Only those are asked for that the caller wants.
+    assert_eq!(locks.list("re").await.unwrap().len(), 1);
+    assert!(monitor.take().iter().filter(|sent| sent.words[0] == "GETRANGE").count() < 5);
+    for waiter in waiters {
+        waiter.abort();
+    }
+    held.release().await.unwrap();
+    reader.release().await.unwrap();
+}

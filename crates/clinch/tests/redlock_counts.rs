@@ -429,3 +429,31 @@ async fn who_waits_for_servers_that_do_not_vote_goes_on_reading_their_clocks() {
     assert!(sent.iter().all(|sent| sent.requests() < 10) && !waiter.is_finished(), "{sent:?}");
     waiter.abort();
 }
+
+/// With an empty prefix all texts of the database are names that a lock could have.
+#[tokio::test]
+async fn a_list_without_a_prefix_looks_at_nothing_closely_but_locks() {
+    const FOREIGN: usize = 2000;
+    let servers = Servers::start();
+    let locks = servers.connect("&prefix=").await;
+    let guard = lock(&locks, "job").await;
+    let fill = "for i = 1, tonumber(ARGV[1]) do redis.call('SET', 'page:' .. i, string.rep('x', 40)) end";
+    for server in &servers.0 {
+        server.call(&["EVAL", fill, "0", &FOREIGN.to_string()]);
+        server.call(&["SET", "foreign", "of redis-py", "PX", "600000"]);
+    }
+    servers.reset();
+    let listed = locks.list("").await.unwrap();
+    assert!(listed.len() == 1 && listed[0].name.as_str() == "job", "{listed:?}");
+    for server in &servers.0 {
+        let stats = server.client().commandstats();
+        assert!(stats["getrange"] >= FOREIGN as u64, "{stats:?}");
+        assert!(stats.get("pttl").is_none_or(|looks| *looks < 5), "{stats:?}");
+    }
+    // One that hangs is not waited for until all its keys could have been gone through.
+    servers.0[2].pause();
+    let listed = tokio::time::timeout(PATIENCE / 2, locks.list("")).await.expect("a minority hangs").unwrap();
+    assert_eq!(listed.len(), 1);
+    servers.0[2].resume();
+    release(guard).await;
+}

@@ -78,6 +78,15 @@ impl Link {
         Ok(answers)
     }
 
+    /// As [`Link::call_together`], of however many.
+    pub(super) async fn call_all(&self, commands: &[Command]) -> Result<Vec<Value>, Failure> {
+        let mut answers = Vec::with_capacity(commands.len());
+        for answer in self.wire.send_all(commands)? {
+            answers.push(self.answer(answer).await?);
+        }
+        Ok(answers)
+    }
+
     async fn answer(&self, answer: oneshot::Receiver<Value>) -> Result<Value, Failure> {
         answer.await.map_err(|_| Failure::Cut { sent: true, why: self.wire.why() })
     }

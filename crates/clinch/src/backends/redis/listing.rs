@@ -1,5 +1,7 @@
 //! Finding the locks that there are, by looking at keys.
 
+use std::collections::BTreeSet;
+
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::keys::{claims_pattern, is_reserved, lock_of_claims_key};
@@ -15,16 +17,19 @@ impl Store {
     /// The names under which there is something that may be a lock, in order.
     pub(super) async fn locks_named(&self, prefix: &str) -> Result<Vec<LockName>> {
         let ours = &self.settings().prefix;
-        let mut names = std::collections::BTreeSet::new();
+        let pattern = lock_pattern(ours, prefix);
+        let mut names = BTreeSet::new();
         for link in self.route.masters().await? {
-            let pattern = lock_pattern(ours, prefix);
-            let locks = scan(&link, &pattern, "string").await?;
-            let claims = scan(&link, &claims_pattern(&pattern), "hash").await?;
-            let queued = claims.iter().filter_map(|key| lock_of_claims_key(key));
-            let all = locks.iter().map(String::as_str).filter(|key| !is_reserved(key)).chain(queued);
-            names.extend(all.filter_map(|key| key.strip_prefix(ours.as_str())).map(str::to_owned));
+            names.extend(locks_on(&link, ours, &pattern).await?);
+            let claims = claims_pattern(&pattern);
+            let mut pages = Pages::of(&link, &claims, "hash");
+            while let Some(claims) = pages.next().await? {
+                let queued =
+                    claims.iter().filter_map(|key| lock_of_claims_key(key)?.strip_prefix(ours.as_str()));
+                names.extend(queued.filter_map(|name| LockName::new(name).ok()));
+            }
         }
-        Ok(names.iter().filter_map(|name| LockName::new(name).ok()).collect())
+        Ok(names.into_iter().collect())
     }
 }
 
@@ -48,22 +53,68 @@ pub(super) fn lock_pattern(prefix: &str, wanted: &str) -> String {
     format!("{}{}*", escaped(prefix), escaped(wanted))
 }
 
-/// The keys on one server that match.
-pub(super) async fn scan(link: &Link, pattern: &str, kind: &str) -> Result<Vec<String>> {
-    let mut cursor = "0".to_owned();
-    let mut keys = Vec::new();
-    loop {
+/// The names of what may be locks on one server, by the locks' own keys. Without a prefix of ours most texts of a database are none, so it
+/// is looked first how each begins.
+pub(super) async fn locks_on(link: &Link, prefix: &str, pattern: &str) -> Result<Vec<LockName>> {
+    let mut pages = Pages::of(link, pattern, "string");
+    let mut names = Vec::new();
+    while let Some(mut keys) = pages.next().await? {
+        keys.retain(|key| !is_reserved(key));
+        if prefix.is_empty() {
+            keys = those_of_ours(link, keys).await?;
+        }
+        let found = keys.iter().filter_map(|key| key.strip_prefix(prefix));
+        names.extend(found.filter_map(|name| LockName::new(name).ok()));
+    }
+    Ok(names)
+}
+
+/// Those of some keys that may be locks of ours, by one write.
+async fn those_of_ours(link: &Link, mut keys: Vec<String>) -> Result<Vec<String>> {
+    let look = |key: &String| {
+        let mut look = Command::new("GETRANGE");
+        look.arg(key).arg(0).arg(63);
+        look
+    };
+    let looks: Vec<Command> = keys.iter().map(look).collect();
+    let starts = link.call_all(&looks).await.map_err(|failure| failure.into_error(link.server()))?;
+    let mut starts = starts.iter();
+    keys.retain(|_| match starts.next() {
+        // What cannot be read here, whoever looks closely is told why. What is no text any more is no lock.
+        Some(Value::Error(error)) => !error.starts_with("WRONGTYPE"),
+        start => start.is_some_and(|start| reply::may_be_ours(&reply::lossy(start))),
+    });
+    Ok(keys)
+}
+
+/// About how many keys a server looks at for a page.
+const PAGE: u64 = 1000;
+
+/// The keys on one server that match, page by page: of a large database not all are here at a time.
+struct Pages<'a> {
+    link: &'a Link,
+    pattern: &'a str,
+    kind: &'a str,
+    /// Where to go on; none, when there are no more.
+    cursor: Option<String>,
+}
+
+impl<'a> Pages<'a> {
+    fn of(link: &'a Link, pattern: &'a str, kind: &'a str) -> Pages<'a> {
+        Pages { link, pattern, kind, cursor: Some("0".to_owned()) }
+    }
+
+    async fn next(&mut self) -> Result<Option<Vec<String>>> {
+        let Some(cursor) = self.cursor.take() else { return Ok(None) };
         let mut command = Command::new("SCAN");
-        command.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000).arg("TYPE").arg(kind);
-        let answer = link.call(&command).await.map_err(|failure| failure.into_error(link.server()))?;
+        command.arg(&cursor).arg("MATCH").arg(self.pattern).arg("COUNT").arg(PAGE).arg("TYPE").arg(self.kind);
+        let answer =
+            self.link.call(&command).await.map_err(|failure| failure.into_error(self.link.server()))?;
         let [next, found] = reply::list(&answer)? else {
             return Err(Error::new(ErrorKind::Unknown, "SCAN gave no answer that makes sense"));
         };
-        keys.extend(reply::list(found)?.iter().filter_map(Value::text).map(str::to_owned));
-        cursor = next.text().unwrap_or("0").to_owned();
-        if cursor == "0" {
-            return Ok(keys);
-        }
+        self.cursor = next.text().filter(|next| *next != "0").map(str::to_owned);
+        Ok(Some(reply::list(found)?.iter().filter_map(Value::text).map(str::to_owned).collect()))
     }
 }
 

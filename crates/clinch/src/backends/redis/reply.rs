@@ -184,6 +184,12 @@ pub(super) fn is_evicted(record: &str) -> bool {
             .is_some_and(|(_, rest)| rest.starts_with('!'))
 }
 
+/// Whether what stands in a key and begins so may be a lock of ours: a holder's record, or what stands there for several.
+pub(super) fn may_be_ours(start: &str) -> bool {
+    let sole = |(id, rest): (&str, &str)| rest.starts_with([' ', '*', '!']) && id.parse::<ClaimId>().is_ok();
+    start.starts_with("clinch ") || start.split_at_checked(32).is_some_and(sole)
+}
+
 /// A record of a waiter: `w <mode> <place counts from> <ttl> <since µs> <inbox> <owner>`.
 fn waiter(id: &str, record: &str, left: Option<Duration>) -> Option<ClaimState> {
     let mut words = record.strip_prefix("w ")?.splitn(6, ' ');
@@ -303,6 +309,16 @@ mod tests {
     fn busy(holder: &str) -> Value {
         let numbers = [2, 5_000, 3, 2, 700].map(Value::Int);
         Value::List([&numbers[..], &[bulk(holder), Value::Int(900)]].concat())
+    }
+
+    #[test]
+    fn what_may_be_ours_is_known_by_how_it_begins() {
+        for ours in [&format!("{ID} 17"), &format!("{ID}*17"), &format!("{ID}!17"), "clinch parts"] {
+            assert!(may_be_ours(ours), "{ours}");
+        }
+        for other in ["", "clinch", ID, &format!("{ID}17"), &ID.replace('f', "x"), &"\u{fffd}".repeat(20)] {
+            assert!(!may_be_ours(other), "{other}");
+        }
     }
 
     #[test]

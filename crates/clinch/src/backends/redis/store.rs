@@ -340,7 +340,7 @@ impl Backend for Store {
         let ours = &self.settings().prefix;
         // Without a prefix of ours, any text in the database would look like a foreign holder.
         let listed =
-            |state: &LockState| !ours.is_empty() || state.claims.iter().any(|claim| claim.token.is_some());
+            |state: &LockState| !ours.is_empty() || state.claims.iter().any(|claim| claim.owner.pid != 0);
         states(
             self.locks_named(prefix).await?,
             |name| async move { Ok(self.state(&name).await?.filter(listed)) },

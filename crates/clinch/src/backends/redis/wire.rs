@@ -75,6 +75,15 @@ struct State {
     why: Option<String>,
 }
 
+impl State {
+    fn put(&mut self, command: &Command) -> oneshot::Receiver<Value> {
+        command.write_to(&mut self.out);
+        let (tell, answer) = oneshot::channel();
+        self.waiting.push_back(tell);
+        answer
+    }
+}
+
 struct Writer {
     /// `None` when the connection has ended, so that nothing of it stays open for as long as somebody has the link.
     half: Option<WriteHalf<Box<dyn Stream>>>,
@@ -137,22 +146,29 @@ impl Wire {
         &self,
         commands: [&Command; N],
     ) -> Result<[oneshot::Receiver<Value>; N], Failure> {
+        self.put(N, |state| commands.map(|command| state.put(command)))
+    }
+
+    /// As [`Wire::send`], of however many.
+    pub(super) fn send_all(&self, commands: &[Command]) -> Result<Vec<oneshot::Receiver<Value>>, Failure> {
+        if commands.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.put(commands.len(), |state| commands.iter().map(|command| state.put(command)).collect())
+    }
+
+    fn put<T>(&self, count: usize, put: impl FnOnce(&mut State) -> T) -> Result<T, Failure> {
         let mut state = lock(&self.state);
         if state.why.is_some() {
             drop(state);
             return Err(Failure::Cut { sent: false, why: self.why() });
         }
         let (quiet, first) = (state.waiting.len() < CROWD, state.out.is_empty());
-        let answers = commands.map(|command| {
-            command.write_to(&mut state.out);
-            let (tell, answer) = oneshot::channel();
-            state.waiting.push_back(tell);
-            answer
-        });
+        let answers = put(&mut state);
         if first {
             state.since = Some(self.clock.now());
         }
-        state.gathered += N;
+        state.gathered += count;
         let enough = state.gathered >= ENOUGH;
         // Whoever was first sees to what came after. A driver that never ran yet will.
         let driver = state.driver.clone().filter(|_| first || enough);

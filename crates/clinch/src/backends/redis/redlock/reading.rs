@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::super::keys::is_reserved;
-use super::super::listing::{lock_pattern, scan};
+use super::super::listing::{lock_pattern, locks_on};
 use super::super::reply;
 use super::super::resp::Command;
 use super::node::Node;
@@ -19,6 +18,9 @@ use crate::token::Token;
 
 /// For how long a server is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// For how long a server is waited for that goes through all its keys. One that hangs is left sooner: its connection ends.
+const LISTING: Duration = Duration::from_secs(60);
 
 /// Who holds a lock, as some of the servers say.
 struct Holding {
@@ -143,23 +145,21 @@ impl Quorum {
 
     /// The names under which a server has something that may be a lock, in order.
     pub(super) async fn locks_named(&self, prefix: &str) -> Result<BTreeSet<LockName>> {
-        let ours = &self.rules.prefix;
-        let pattern: Arc<str> = lock_pattern(ours, prefix).into();
+        let ours: Arc<str> = self.rules.prefix.as_str().into();
+        let pattern: Arc<str> = lock_pattern(&ours, prefix).into();
         let mut round = Round::new(&self.env, self.nodes.len());
         for (at, node) in self.nodes.iter().enumerate() {
-            let (node, pattern) = (node.clone(), pattern.clone());
-            round.ask(at, PATIENCE, async move { scan(&node.line().await?.link, &pattern, "string").await });
+            let (node, ours, pattern) = (node.clone(), ours.clone(), pattern.clone());
+            round.ask(at, LISTING, async move { locks_on(&node.line().await?.link, &ours, &pattern).await });
         }
         let mut names = BTreeSet::new();
         let (mut answers, mut failure) = (0, None);
         round
             .answers(|_, answer| {
                 match answer {
-                    Ok(keys) => {
+                    Ok(found) => {
                         answers += 1;
-                        let keys = keys.iter().filter(|key| !is_reserved(key));
-                        let keys = keys.filter_map(|key| key.strip_prefix(ours.as_str()));
-                        names.extend(keys.filter_map(|name| LockName::new(name).ok()));
+                        names.extend(found);
                     }
                     Err(error) => failure = Some(error),
                 }
