@@ -1,5 +1,9 @@
 //! Servers that stop, restart, lose everything, are busy or full.
 
+use clinch::Mode;
+use clinch::backend::{Progress, Renewal, Wake};
+
+use super::queues::claim;
 use super::*;
 
 #[tokio::test]
@@ -212,6 +216,40 @@ async fn a_full_server_keeps_readers_and_permits() {
     }
     let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
     assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
+
+/// What was handed over is the waiter's also where it has to ask for it, as it does over a slow link: nothing is written that needs memory.
+#[tokio::test]
+async fn a_full_server_gives_a_waiter_what_it_was_handed() {
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let redis = Redis::builder().arg("--maxmemory-policy", "noeviction").start();
+        let backend = super::queues::backend(&redis).await;
+        let (holder, waiter) = (claim("job", Mode::Exclusive, 1), claim("job", mode, 2));
+        assert!(matches!(backend.claim(&holder).await.unwrap(), Progress::Granted(_)));
+        // Who listens is handed it.
+        eventually("it is queued, and listens", async || {
+            assert!(matches!(backend.claim(&waiter).await.unwrap(), Progress::Queued(_)));
+            let told = tokio::time::timeout(Duration::from_millis(20), backend.wait(&waiter)).await;
+            assert!(!matches!(told, Ok(Ok(Wake::Granted(_)))), "it was held");
+            waiters(&redis, "job")
+                .iter()
+                .any(|(_, record)| record.split(' ').nth(5) != Some("-"))
+                .then_some(())
+        })
+        .await;
+        fill(&redis);
+        assert_eq!(backend.release(&holder, Duration::ZERO).await.unwrap(), Freed::Removed);
+        assert!(matches!(backend.claim(&waiter).await.unwrap(), Progress::Granted(_)), "{mode}");
+        // For the whole of its TTL now.
+        let renewal = backend.verify(&waiter).await.unwrap();
+        assert!(
+            matches!(renewal, Renewal::Renewed(Some(left)) if left > LONG_TTL / 2),
+            "{mode}: {renewal:?}"
+        );
+        assert_eq!(backend.release(&waiter, Duration::ZERO).await.unwrap(), Freed::Removed);
+        // A full server still says who has a lock.
+        assert!(matches!(backend.claim(&holder).await.unwrap_err().kind(), ErrorKind::Unavailable));
+    }
 }
 
 /// Of a lock that nobody waits for, of one that has a queue, and of a part of one.

@@ -4,8 +4,9 @@ local exclusive = string.sub(ARGV[1], 1, 2) == 'x '
 -- clients too.
 local bare = exclusive and call('EXISTS', KEYS[2]) == 0
 if bare then
-  local token = next_token()
-  if call('SET', KEYS[1], ARGV[2] .. ' ' .. token .. ' ' .. us .. ' ' .. ARGV[4], 'NX', 'PX', ARGV[3]) then
+  -- A full server refuses that: the lock may have been handed to the claim nevertheless, or be another's, which is seen below.
+  local known, token = pcall(next_token)
+  if known and call('SET', KEYS[1], ARGV[2] .. ' ' .. token .. ' ' .. us .. ' ' .. ARGV[4], 'NX', 'PX', ARGV[3]) then
     return token
   end
 end
