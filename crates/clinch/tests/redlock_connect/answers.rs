@@ -1,7 +1,9 @@
 //! What an error says of each server: who has its vote and for how long, that it did not answer, or until when it does
 //! not vote.
 
-use clinch_testkit::Proxy;
+use clinch_testkit::{Cluster, Proxy};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 use super::*;
 
@@ -103,4 +105,57 @@ async fn each_server_answers_for_itself() {
         words.iter().all(|words| error.to_string().contains(words)).then_some(())
     })
     .await;
+}
+
+/// The address of a server that still reads its data: it greets, says who it is, and answers so to all that asks for data.
+async fn loading() -> String {
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = server.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = server.accept().await {
+            tokio::spawn(async move {
+                let (mut said, mut answered) = (String::new(), 0);
+                let mut bytes = vec![0; 1 << 16];
+                while let Ok(count @ 1..) = client.read(&mut bytes).await {
+                    said.push_str(std::str::from_utf8(&bytes[..count]).unwrap());
+                    // Each command begins with the number of its words.
+                    let is_head = |line: &&str| {
+                        line.strip_prefix('*').is_some_and(|count| count.parse::<u32>().is_ok())
+                    };
+                    let commands = said.split_inclusive("\r\n").filter_map(|line| line.strip_suffix("\r\n"));
+                    let heads = commands.filter(is_head).count();
+                    while answered < heads {
+                        // HELLO, CLIENT ID and INFO come first.
+                        let answer = match answered {
+                            0..3 => "+OK\r\n",
+                            _ => "-LOADING Redis is loading the dataset in memory\r\n",
+                        };
+                        answered += 1;
+                        if client.write_all(answer.as_bytes()).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    addr
+}
+
+/// Whatever a server answers in the place of what was left there, its user is said to lack a right only where it does.
+#[tokio::test]
+async fn a_server_that_cannot_answer_yet_and_one_of_a_cluster_deny_no_right() {
+    let servers = [loading().await, loading().await, loading().await];
+    let error = clinch::connect(&format!("redlock://{}", servers.join(","))).await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Unavailable && chain(&error).contains("LOADING"), "{error:?}");
+    assert!(!chain(&error).contains("right"), "{error:?}");
+
+    let cluster = Cluster::start();
+    let masters: Vec<String> = cluster.masters().iter().map(|master| master.addr().to_string()).collect();
+    let error = clinch::connect(&format!("redlock://{}", masters.join(","))).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+    assert!(
+        chain(&error).contains("redis+cluster://") && !chain(&error).contains("the right to"),
+        "{error:?}"
+    );
 }

@@ -19,7 +19,7 @@ use crate::backends::redis::route::exchange;
 use crate::backends::redis::script::{self, Script};
 use crate::backends::redis::settings::Address;
 use crate::clock::Instant;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::sync::lock;
 
 /// For how long a server to which no connection could be opened is left alone; longer, if it has refused us.
@@ -150,23 +150,25 @@ impl Node {
         let mut answers = answers.into_iter().map(Failure::check);
         let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
         let id = next().ok().and_then(|id| reply::number(&id).ok()).and_then(|id| u64::try_from(id).ok());
-        let info = next().map_err(|failure| self.failed(failure));
+        let server = match next() {
+            Ok(info) => Server::read(info.text().unwrap_or_default()),
+            // A user who may not look is believed to know.
+            Err(failure) if failure.code() == "NOPERM" && self.rules.durable => Server::default(),
+            Err(failure) => return Err(self.failed(failure)),
+        };
         let time = next();
         let left = match next() {
             Ok(left) => Left::read(reply::lossy(&left), &self.group),
             // Something else has the key, and is overwritten.
             Err(failure) if failure.code() == "WRONGTYPE" => Left::default(),
-            Err(failure) => return Err(self.voucher_refused(self.failed(failure))),
+            Err(failure) if failure.code() == "NOPERM" => {
+                return Err(self.voucher_refused(self.failed(failure)));
+            }
+            Err(failure) => return Err(self.failed(failure)),
         };
         for _ in scripts {
             next().map_err(|failure| self.failed(failure))?;
         }
-        let server = match info {
-            Ok(info) => Server::read(info.text().unwrap_or_default()),
-            // A user who may not look is believed to know.
-            Err(error) if error.kind() == ErrorKind::Refused && self.rules.durable => Server::default(),
-            Err(error) => return Err(error),
-        };
         server.refuse_replica()?;
         server.refuse_unfit(self.dialer.settings.eviction_allowed)?;
         if self.rules.durable {
