@@ -1,6 +1,6 @@
 //! URLs whose scheme says otherwise than what stands at the address.
 
-use clinch::{Env, Lane};
+use clinch::{Env, Lane, Verdict};
 
 use super::*;
 
@@ -77,4 +77,34 @@ async fn a_lock_that_moves_away_from_the_server_of_the_url_is_lost_in_time() {
     let next = lock(&connect(&servers.url()).await, &name).await;
     assert_eq!(to.call(&["EXISTS", &key]).int(), 1);
     release(next).await;
+}
+
+/// Each form of URL at what another is for says which that is.
+#[tokio::test]
+async fn a_url_of_another_form_says_which_is_right() {
+    let servers = Sentinel::start();
+    let (sentinel, server) = (servers.sentinels()[0].addr(), Redis::start());
+    for url in [format!("redis://{sentinel}"), format!("redis+cluster://{sentinel}")] {
+        expect_other_scheme(
+            &refused(&url).await,
+            "this is a Sentinel; say redis+sentinel://HOST/MASTER in the URL",
+        );
+    }
+    let plain = server.addr();
+    for url in [format!("redis+sentinel://{plain}/main"), format!("redis+cluster://{plain}")] {
+        expect_other_scheme(&refused(&url).await, "say redis:// in the URL");
+    }
+    let [one, two, three] = [0, 1, 2].map(|at| servers.sentinels()[at].addr());
+    let error = refused(&format!("redlock://{one},{two},{three}")).await;
+    expect_other_scheme(&error, "this is a Sentinel");
+    for (url, words) in [
+        (format!("redis://{sentinel}"), "redis+sentinel://"),
+        (format!("redis+sentinel://{plain}/main"), "redis://"),
+        (format!("redis+cluster://{plain}"), "redis://"),
+    ] {
+        let checks = Locks::examine(&url, Env::host(Lane::thread())).await.unwrap();
+        let failed = checks.iter().filter(|check| check.verdict == Verdict::Fail);
+        let told = failed.map(|check| format!("{} {:?}", check.seen, check.remedy)).collect::<Vec<_>>();
+        assert!(told.iter().any(|told| told.contains(words)), "{url}: {checks:?}");
+    }
 }

@@ -120,6 +120,8 @@ pub(super) struct Server {
     pub(super) logs_writes: bool,
     /// Whether it is one of a Cluster, and refuses commands on keys of several slots.
     pub(super) has_slots: bool,
+    /// Whether it keeps nothing, and only knows who does.
+    is_sentinel: bool,
 }
 
 /// What INFO tells, by name.
@@ -148,6 +150,7 @@ impl Server {
             uptime: field("uptime_in_seconds").parse().unwrap_or(0),
             logs_writes: field("aof_enabled") == "1",
             has_slots: field("cluster_enabled") == "1",
+            is_sentinel: field("redis_mode") == "sentinel",
         }
     }
 
@@ -164,8 +167,18 @@ impl Server {
 
     /// Refuses servers on which a lock is no lock.
     pub(super) fn refuse_unfit(&self, eviction_allowed: bool) -> Result<()> {
+        self.refuse_sentinel()?;
         self.refuse_active()?;
         self.refuse_evicting(eviction_allowed)
+    }
+
+    /// Refuses a Sentinel, which was taken for the server that it names.
+    pub(super) fn refuse_sentinel(&self) -> Result<()> {
+        match self.is_sentinel {
+            true => Err(Error::new(ErrorKind::Unsupported, "this is a Sentinel")
+                .with_remedy("say redis+sentinel://HOST/MASTER in the URL")),
+            false => Ok(()),
+        }
     }
 
     /// Refuses a server that grants what another grants, too.

@@ -126,7 +126,11 @@ async fn ask_one(dialer: &Arc<Dialer>, node: &Arc<Node>) -> Result<View> {
     let link = node.link(dialer).await?;
     let mut command = Command::new("CLUSTER");
     command.arg("SLOTS");
-    let answer = link.call(&command).await.map_err(|failure| failure.into_error(link.server()))?;
+    let answer = link.call(&command).await.map_err(|failure| {
+        let is_none = failure.detail().contains("cluster support disabled");
+        let error = failure.into_error(link.server());
+        if is_none { error.with_remedy(dialer.settings.one_server()) } else { error }
+    })?;
     let view = View::read(&answer, node.endpoint())?;
     if view.ranges.is_empty() {
         let message = format!("{} knows no slots; is the cluster complete?", link.server());

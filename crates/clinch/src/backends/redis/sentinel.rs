@@ -161,6 +161,12 @@ impl Sentinel {
             );
             return Err(Error::new(ErrorKind::Invalid, message));
         }
+        if let Err(failure) = Failure::check(details.clone())
+            && failure.is_no_command()
+        {
+            let message = format!("the server at {address} is no Sentinel");
+            return Err(Error::new(ErrorKind::Unsupported, message).with_remedy(dialer.settings.one_server()));
+        }
         for answer in [details, master] {
             Failure::check(answer.clone()).map_err(|failure| failure.into_error(link.server()))?;
         }

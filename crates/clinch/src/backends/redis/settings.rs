@@ -89,6 +89,12 @@ impl std::fmt::Display for Address {
 }
 
 impl Settings {
+    /// What to do about a server that stands alone, where the URL says otherwise.
+    pub(super) fn one_server(&self) -> String {
+        let scheme = if self.tls.is_some() { self.schemes.encrypted } else { self.schemes.plain };
+        format!("say {scheme} in the URL")
+    }
+
     pub(super) fn parse(url: &mut StoreUrl) -> Result<Settings> {
         if url.hides_credentials() {
             return Err(Error::invalid(

@@ -34,9 +34,15 @@ impl About<'_> {
 
     pub(super) fn checks(&self) -> Vec<Check> {
         let server = Server::read(self.info);
+        if let Err(error) = server.refuse_sentinel() {
+            return vec![Check::failed("mode", &error, "")];
+        }
         let mut checks = vec![self.version(&server), self.role(&server), self.eviction(&server)];
         if self.part != Part::Cluster || self.fields().get("role") == Some(&"master") {
             checks.push(self.replicas());
+        }
+        if self.part == Part::Cluster && self.fields().get("cluster_enabled") == Some(&"0") {
+            checks.push(Check::fail("mode", "it is of no Cluster", self.settings.one_server()));
         }
         if self.part == Part::Master && server.has_slots {
             checks.push(Check::warn(

@@ -156,6 +156,7 @@ impl Node {
             Err(failure) if failure.code() == "NOPERM" && self.rules.durable => Server::default(),
             Err(failure) => return Err(self.failed(failure)),
         };
+        server.refuse_sentinel()?;
         let time = next();
         let left = match next() {
             Ok(left) => Left::read(reply::lossy(&left), &self.group),
