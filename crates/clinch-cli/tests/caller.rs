@@ -130,6 +130,74 @@ fn whose_lock_it_is_has_to_be_said_where_that_cannot_be_seen() {
     }
 }
 
+/// Python, Node and a shell that read what a line of a shell says, and then look at the lock.
+const READERS: [&[&str]; 4] = [
+    &[
+        "python3",
+        "-c",
+        "import os, subprocess; os.environ['READER'] = str(os.getpid())
+said = subprocess.run(os.environ['LINE'], shell=True, stdout=subprocess.PIPE).stdout
+open('said', 'wb').write(said); os.system('\"$CLINCH\" show x > show')",
+    ],
+    &[
+        "python3",
+        "-c",
+        "import os, socket, subprocess; os.environ['READER'] = str(os.getpid())
+ours, theirs = socket.socketpair(); subprocess.run(os.environ['LINE'], shell=True, stdout=theirs)
+open('said', 'wb').write(ours.recv(1000)); os.system('\"$CLINCH\" show x > show')",
+    ],
+    &[
+        "node",
+        "-e",
+        "process.env.READER = process.pid; const run = require('child_process').spawnSync
+require('fs').writeFileSync('said', run('sh', ['-c', process.env.LINE]).stdout)
+run('sh', ['-c', '\"$CLINCH\" show x > show'])",
+    ],
+    &["sh", "-c", r#"export READER=$$; said=$(sh -c "$LINE"); echo "$said" > said; "$CLINCH" show x > show"#],
+];
+
+/// Who reads the answer is neither the process that called nor one of which that is a copy: that process ends next, and its lock is free under the
+/// other. Or it goes on, as a script that cron has started.
+#[test]
+fn whose_lock_it_is_has_to_be_said_where_a_helper_is_captured() {
+    let lines = [
+        r#""$CLINCH" acquire x MORE 2> why; exit $?"#,
+        r#"("$CLINCH" acquire x MORE 2> why; :); :"#,
+        r#"timeout 60 sh -c '"$CLINCH" acquire x MORE 2> why; exit $?'"#,
+        r#""$CLINCH" acquire x MORE 2> why | tee log | cat"#,
+    ];
+    let is_there = |reader: &&&[&str]| Command::new(reader[0]).arg("-c").output().is_ok();
+    for reader in READERS.iter().filter(is_there) {
+        for line in lines {
+            // Who reads a socket that clinch does not write to itself cannot be seen.
+            if line.contains('|') && (reader[0] == "node" || reader[2].contains("socket")) {
+                continue;
+            }
+            for (more, is_held) in [("", false), (r#"--for "$READER""#, true)] {
+                let world = World::new();
+                let output =
+                    program(&world, reader).env("LINE", line.replace("MORE", more)).output().unwrap();
+                let [said, why, show] = ["said", "why", "show"].map(|name| world.read(name));
+                let told = format!("{reader:?}: {line} {more}: {said:?} {why:?} {output:?}");
+                assert_eq!([said.contains("claim="), show.contains("held")], [is_held; 2], "{told}");
+                assert!(is_held || said.contains("(exit 64)") && why.contains("--for "), "{told}");
+            }
+        }
+    }
+}
+
+/// What cron starts, and all that it says is read by cron: what it has acquired it holds.
+#[test]
+fn a_lock_whose_answer_goes_elsewhere_is_the_scripts() {
+    for to in ["> said", "> /dev/null", "| sed p > said"] {
+        let world = World::new();
+        let script = format!(r#""$CLINCH" acquire x {to} || exit; "$CLINCH" show x > show; exit"#);
+        let output = program(&world, &["sh", "-c", &script]).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{to}: {output:?}");
+        assert!(world.read("show").contains("held"), "{to}: {output:?}");
+    }
+}
+
 /// A service manager asks all of a service to end, and the next has the lock while its script cleans up.
 #[test]
 fn a_holder_is_deaf_to_what_asks_its_shell_to_end() {

@@ -12,7 +12,7 @@ use clinch::{Env, ErrorKind, Instant, Lane, Locks, Released, Renew};
 use rustix::process::Signal;
 use tokio::net::unix::pipe::Receiver;
 
-use super::caller::{self, Caller, caller};
+use super::caller::{self, Caller, Other, caller};
 use super::hold::{KEEP, Report, read_line};
 use crate::args::{Acquire, Share, Store};
 use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, close, connect_within, is_transient};
@@ -272,9 +272,13 @@ async fn owner_of(args: &Acquire) -> Result<i32, Failure> {
     let name = "name one with --for, whose end frees the lock";
     match caller().await {
         None => Err(Failure::usage(format!("the calling process cannot be told; {name}"))),
-        Some(Caller { pid, passes_on_to: Some(reader) }) => Err(Failure::usage(format!(
+        Some(Caller { pid, or: Some(Other::Original(reader)) }) => Err(Failure::usage(format!(
             "the answer is read by process {pid}, a part of process {reader}, which reads what that writes: either may be about to \
              use the lock; {name}, such as `--for $$` for the shell itself"
+        ))),
+        Some(Caller { pid, or: Some(Other::Above(reader)) }) => Err(Failure::usage(format!(
+            "process {pid} called, and what it writes is read by process {reader}: either may be about to use the lock; {name}, such as \
+             `--for {reader}` where process {pid} only passes the answer on, or `--for $$` in a script that goes on"
         ))),
         Some(caller) => Ok(caller.pid),
     }

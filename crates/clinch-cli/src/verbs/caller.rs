@@ -1,16 +1,20 @@
 //! Who called us, for whom a lock is taken: who reads our answer.
 //!
 //! A shell forks processes that are but a part of it, as in `$(... | ...)`, and others that work on their own, as in `( ... ) &`. Both are copies of it.
-//! What tells them apart is the way of the answer: the first write it into a pipe that the shell reads, the second read it themselves.
+//! What tells them apart is the way of the answer: the first write it into a pipe that the shell reads, the second read it themselves. Where who reads it is
+//! no copy's original, as with a helper that is captured, nothing tells whether the caller ends next or goes on.
 
 use std::fs;
 use std::iter::successors;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
+use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, getppid};
 
-use crate::job::kin::has_own_proc;
+use crate::job::kin::{children, has_own_proc};
 use crate::job::stat::Stat;
 
 /// How long one is looked at that reads our answer, and may have the pipe only while it starts another to read it: and how often.
@@ -20,8 +24,16 @@ const LOOKS: usize = 25;
 /// A process that called us.
 pub(crate) struct Caller {
     pub(crate) pid: i32,
-    /// Who reads in turn what it writes, and of which it is a copy: a function may pass our answer on to it.
-    pub(crate) passes_on_to: Option<i32>,
+    /// Who else may be about to use the lock.
+    pub(crate) or: Option<Other>,
+}
+
+/// A process that reads what the one that called us writes.
+pub(crate) enum Other {
+    /// Of which that is a copy, and reads our answer: a function may pass it on.
+    Original(i32),
+    /// Of which it is none: what it writes may be a helper's answer, or but noted.
+    Above(i32),
 }
 
 /// Who called us; `None` where nothing can be seen. Never one further up than is known: a lock that ends too soon is seen to be lost, and one that
@@ -29,7 +41,7 @@ pub(crate) struct Caller {
 pub(crate) async fn caller() -> Option<Caller> {
     for _ in 1..LOOKS {
         match seen() {
-            Some(Caller { passes_on_to: Some(_), .. }) => tokio::time::sleep(LOOK_AGAIN).await,
+            Some(Caller { or: Some(_), .. }) => tokio::time::sleep(LOOK_AGAIN).await,
             known => return known,
         }
     }
@@ -40,32 +52,58 @@ pub(crate) async fn caller() -> Option<Caller> {
 pub(crate) fn seen() -> Option<Caller> {
     has_own_proc().ok()?;
     let parent = starter()?;
-    let answer = Pipe::written_by("self");
+    let answer = Pipe::answer();
     if answer.is_some_and(|answer| answer.is_read_by(parent)) {
-        return Some(Caller { pid: parent, passes_on_to: reader(parent) });
+        return Some(Caller { pid: parent, or: reader(parent).map(Other::Original) });
     }
     // In `$(function | tee log)` our parent is but a part of the pipeline, and does not see what passes by into that.
-    let passes_by = |pid: &i32| answer.is_some() && Pipe::written_by(&pid.to_string()) == answer;
+    let passes_by = |pid: &i32| answer.is_some_and(|answer| answer.is_written_by(*pid));
     let mut above = successors(Some(parent), |pid| Some(*pid).filter(passes_by).and_then(original));
-    let reader_of_it = above.find_map(reader);
-    Some(Caller { pid: reader_of_it.unwrap_or(parent), passes_on_to: reader_of_it.and_then(reader) })
+    if let Some(pid) = above.find_map(reader) {
+        return Some(Caller { pid, or: reader(pid).map(Other::Original) });
+    }
+    Some(Caller { pid: parent, or: answer.and_then(|answer| reader_above(parent, answer)).map(Other::Above) })
+}
+
+/// Who above our caller reads our answer, which went there with what that writes.
+fn reader_above(caller: i32, answer: Pipe) -> Option<i32> {
+    let pipe = if answer.is_written_by(caller) { answer } else { Pipe::written_by(caller)? };
+    successors(parent(caller), |pid| parent(*pid))
+        .find(|pid| pipe.is_read_by(*pid))
+        .filter(|_| flows_into(answer, pipe, caller))
+}
+
+/// Whether what is written into a pipe comes out of another: by the parts of a pipeline, children of this process.
+fn flows_into(mut answer: Pipe, pipe: Pipe, of: i32) -> bool {
+    let children = Pid::from_raw(of).into_iter().flat_map(|of| children(of, true));
+    let parts: Vec<i32> = children.map(|pid| pid.as_raw_nonzero().get()).collect();
+    // Each part but once.
+    for _ in 0..=parts.len() {
+        if answer == pipe {
+            return true;
+        }
+        let next =
+            parts.iter().find(|part| answer.is_read_by(**part)).and_then(|part| Pipe::written_by(*part));
+        let Some(next) = next else { return false };
+        answer = next;
+    }
+    false
 }
 
 /// Our parent, or who started that where it is a command that has nothing to do but to run us, as in `$(timeout 5 clinch ...)`.
 fn starter() -> Option<i32> {
     let words = |pid| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let ours = [&b"\0"[..], &words(i32::try_from(std::process::id()).ok()?)].concat();
-    let parent = getppid()?.as_raw_nonzero().get();
-    let above = successors(Some(parent), |pid| {
+    let above = successors(Some(getppid()?.as_raw_nonzero().get()), |pid| {
         let runs_us = ours.len() > 1 && words(*pid).ends_with(&ours);
-        stat(*pid).filter(|_| runs_us).map(|stat| stat.parent).filter(|pid| *pid > 0)
+        parent(*pid).filter(|_| runs_us)
     });
     above.last()
 }
 
 /// Who reads what a process writes to its stdout, among those of which it is a copy.
 fn reader(of: i32) -> Option<i32> {
-    let pipe = Pipe::written_by(&of.to_string())?;
+    let pipe = Pipe::written_by(of)?;
     successors(original(of), |pid| original(*pid)).find(|pid| pipe.is_read_by(*pid))
 }
 
@@ -77,29 +115,50 @@ fn original(of: i32) -> Option<i32> {
     (parent.stack != 0 && parent.stack == copy.stack).then_some(copy.parent)
 }
 
+fn parent(pid: i32) -> Option<i32> {
+    stat(pid).map(|stat| stat.parent).filter(|pid| *pid > 0)
+}
+
 fn stat(pid: i32) -> Option<Stat> {
     Stat::of(Pid::from_raw(pid)?)
 }
 
-/// A pipe, by what its two ends have in common.
+/// A pipe, by what its two ends have in common; or a socket that is used as one, by the end that is written to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Pipe {
     device: u64,
     inode: u64,
+    /// Who made the pair of sockets, and has the other end.
+    maker: Option<i32>,
 }
 
 impl Pipe {
-    fn at(path: impl AsRef<std::path::Path>) -> Option<Pipe> {
-        let open = fs::metadata(path).ok().filter(|open| open.file_type().is_fifo())?;
-        Some(Pipe { device: open.dev(), inode: open.ino() })
+    /// What our answer goes into.
+    fn answer() -> Option<Pipe> {
+        let Some(maker) = maker_of_stdout() else { return Pipe::at("/proc/self/fd/1") };
+        let open = fs::metadata("/proc/self/fd/1").ok()?;
+        Some(Pipe { device: open.dev(), inode: open.ino(), maker: Some(maker) })
     }
 
-    fn written_by(process: &str) -> Option<Pipe> {
-        Pipe::at(format!("/proc/{process}/fd/1"))
+    fn at(path: impl AsRef<Path>) -> Option<Pipe> {
+        let open = fs::metadata(path).ok().filter(|open| open.file_type().is_fifo())?;
+        Some(Pipe { device: open.dev(), inode: open.ino(), maker: None })
+    }
+
+    fn written_by(pid: i32) -> Option<Pipe> {
+        Pipe::at(format!("/proc/{pid}/fd/1"))
+    }
+
+    fn is_written_by(self, pid: i32) -> bool {
+        let open = fs::metadata(format!("/proc/{pid}/fd/1"));
+        open.is_ok_and(|open| (open.dev(), open.ino()) == (self.device, self.inode))
     }
 
     /// Whether a process has the end open from which is read. Not, where that may not be seen.
     fn is_read_by(self, pid: i32) -> bool {
+        if let Some(maker) = self.maker {
+            return maker == pid;
+        }
         let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         open.map(|entry| entry.path()).any(|path| {
             // The link itself says for what it is open.
@@ -108,4 +167,11 @@ impl Pipe {
             for_reading && Pipe::at(&path) == Some(self)
         })
     }
+}
+
+/// Who made the pair of sockets of which one is our stdout, as Node does for its children. A socket with a name is a service's, as the journal's.
+fn maker_of_stdout() -> Option<i32> {
+    let socket = UnixStream::from(rustix::stdio::stdout().try_clone_to_owned().ok()?);
+    let is_pair = socket.peer_addr().is_ok_and(|peer| peer.is_unnamed());
+    is_pair.then(|| socket_peercred(&socket).ok()).flatten().map(|maker| maker.pid.as_raw_nonzero().get())
 }
