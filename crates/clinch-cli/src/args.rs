@@ -446,9 +446,12 @@ pub(crate) struct EndJob {
     /// It has been ended.
     #[arg(long)]
     pub(crate) ended: bool,
-    /// Keep its lock, which is held by an open descriptor, until it ends by itself.
-    #[arg(long)]
-    pub(crate) keep: bool,
+    /// Keep this lock of it, which is held by an open descriptor, until it ends by itself,
+    #[arg(long, value_name = "NAME")]
+    pub(crate) keep: Option<String>,
+    /// or the lock is taken away: then it has so many milliseconds to end.
+    #[arg(long, value_name = "MS", requires = "keep")]
+    pub(crate) grace: Option<u64>,
     /// Then keep this lock closed, which it ran under,
     #[arg(long, value_name = "NAME", requires_all = ["until", "of"])]
     pub(crate) close: Option<String>,

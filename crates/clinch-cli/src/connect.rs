@@ -8,7 +8,7 @@ use std::time::Duration;
 use clinch::{Env, Error, ErrorKind, Instant, Lane, Locks};
 
 use crate::args::{Patience, Store};
-use crate::exit::{Failure, Outcome};
+use crate::exit::Failure;
 
 /// How long a store may take to answer whoever does not wait for a lock, connecting included. A server that hangs is left for
 /// another of its kind within two seconds.
@@ -28,7 +28,7 @@ pub(crate) const CLOSE_FOR: Duration = Duration::from_secs(2);
 pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(250);
 
 /// Runs a verb on the one thread of this process.
-pub(crate) fn block_on(verb: impl Future<Output = Outcome>) -> Outcome {
+pub(crate) fn block_on<T>(verb: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let cannot_start = |error| Failure::system("cannot start", error);
     has_descriptors().map_err(cannot_start)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot_start)?;

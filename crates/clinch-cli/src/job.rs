@@ -12,7 +12,7 @@
 //! | `stat.rs` | what the kernel says of a process |
 //! | `watch.rs` | sees to the job where we cannot: killed, stopped, hanging |
 //! | `watcher.rs` | the copy of us that does |
-//! | `end.rs` | how that ends the job, or keeps its lock |
+//! | `end.rs`, `keep.rs` | how that ends the job, or keeps its lock |
 //! | `loss.rs` | when to stop a child whose lock is about to be lost: pure |
 //! | `supervise.rs` | the loop that holds these together |
 //! | `nesting.rs` | jobs inside jobs that hold the same lock |
@@ -29,6 +29,7 @@ mod environment;
 pub(crate) mod events;
 mod fork;
 pub(crate) mod in_place;
+mod keep;
 pub(crate) mod kin;
 pub(crate) mod loss;
 pub(crate) mod namespace;

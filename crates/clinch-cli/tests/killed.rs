@@ -1,10 +1,11 @@
-//! Wrappers that are killed while they change the file of a lock, and leave something behind that has its descriptor.
+//! Wrappers that are killed, on `file://`, and leave something behind that has the descriptor of their lock: also while they change its file.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
 
 mod common;
 
-use common::{Running, World, eventually, runs};
+use common::{CLOSE, Running, World, eventually, runs};
+use rustix::process::Signal;
 use serde_json::Value;
 
 /// Runs a program, and kills it at its first call of a number. Goes with what becomes of the program.
@@ -50,6 +51,29 @@ fn killed_at<'a>(world: &World, call: i64, args: impl IntoIterator<Item = &'a st
 
 /// A job that leaves something behind, which has the descriptor of the lock.
 const DAEMON: &str = "sleep 600 > /dev/null 2>&1 & echo $! > daemon.pid";
+
+/// The job hears nothing of it, and goes on beside the next holder.
+#[test]
+fn a_lock_that_is_taken_from_the_job_of_a_killed_wrapper_is_free_when_that_has_ended() {
+    let part = "(echo $(exec sh -c 'echo $PPID') > part.pid; while :; do sleep 0.02; done) &";
+    let tells = "trap 'echo > told; exit' TERM;";
+    for (shell, begin) in [("sh", tells), ("sh", "trap '' TERM;"), ("bash", &format!("{CLOSE} {tells}"))] {
+        let world = World::new();
+        let job = format!("{begin} {part} echo $$ > job.pid; while :; do sleep 0.02; done");
+        let run = world.start(["run", "x", shell, "-c", &job]);
+        let parts = ["job.pid", "part.pid"].map(|name| world.pid(name));
+        run.signal(Signal::KILL);
+        let is_there = "grep -q '^State:.[^ZX]' /proc/$pid/status 2> /dev/null";
+        let next = format!("for pid in $(cat job.pid part.pid); do {is_there} && echo $pid >> two; done; :");
+        let mut next = world.start(["run", "x", "sh", "-c", &next]);
+        eventually("the next one waits", || world.claims("x", "waiting").len() == 1);
+        assert!(parts.into_iter().all(runs) && world.held("x"), "{begin}: it was ended by that");
+        assert_eq!(world.code(["break", "--yes", "x"]), 0, "{begin}");
+        assert_eq!((next.code(), world.read("two")), (0, String::new()), "{begin}: two at once");
+        assert!(!parts.into_iter().any(runs), "{begin}");
+        assert_eq!(world.path("told").exists(), begin.contains(tells), "{begin}");
+    }
+}
 
 fn is_closed(world: &World) -> bool {
     let shown = world.output(["show", "--json", "x"]).stdout;

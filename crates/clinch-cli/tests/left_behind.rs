@@ -143,6 +143,22 @@ fn an_inner_run_keeps_the_lock_of_a_killed_wrapper_where_that_can_be() {
     assert!(!runs(world.pid("inner.pid")));
 }
 
+/// As above, when the lock is taken away.
+#[test]
+fn an_inner_run_that_keeps_the_lock_of_a_killed_wrapper_ends_with_it() {
+    let world = World::new();
+    let inner = INNER.replace(" sh ", " bash ");
+    let run = leave_behind(&world, &format!("(setsid {inner}) &"), &format!("trap '' TERM; {CLOSE} {WORK}"));
+    run.signal(Signal::KILL);
+    run.kill();
+    let is_there = "grep -q '^State:.[^ZX]' /proc/$(cat inner.pid)/status && echo > two; :";
+    let mut next = world.start(["run", "x", "sh", "-c", is_there]);
+    eventually("the next one waits", || world.claims("x", "waiting").len() == 1);
+    assert!(runs(world.pid("inner.pid")));
+    assert_eq!(world.code(["break", "--yes", "x"]), 0);
+    assert_eq!((next.code(), world.read("two")), (0, String::new()), "two at once");
+}
+
 /// Runs a job on a store with a TTL by a wrapper with few descriptors.
 fn start_with_few_descriptors(world: &World, job: &str) -> Running {
     let few = format!(

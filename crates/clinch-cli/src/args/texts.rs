@@ -36,7 +36,8 @@ What does not descend from this clinch, but was started by at, a batch system or
 
 If the lock is about to be lost, all of the command gets TERM, and KILL before anybody else can be given the lock; clinch
 then exits with 79. If clinch itself is killed by KILL, a small process, job-watch, keeps the lock on file:// until the command has ended, and whatever
-that has started keeps it too, unless it closed the descriptor that it inherited; on other stores job-watch then kills all of the job,
+that has started keeps it too, unless it closed the descriptor that it inherited; when `clinch break` takes the lock away meanwhile, job-watch ends the
+command, as clinch would have. On other stores job-watch then kills all of the job,
 and daemons that it left behind while it still runs. It does so as well at the end of the lease if clinch is stopped then, as by Ctrl-Z.
 A process that is stopped for longer than its lease cannot be saved by any of this: check tokens at the store.
 

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use clinch::{ClaimId, Env, Lane, Locks};
 use rustix::process::{Pid, Signal};
 
+use super::keep::{Ending, Kept};
 use super::kin::{Found, is_watch};
 use super::reentry::{has_entered, was_told};
-use super::supervise::LEFT_BEHIND;
 use super::{sys, watcher};
 use crate::args::{EndJob, Store};
 use crate::connect::{TRY_AGAIN, ask, block_on, is_transient};
@@ -29,10 +29,20 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// Kills all of a job, or keeps its lock; then keeps that closed, if it is to be.
 pub(crate) fn run(store: &Store, args: &EndJob) -> Outcome {
-    sys::set_name(if args.keep { watcher::NAME } else { watcher::ENDS });
+    sys::set_name(if args.keep.is_some() { watcher::NAME } else { watcher::ENDS });
     let claim: ClaimId = args.claim.parse().map_err(|_| Failure::usage("this is no claim"))?;
-    if !args.ended {
-        end(args, claim);
+    let job = args.pid.and_then(Pid::from_raw);
+    match &args.keep {
+        _ if args.ended => {}
+        None => end(job, told_of(claim, args.all || job.is_some())),
+        Some(name) => {
+            let grace = args.grace.map(Duration::from_millis);
+            let kept = Kept { store, name, claim, all: args.all, grace };
+            if kept.until_it_ends(job) == Ending::TakenAway {
+                // Whoever did that has opened it, too.
+                return Ok(0);
+            }
+        }
     }
     match (&args.close, args.until, args.of) {
         (Some(name), Some(until), Some(of)) => {
@@ -61,19 +71,15 @@ async fn close(store: &Store, name: &str, claim: ClaimId, until: clinch::Instant
     }
 }
 
-fn end(args: &EndJob, claim: ClaimId) {
-    let mut job = args.pid.and_then(Pid::from_raw);
-    // Parts of a job may have lost their parents with the wrapper, as all do whom the kernel hangs up. Nobody can tell them from daemons.
-    let is_of_it = if args.all || job.is_some() { was_told } else { has_entered };
-    let all = || all_of(|pid| is_of_it(pid, claim));
-    if args.keep {
-        while let Some(one) = all().next() {
-            while is_of_it(one, claim) == Some(true) {
-                sleep(LEFT_BEHIND);
-            }
-        }
-        return;
-    }
+/// Who else is of a job: all who were told of its claim, or those alone that have entered that. `None`: cannot be told yet. Parts of a job may have lost
+/// their parents with the wrapper, as all do whom the kernel hangs up, and nobody can tell them from daemons.
+pub(super) fn told_of(claim: ClaimId, all: bool) -> impl Fn(Pid) -> Option<bool> {
+    move |pid| if all { was_told(pid, claim) } else { has_entered(pid, claim) }
+}
+
+/// Kills a job, and all who are of it.
+pub(super) fn end(mut job: Option<Pid>, is_of_it: impl Fn(Pid) -> Option<bool>) {
+    let all = || all_of(&is_of_it);
     // First without the others, of whom some may take a while to be told.
     stop(|| job.into_iter());
     let mut killed = HashSet::new();
@@ -108,7 +114,7 @@ fn stop<I: Iterator<Item = Pid>>(roots: impl Fn() -> I) -> Vec<Found> {
 }
 
 /// Processes and their descendants: whoever is met again below another stands behind that one, too.
-fn tree(roots: impl Iterator<Item = Found>) -> Vec<Found> {
+pub(super) fn tree(roots: impl Iterator<Item = Found>) -> Vec<Found> {
     let mut all: Vec<Found> = roots.collect();
     let mut next = 0;
     while let Some(parent) = all.get(next).map(|found| found.pid) {
@@ -119,7 +125,7 @@ fn tree(roots: impl Iterator<Item = Found>) -> Vec<Found> {
 }
 
 /// All who are of it. Of whom that cannot be told yet is asked again last, for a while.
-fn all_of(is_of_it: impl Fn(Pid) -> Option<bool>) -> impl Iterator<Item = Pid> {
+pub(super) fn all_of(is_of_it: impl Fn(Pid) -> Option<bool>) -> impl Iterator<Item = Pid> {
     let (mut next, since) = (everybody().collect::<VecDeque<_>>(), Instant::now());
     from_fn(move || {
         loop {

@@ -75,6 +75,15 @@ impl Plan {
         Ok(Plan { on_lost, grace: grace.unwrap_or(default) })
     }
 
+    /// How long a child gets to stop when the lock was taken away; `None`: it is not stopped.
+    pub(crate) fn grace_after_loss(&self) -> Option<Duration> {
+        match self.on_lost {
+            OnLost::Term => Some(self.grace.min(GRACE_AFTER_LOSS)),
+            OnLost::Kill => Some(Duration::ZERO),
+            OnLost::Ignore => None,
+        }
+    }
+
     /// What to do with `remaining` until the deadline (`None`: there is none), or when the lock is already `lost`, and how.
     /// `told` is how long ago the child was sent TERM.
     pub(crate) fn step(
@@ -134,6 +143,7 @@ mod tests {
     fn a_lock_taken_away_leaves_little_grace_and_none_when_it_ran_out() {
         let plan = plan(OnLost::Term);
         let deleted = Some(LossKind::Deleted);
+        assert_eq!(plan.grace_after_loss(), Some(MS(1000)));
         assert_eq!(plan.step(Stage::Running, None, deleted, None), Step::Term);
         assert_eq!(plan.step(Stage::Terminated, None, deleted, Some(MS(400))), Step::Wait(Some(MS(600))));
         assert_eq!(plan.step(Stage::Terminated, Some(MS(0)), deleted, Some(MS(1000))), Step::Kill);
@@ -147,6 +157,8 @@ mod tests {
         assert_eq!(plan(OnLost::Kill).step(Stage::Running, Some(MS(900)), None, None), Step::Kill);
         let expired = Some(LossKind::Expired);
         assert_eq!(plan(OnLost::Ignore).step(Stage::Running, Some(MS(0)), expired, None), Step::Wait(None));
+        let graces = [OnLost::Kill, OnLost::Ignore].map(|on_lost| plan(on_lost).grace_after_loss());
+        assert_eq!(graces, [Some(MS(0)), None]);
         assert_eq!(plan(OnLost::Term).step(Stage::Running, None, None, None), Step::Wait(None));
     }
 

@@ -15,8 +15,8 @@ use super::fork::{Before, NotBegun, Start, fork};
 use super::kin::Kin;
 use super::nesting;
 use super::sys;
-use super::watch::{Closing, Watch};
-use crate::args::{Orphans, Run};
+use super::watch::{Orders, Watch};
+use crate::args::Run;
 use crate::exit::{Failure, LOST, NOT_EXECUTABLE, NOT_FOUND};
 
 /// The command that was asked for, with nothing said to it yet.
@@ -62,12 +62,11 @@ pub(crate) fn tell(command: &mut Command, guard: &Guard, door: &str) {
 pub(crate) fn start(
     command: &Command,
     guard: &Guard,
-    orphans: Orphans,
     door: Door,
-    closing: Option<Closing<'_>>,
+    orders: Orders<'_>,
 ) -> Result<(Child, Start), Failure> {
     let inherited = inherited(guard)?;
-    let mut watch = Watch::start(guard, orphans, inherited.as_ref(), closing)
+    let mut watch = Watch::start(guard, inherited.as_ref(), orders)
         .map_err(|error| Failure::system("cannot watch over the command", error))?;
     // In this order: we may be stopped between any two of these.
     watch.lasts_until(guard.deadline());
@@ -76,7 +75,7 @@ pub(crate) fn start(
     if !guard.is_held() {
         return Err(not_begun(command, guard, &NotBegun::TooLate));
     }
-    let kin = Kin::new(orphans, watch.pid());
+    let kin = Kin::new(orders.orphans, watch.pid());
     let before = Before { watch: &watch, until };
     let (pid, start) = fork(command, &before).map_err(|error| match error.kind() {
         // A word with a zero in it.
@@ -130,6 +129,15 @@ mod tests {
     use rustix::process::{WaitOptions, waitpid};
 
     use super::*;
+    use crate::args::{Orphans, Store};
+
+    fn store() -> Store {
+        Store { url: "memory://".to_owned() }
+    }
+
+    fn orders(store: &Store) -> Orders<'_> {
+        Orders { store, orphans: Orphans::Leave, closed_until: None, grace: None }
+    }
 
     #[test]
     fn no_job_starts_without_its_lock() {
@@ -140,7 +148,7 @@ mod tests {
             let guard =
                 locks.max_hold(Duration::from_millis(1)).unwrap().mutex("x").unwrap().lock().await.unwrap();
             guard.lost().await;
-            let started = start(&Command::new("true"), &guard, Orphans::Leave, Door::open(), None);
+            let started = start(&Command::new("true"), &guard, Door::open(), orders(&store()));
             assert_eq!(started.unwrap_err().code, LOST);
         });
     }
@@ -152,7 +160,7 @@ mod tests {
             let env = Env::host(Lane::here().unwrap());
             let locks = Locks::connect("memory://", env).await.unwrap();
             let guard = locks.mutex("x").unwrap().lock().await.unwrap();
-            let watch = Watch::start(&guard, Orphans::Leave, None, None).unwrap();
+            let watch = Watch::start(&guard, None, orders(&store())).unwrap();
             let before = Before { watch: &watch, until: Some(Duration::ZERO) };
             let (pid, start) = fork(&Command::new("true"), &before).unwrap();
             assert!(!start.has_begun().await && matches!(start.failure(), Some(NotBegun::TooLate)));

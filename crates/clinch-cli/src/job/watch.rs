@@ -2,7 +2,7 @@
 //!
 //! | when | it |
 //! | --- | --- |
-//! | we were killed, and the kernel frees the lock with its last descriptor | keeps one until the job has ended, and harms nobody. The job has one, too, but may close it, as ssh does with all that it inherits |
+//! | we were killed, and the kernel frees the lock with its last descriptor | keeps one until the job has ended, and harms nobody (`keep.rs`), unless the lock is taken away. The job has one, too, but may close it, as ssh does with all that it inherits |
 //! | we were killed, and the lock is freed for whoever is gone | ends the job |
 //! | the lease is over that we told it of last: we are stopped, or hang | ends the job, and has us go on |
 //! | we are stopped with the job, and some of that goes on | has us go on, who renew the lock |
@@ -14,6 +14,7 @@ use std::future::pending;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::Command;
+use std::time::Duration;
 
 use clinch::{Guard, Instant};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -30,11 +31,15 @@ use crate::args::{Orphans, Store};
 /// The verb that it becomes.
 pub(crate) const VERB: &str = "end-job";
 
-/// Until when the lock is to be closed although we are killed.
+/// What it is to do when we are killed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Closing<'a> {
+pub(crate) struct Orders<'a> {
     pub(crate) store: &'a Store,
-    pub(crate) until: Instant,
+    pub(crate) orphans: Orphans,
+    /// Until when the lock is to be closed then.
+    pub(crate) closed_until: Option<Instant>,
+    /// How long the job has to end when a lock is taken away that is kept for it; `None`: it goes on.
+    pub(crate) grace: Option<Duration>,
 }
 
 /// The watch of one job, until dropped.
@@ -54,13 +59,8 @@ pub(crate) struct Watch {
 impl Watch {
     /// Starts it, before the job: over one that ends with us, or over one whose lock is kept by a descriptor, which stays open on exec. Must be called
     /// inside a tokio runtime.
-    pub(crate) fn start(
-        guard: &Guard,
-        orphans: Orphans,
-        lock: Option<&OwnedFd>,
-        closing: Option<Closing<'_>>,
-    ) -> io::Result<Watch> {
-        Watch::become_one(Image::of(&verb(guard, orphans, lock.is_some(), closing))?, lock)
+    pub(crate) fn start(guard: &Guard, lock: Option<&OwnedFd>, orders: Orders<'_>) -> io::Result<Watch> {
+        Watch::become_one(Image::of(&verb(guard, lock.is_some(), orders))?, lock)
     }
 
     fn become_one(image: Image, lock: Option<&OwnedFd>) -> io::Result<Watch> {
@@ -156,18 +156,24 @@ impl Drop for Watch {
 }
 
 /// What it becomes. It is told of no claim but ours, not to be taken for a part of a job around us.
-fn verb(guard: &Guard, orphans: Orphans, keeps: bool, closing: Option<Closing<'_>>) -> Command {
+fn verb(guard: &Guard, keeps: bool, orders: Orders<'_>) -> Command {
     let mut verb = Command::new("clinch");
     verb.args([VERB, &guard.claim_id().to_string()]);
     verb.args(namespace::is_the_job().then_some("--ended"));
-    verb.args((orphans == Orphans::Wait).then_some("--all")).args(keeps.then_some("--keep"));
+    verb.args((orders.orphans == Orphans::Wait).then_some("--all"));
     let held = std::env::vars_os().map(|(name, _)| name);
     for name in held.filter(|name| name.as_encoded_bytes().starts_with(b"CLINCH_")) {
         verb.env_remove(name);
     }
-    if let Some(Closing { store, until }) = closing {
+    if keeps || orders.closed_until.is_some() {
         // It may have a password, which everybody would see in its words.
-        verb.env("CLINCH_URL", &store.url);
+        verb.env("CLINCH_URL", &orders.store.url);
+    }
+    if keeps {
+        verb.arg(format!("--keep={}", guard.name()));
+        verb.args(orders.grace.map(|grace| format!("--grace={}", grace.as_millis())));
+    }
+    if let Some(until) = orders.closed_until {
         verb.arg(format!("--close={}", guard.name())).arg(format!("--until={}", until.as_nanos()));
         verb.arg(format!("--of={}", std::process::id()));
     }

@@ -178,19 +178,20 @@ impl Watcher<'_> {
     /// Its life. Comes back only if it cannot become the verb.
     fn watch(&mut self, arguments: &mut [*const c_char], place: usize, environment: &[*const c_char]) {
         let why = self.wait();
+        let keeps = self.keeps && matches!(why, Why::Gone);
         if matches!(why, Why::Gone) {
             // The pipe ends before the kernel has given our children away: whom it then finds stopped it hangs up.
             wait_for(self.wrapper_held.as_ref());
-            if self.keeps {
-                // What was stopped with us nobody else would have go on: it has the lock's descriptor, and no terminal.
-                self.wake_parts();
-                wait_for(self.job_held.as_ref());
-                become_the_verb(arguments, environment);
-                return;
-            }
+        }
+        if keeps {
+            // What was stopped with us nobody else would have go on: it has the lock's descriptor, and no terminal.
+            self.wake_parts();
         }
         // A job that has ended may have left parts behind, but its id may be another's. Another user's stays as it is, but not all of its parts.
-        let left = self.job.filter(|_| self.tell(Signal::STOP) != Some(Err(Errno::SRCH)));
+        let left = self.job.filter(|_| match keeps {
+            true => !self.job_has_ended(),
+            false => self.tell(Signal::STOP) != Some(Err(Errno::SRCH)),
+        });
         if matches!(why, Why::Overdue) {
             // Before the job can end by it: for us, who may have renewed the lock.
             sys::set_name(ENDS);
@@ -205,14 +206,24 @@ impl Watcher<'_> {
             Some(job) => write!(&mut word[..], "{}\0", job.as_raw_nonzero()),
             None => write!(&mut word[..], "--all\0"),
         };
-        if self.job.is_some()
+        let is_to_say = if keeps { left.is_some() } else { self.job.is_some() };
+        if is_to_say
             && written.is_ok()
             && let Some(argument) = arguments.get_mut(place)
         {
             *argument = word.as_ptr().cast();
         }
         become_the_verb(arguments, environment);
-        let _ = self.tell(Signal::KILL);
+        match keeps {
+            true => wait_for(self.job_held.as_ref()),
+            false => drop(self.tell(Signal::KILL)),
+        }
+    }
+
+    fn job_has_ended(&self) -> bool {
+        self.job_held.as_ref().is_none_or(|job| {
+            matches!(poll(&mut [PollFd::new(job, PollFlags::IN)], Some(&Timespec::default())), Ok(ended) if ended > 0)
+        })
     }
 
     /// Waits until it is to act.

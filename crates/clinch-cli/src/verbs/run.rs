@@ -25,7 +25,7 @@ use crate::job::nesting::Outer;
 use crate::job::signals::{Caught, Signals};
 use crate::job::spawn;
 use crate::job::supervise::{Ended, Progress, Supervisor};
-use crate::job::watch::Closing;
+use crate::job::watch::Orders;
 use crate::job::{nesting, reentry, sys};
 use crate::output::say;
 use crate::request::{Request, why_taken, with_lease};
@@ -228,8 +228,9 @@ impl<'a> Session<'a> {
         signals.pass_on().map_err(cannot_listen)?;
         sys::unblock(Signal::CHILD);
         let mut deaths = signal(SignalKind::child()).map_err(cannot_listen)?;
-        let closing = closed_until.map(|until| Closing { store: self.store, until });
-        let (child, start) = spawn::start(&command, guard, self.run.orphans, door, closing)?;
+        let (store, orphans, grace) = (self.store, self.run.orphans, self.plan.grace_after_loss());
+        let (child, start) =
+            spawn::start(&command, guard, door, Orders { store, orphans, closed_until, grace })?;
         // Now, not at the end: the run counts even if nobody lives to see its end.
         let counted = async {
             if start.has_begun().await {
