@@ -4,10 +4,11 @@ mod common;
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 use std::time::Duration;
 
 use clinch_testkit::{Proxy, Redis};
-use common::{World, eventually, locks};
+use common::{CLOSE, World, eventually, locks};
 
 const JOB: &str = "echo $$ > $CLINCH_CLAIM.pid; while [ ! -e stop ]; do sleep 0.02; done";
 
@@ -88,7 +89,7 @@ fn what_a_lock_kept_closed_cannot_do_is_refused_at_once() {
 #[test]
 fn events_wait_for_no_reader() {
     let world = World::new();
-    let made = std::process::Command::new("mkfifo").arg(world.path("events")).status().unwrap();
+    let made = Command::new("mkfifo").arg(world.path("events")).status().unwrap();
     assert!(made.success());
     let mut unread = world.start(["run", "--events", "events", "x", "touch", "ran"]);
     assert_eq!(unread.code(), 64);
@@ -184,14 +185,29 @@ fn events_tell_what_happened() {
 fn events_go_to_a_descriptor_that_the_job_does_not_get() {
     let world = World::new();
     let script = r#""$CLINCH" run --events fd:7 x -c 'ls /proc/$$/fd' 7> events"#;
-    let mut command = std::process::Command::new("sh");
+    let mut command = Command::new("sh");
     command.arg("-c").arg(script).current_dir(world.path("."));
     command.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env("CLINCH_URL", world.url());
     let output = command.output().unwrap();
     assert!(output.status.success());
     assert!(!String::from_utf8(output.stdout).unwrap().lines().any(|fd| fd == "7"));
     assert_eq!(world.lines("events"), 3);
-    assert_eq!(world.code(["run", "--events", "fd:77", "x", "true"]), 64);
+}
+
+/// They go into the inside of clinch, which then hangs, or nowhere: to what clinch opens itself, or has `/dev/null` in place of.
+#[test]
+fn events_go_to_no_descriptor_that_was_closed() {
+    let world = World::new();
+    for closed in (0..40).chain([77]) {
+        let script =
+            format!(r#"{CLOSE} exec {closed}>&-; exec "$CLINCH" run --events fd:{closed} x touch ran"#);
+        let mut command = Command::new("bash");
+        command.args(["-c", &script]).current_dir(world.path("."));
+        command.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env("CLINCH_URL", world.url());
+        let refused = command.output().unwrap();
+        assert_eq!(refused.status.code(), Some(64), "{closed}: {refused:?}");
+        assert!(!world.path("ran").exists(), "{closed}");
+    }
     assert_eq!(world.code(["run", "--events", "no/such/dir", "x", "true"]), 64);
 }
 
@@ -279,7 +295,7 @@ fn events_tell_of_what_is_refused_before_anything_is_locked() {
 fn a_closed_stdout_is_no_success() {
     let world = World::new();
     for line in [&["ls", "--json"][..], &["doctor"]] {
-        let mut command = std::process::Command::new("sh");
+        let mut command = Command::new("sh");
         command.args(["-c", "exec \"$@\" >&-", "sh", env!("CARGO_BIN_EXE_clinch")]).args(line);
         let output = command.env("CLINCH_URL", world.url()).output().unwrap();
         assert_eq!(output.status.code(), Some(74), "{line:?}: {output:?}");

@@ -96,10 +96,16 @@ pub(crate) fn be_deaf() {
 
 /// Whether stdout was open when this process began.
 pub(crate) fn has_stdout() -> bool {
-    HAS_STDOUT.load(Ordering::Relaxed)
+    was_open(libc::STDOUT_FILENO)
 }
 
-static HAS_STDOUT: AtomicBool = AtomicBool::new(true);
+/// Whether a standard descriptor was open when this process began, as all others are that are open now.
+fn was_open(descriptor: RawFd) -> bool {
+    let standard = usize::try_from(descriptor).ok().and_then(|index| WERE_OPEN.get(index));
+    standard.is_none_or(|was_open| was_open.load(Ordering::Relaxed))
+}
+
+static WERE_OPEN: [AtomicBool; 3] = [const { AtomicBool::new(true) }; 3];
 
 /// What this process ignores, and its caller did not: PIPE, by the runtime of Rust, and XFSZ, which would end us where a file may not grow.
 pub(crate) fn ignored_here() -> impl Iterator<Item = Signal> {
@@ -117,9 +123,11 @@ static IGNORED_XFSZ: AtomicBool = AtomicBool::new(false);
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = {
     extern "C" fn look() {
-        // SAFETY: asks for a descriptor's flags, which changes nothing.
-        let is_open = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) } != -1;
-        HAS_STDOUT.store(is_open, Ordering::Relaxed);
+        for (descriptor, was_open) in (0..).zip(&WERE_OPEN) {
+            // SAFETY: asks for a descriptor's flags, which changes nothing.
+            let is_open = unsafe { libc::fcntl(descriptor, libc::F_GETFD) } != -1;
+            was_open.store(is_open, Ordering::Relaxed);
+        }
         IGNORED_PIPE.store(is_ignored(Signal::PIPE), Ordering::Relaxed);
         IGNORED_XFSZ.store(is_ignored(Signal::XFSZ), Ordering::Relaxed);
         // SAFETY: to ignore is no function of ours.
@@ -306,9 +314,12 @@ pub(crate) fn with_default<T>(signals: &[Signal], body: impl FnOnce() -> T) -> T
     result
 }
 
-/// A copy of a descriptor that the caller of this process left open for it. The original is closed on exec from now on, so
+/// A copy of a descriptor that the caller of this process left open for it: to be asked for before this has opened any. The original is closed on exec from now on, so
 /// that the job does not keep it open.
 pub(crate) fn adopt(descriptor: RawFd) -> io::Result<OwnedFd> {
+    if !was_open(descriptor) {
+        return Err(rustix::io::Errno::BADF.into());
+    }
     // SAFETY: if nothing is open there, the calls fail with EBADF; what is open stays open, since the borrow closes
     // nothing.
     let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };

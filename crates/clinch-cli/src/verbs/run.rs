@@ -38,7 +38,10 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Runs the verb.
 pub(crate) fn run(store: &Store, run: &Run) -> Outcome {
-    let outcome = block_on(async { Session::open(store, run).await?.run().await });
+    // Before the runtime is made, whose descriptors nobody is to write to.
+    let opened = turn::check(run).and_then(|()| Events::open(run.events.as_deref(), &run.name));
+    let outcome =
+        opened.and_then(|events| block_on(async { Session::open(store, run, events).await?.run().await }));
     let mut failure = match outcome {
         Err(failure) if failure.code == LOST && run.quiet => return Ok(LOST),
         Err(failure) if failure.code == CONFLICT => failure,
@@ -76,9 +79,7 @@ enum Waited {
 }
 
 impl<'a> Session<'a> {
-    async fn open(store: &'a Store, run: &'a Run) -> Result<Session<'a>, Failure> {
-        turn::check(run)?;
-        let events = Events::open(run.events.as_deref(), &run.name)?;
+    async fn open(store: &'a Store, run: &'a Run, events: Events) -> Result<Session<'a>, Failure> {
         let env = Env::host(Lane::here()?);
         let limits = Limits::of(&run.patience, &env);
         let prepared = Session::prepare(store, run, &env, &limits, &events).await;
