@@ -16,6 +16,8 @@ use crate::args::Run;
 use crate::connect::Limits;
 use crate::documents::{ClaimJson, moment, whole_ms};
 use crate::job::events::{Event, Events};
+use crate::job::kin::may_be_wrapper;
+use crate::job::reentry;
 use crate::output::{closed_until, is_foreign, say, short};
 use crate::status;
 use crate::writer::WRITER;
@@ -41,6 +43,8 @@ pub(crate) struct Waiting<'a> {
     events: Option<&'a Events>,
     is_verbose: bool,
     is_shown: bool,
+    /// Whether it is told in any case that it is the job around us that is waited for.
+    warns: bool,
     claim: Cell<Option<ClaimId>>,
     /// What was told last.
     seen: RefCell<Option<Seen>>,
@@ -65,6 +69,7 @@ impl<'a> Waiting<'a> {
         let mut waiting = Waiting::new(&run.name, limits, is_shown);
         waiting.events = Some(events).filter(|events| waits && events.wanted());
         waiting.is_verbose = is_verbose;
+        waiting.warns = waits && !run.quiet && !run.skip;
         waiting
     }
 
@@ -77,9 +82,16 @@ impl<'a> Waiting<'a> {
             events: None,
             is_verbose: false,
             is_shown: is_shown && status::is_possible(),
+            warns: false,
             claim: Cell::default(),
             seen: RefCell::default(),
         }
+    }
+
+    /// Says so, once, if that is for who waits for us.
+    pub(crate) fn warning(mut self, warns: bool) -> Waiting<'a> {
+        self.warns = warns;
+        self
     }
 
     /// Notes with which claim it waits from now on.
@@ -93,7 +105,34 @@ impl<'a> Waiting<'a> {
             biased;
             done = wait => done,
             never = self.look_on(locks) => match never {},
+            never = self.warn(locks) => match never {},
         }
+    }
+
+    /// Says it if it is for the job around us, which may be waiting for us. It may as well be about to end, so it is no error.
+    async fn warn(&self, locks: Option<&Locks>) -> Infallible {
+        let Some(locks) = locks.filter(|_| self.warns) else { return pending().await };
+        sleep(SHOWN_AFTER.saturating_sub(self.waited())).await;
+        // A store is not asked in vain by each that waits. A job that its clinch has become (-F) is seen nowhere but where the lock is a file.
+        if !locks.capabilities().crash_release && !reentry::above().any(may_be_wrapper) {
+            return pending().await;
+        }
+        let claims = loop {
+            match timeout(SILENT, locks.state(self.name)).await {
+                Ok(Ok(state)) => break state.map(|state| state.claims).unwrap_or_default(),
+                _ => sleep(EVERY).await,
+            }
+        };
+        let is_inherited = reentry::inherits_what_it_waits_for();
+        let is_around = |one: &&ClaimState| one.granted && (is_inherited || reentry::is_held_around(one));
+        if let Some(holder) = claims.iter().find(is_around) {
+            say(format_args!(
+                "lock \"{}\" is held for the job around this one (process {}), which may be waiting for this, without end; a `clinch run` inside \
+                 a job enters its lock by CLINCH_HELD, which sudo --preserve-env=CLINCH_HELD,CLINCH_URL keeps",
+                self.name, holder.owner.pid
+            ));
+        }
+        pending().await
     }
 
     async fn look_on(&self, locks: Option<&Locks>) -> Infallible {

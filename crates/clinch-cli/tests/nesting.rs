@@ -255,3 +255,67 @@ fn a_run_inside_a_job_waits_for_its_store() {
     proxy.refuse(false);
     assert_eq!(run.code(), 9);
 }
+
+/// A run whose environment was cleared, or an `acquire`, waits for ever for the job that waits for it, without a word; or for what it has inherited from one.
+#[test]
+fn a_wait_for_the_job_around_is_told() {
+    let [run, acquire] =
+        [r#"env -i CLINCH_URL="$CLINCH_URL" "$CLINCH" run -w 60 x true"#, r#""$CLINCH" acquire -w 60 x"#];
+    for (options, inner, end) in [
+        ("-x", run, "wait"),
+        ("-s", &run.replace(" x ", " -x x "), "wait"),
+        ("-F", run, "wait"),
+        ("-F", run, "exit"),
+        ("-x", acquire, "wait"),
+        ("-F", acquire, "wait"),
+    ] {
+        let world = World::new();
+        let script = format!("(exec {inner}) 2> said > answer & echo $! > inner.pid; {end}; :");
+        let _run = world.start(["run", options, "x", "sh", "-c", &script]);
+        eventually("it is told", || world.read("said").contains("held for the job around"));
+        assert!(world.read("said").contains("CLINCH_HELD"), "{options} {inner}");
+    }
+}
+
+/// It is told of a wait for another.
+#[test]
+fn a_wait_for_another_job_is_no_wait_for_the_job_around() {
+    let world = World::new();
+    let mut holder =
+        world.start(["run", "x", "-c", "echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.02; done"]);
+    world.pid("job.pid");
+    let inner = r#"env -i CLINCH_URL="$CLINCH_URL" "$CLINCH" run -v -w 3 x true 2> said"#;
+    assert_eq!(world.code(["run", "y", "-c", inner]), 75);
+    assert!(
+        world.read("said").contains("held by") && !world.read("said").contains("around"),
+        "{}",
+        world.read("said")
+    );
+    world.write("stop", "");
+    assert_eq!(holder.code(), 0);
+}
+
+/// What `unshare` needs to make a namespace.
+fn map() -> &'static str {
+    if rustix::process::geteuid().is_root() { "" } else { "--user --map-root-user" }
+}
+
+/// It waits for ever, or is told what is not so, as process ids are others there.
+#[test]
+fn a_run_in_another_pid_namespace_is_told_what_is_known() {
+    let world = World::new();
+    let inner =
+        r#"unshare MAP --pid --fork --mount-proc "$CLINCH" run x true 2> said; echo $? > code; cat said >&2"#;
+    assert_eq!(world.code(["run", "x", "-c", &inner.replace("MAP", map())]), 0);
+    assert_eq!(world.read("code"), "75\n");
+    assert!(world.read("said").contains("in another pid namespace"), "{}", world.read("said"));
+}
+
+/// A host that gets its name during a job is taken for another: the inner run waits for ever.
+#[test]
+fn a_run_enters_its_job_also_when_the_host_has_another_name() {
+    let world = World::new();
+    let inner = r#"unshare MAP --uts sh -c 'hostname another && exec "$CLINCH" run -w 20 x touch entered'"#;
+    assert_eq!(world.code(["run", "x", "-c", &inner.replace("MAP", map())]), 0);
+    assert!(world.path("entered").exists());
+}

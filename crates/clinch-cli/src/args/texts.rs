@@ -30,7 +30,8 @@ passed on to it and to what it has started in that group. Its environment has CL
 holder: give it to the store that you write to), CLINCH_CLAIM and CLINCH_HELD. A CLINCH_URL with a password is
 withheld: where a clinch inside needs it, the job has to set it again.
 
-A job that holds NAME may run `clinch run NAME` on the same store again: the inner one runs its command at once. If the job ends
+A job that holds NAME may run `clinch run NAME` on the same store again: the inner one runs its command at once, if its environment has CLINCH_HELD, as by `sudo
+--preserve-env=CLINCH_HELD,CLINCH_URL`; else, and as `clinch acquire`, it waits for the job around it, and says so on stderr. If the job ends
 before an inner one does, the lock is kept until that has ended too; a signal to clinch then reaches it.
 What does not descend from this clinch, but was started by at, a batch system or a container daemon for the job, waits its turn.
 

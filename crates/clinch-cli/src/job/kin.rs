@@ -258,6 +258,11 @@ fn is_any_clinch(pid: i32) -> bool {
     program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))
 }
 
+/// Whether a process may be a wrapper, perhaps another user's, of whose program its name alone is told.
+pub(crate) fn may_be_wrapper(pid: Pid) -> bool {
+    is_named(pid, c"clinch") || is_any_clinch(raw(pid))
+}
+
 /// Whether a process has this name, or had it when it ended.
 pub(crate) fn is_named(pid: Pid, name: &CStr) -> bool {
     fs::read(format!("/proc/{pid}/comm")).is_ok_and(|is| is.strip_suffix(b"\n") == Some(name.to_bytes()))

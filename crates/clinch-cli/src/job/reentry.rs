@@ -5,8 +5,12 @@
 
 use std::fs;
 use std::iter::successors;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, SystemTime};
 
+use clinch::backend::ClaimState;
 use clinch::{ClaimId, Owner};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid, test_kill_process};
 use rustix::system::uname;
@@ -20,6 +24,9 @@ pub(crate) const REENTERED: &str = "CLINCH_REENTERED";
 
 /// How often is looked for the same, at most. To be missed again and again takes as many parents that end just then.
 const LOOKS: usize = 8;
+
+/// How much later a process may have begun than its claim was made, by clocks that are not the same.
+const CLOCKS_DIFFER: Duration = Duration::from_secs(1);
 
 /// Looks until two looks in a row have met the same processes, or one has found what it is for: who loses its parent during a look falls
 /// to where that look has been already. Among processes that come and go all the time, a few looks must do.
@@ -55,14 +62,14 @@ fn with_mark(inherited: &str, claim: ClaimId, own: &str) -> String {
     inherited.split(' ').filter(is_own).chain([&*new]).collect::<Vec<_>>().join(" ")
 }
 
-/// Whether the run that holds a claim is one that this process descends from. Others do not wait for this process, though it was told of their
-/// claim: `at` and batch systems start commands with the environment of whoever asked for it.
+/// Whether the run that holds a claim is one that this process descends from, if it is of this host. Others do not wait for this process, though it
+/// was told of their claim: `at` and batch systems start commands with the environment of whoever asked for it.
 pub(crate) fn is_around(owner: &Owner) -> bool {
     let pid = i32::try_from(owner.pid).ok().and_then(Pid::from_raw);
-    is_here(owner) && pid.is_some_and(|pid| descends(getpid(), pid))
+    pid.is_some_and(|pid| descends(getpid(), pid))
 }
 
-/// Whether the process that holds a claim was one of this host that has ended.
+/// Whether the process that holds a claim is one of this host that is nowhere to be seen: it has ended, or is in another pid namespace.
 pub(crate) fn is_gone(owner: &Owner) -> bool {
     let pid = i32::try_from(owner.pid).ok().and_then(Pid::from_raw);
     is_here(owner)
@@ -71,7 +78,46 @@ pub(crate) fn is_gone(owner: &Owner) -> bool {
         })
 }
 
-fn is_here(owner: &Owner) -> bool {
+/// Those from which this process descends, from its parent on.
+pub(crate) fn above() -> impl Iterator<Item = Pid> {
+    successors(parent_of(getpid()), |pid| parent_of(*pid))
+}
+
+/// Whether the process that holds a claim is, as far as can be known, one that this one descends from: it has this id, on a host of this name, and had begun
+/// when the claim was made. Process 1 is one in each container.
+pub(crate) fn is_held_around(claim: &ClaimState) -> bool {
+    let had_begun = |pid: Pid| {
+        let ago = Stat::of(pid).map(|stat| sys::since_boot().saturating_sub(stat.begun));
+        let begun = ago.and_then(|ago| SystemTime::now().checked_sub(ago));
+        begun.is_some_and(|begun| begun <= claim.since + CLOCKS_DIFFER)
+    };
+    let is_it = |pid: &Pid| u32::try_from(pid.as_raw_nonzero().get()) == Ok(claim.owner.pid);
+    is_here(&claim.owner) && above().find(is_it).is_some_and(|pid| !pid.is_init() && had_begun(pid))
+}
+
+/// Whether this process has inherited the descriptor of a lock for which it waits: one of a file that it has open itself, too. Only who unlocks that file frees
+/// the lock before this has ended: a wrapper that lives.
+pub(crate) fn inherits_what_it_waits_for() -> bool {
+    // The kernel lists what is locked by each descriptor, and its flags in octal.
+    let told_of = |fd: &str| fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+    let is_ours = |told: &str| {
+        let flags = told.lines().find_map(|line| line.strip_prefix("flags:"));
+        flags
+            .and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok())
+            .is_some_and(|flags| OFlags::from_bits_retain(flags).contains(OFlags::CLOEXEC))
+    };
+    let open = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let locked = open.filter_map(|entry| {
+        let told = told_of(entry.file_name().to_str()?);
+        let file = fs::metadata(entry.path()).ok().filter(|_| told.contains("OFDLCK"))?;
+        Some((is_ours(&told), (file.dev(), file.ino())))
+    });
+    let (ours, inherited): (Vec<_>, Vec<_>) = locked.partition(|(is_ours, _)| *is_ours);
+    inherited.iter().any(|(_, file)| ours.iter().any(|(_, own)| own == file))
+}
+
+/// Whether this host has the name under which a claim was made.
+pub(crate) fn is_here(owner: &Owner) -> bool {
     uname().nodename().to_bytes() == owner.host.as_bytes()
 }
 
@@ -81,12 +127,15 @@ pub(crate) fn is_below(pid: Pid) -> bool {
 }
 
 fn descends(pid: Pid, from: Pid) -> bool {
-    let parent = |pid: &Pid| Pid::from_raw(Stat::of(*pid)?.parent);
     let look = || {
-        let above: Vec<Pid> = successors(parent(&pid), parent).collect();
+        let above: Vec<Pid> = successors(parent_of(pid), |pid| parent_of(*pid)).collect();
         (above.contains(&from), above)
     };
     settled(look, |descends| *descends)
+}
+
+fn parent_of(pid: Pid) -> Option<Pid> {
+    Pid::from_raw(Stat::of(pid)?.parent)
 }
 
 /// Whether a process has entered a claim, or is about to. `None`: cannot be told yet.

@@ -4,9 +4,13 @@ use std::ffi::CStr;
 use std::fs;
 use std::io::Write;
 use std::ops::Range;
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, getpid};
+
+/// In how many parts times are told of a second: the same on all kernels, whatever they count by themselves.
+const TICKS: u64 = 100;
 
 /// What `/proc/PID/stat` says of a process.
 pub(crate) struct Stat {
@@ -20,6 +24,8 @@ pub(crate) struct Stat {
     pub(crate) is_over: bool,
     /// Whether a signal has stopped it.
     pub(crate) is_stopped: bool,
+    /// When it began, after boot.
+    pub(crate) begun: Duration,
     /// Where its stack starts.
     pub(crate) stack: u64,
     /// Whether it has an environment, in which nothing is.
@@ -56,6 +62,7 @@ impl Stat {
             leads_session: fields.get(3)?.parse() == Ok(pid.as_raw_nonzero().get()),
             threads: fields.get(17)?.parse().ok()?,
             words: fields.get(45)?.parse().ok()?..fields.get(46)?.parse().ok()?,
+            begun: Duration::from_millis(number(19)?.saturating_mul(1000 / TICKS)),
             stack: fields.get(25)?.parse().ok()?,
         })
     }

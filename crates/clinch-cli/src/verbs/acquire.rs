@@ -97,7 +97,8 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
     }
     let env = Env::host(Lane::here()?);
     let limits = Limits::of(&args.patience, &env);
-    let waiting = Waiting::new(&args.name, &limits, !args.patience.no_wait && !args.json);
+    let waits = !args.patience.no_wait;
+    let waiting = Waiting::new(&args.name, &limits, waits && !args.json).warning(waits);
     let connecting = waiting.beside(None, connect_within(store, &env, &limits));
     let connected = unless_ended(signals, connecting).await?;
     let locks = with_lease(connected?, &args.lease, "")?;

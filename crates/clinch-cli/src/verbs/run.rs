@@ -344,8 +344,15 @@ impl<'a> Session<'a> {
                 // To wait for it would never end.
                 let cannot =
                     format!("lock \"{name}\" is held by the job around this one, which can let nobody in");
-                if knocked.map_err(|error| Failure::new(CONFLICT, format!("{cannot}: {error}")))? {
-                    break claim.clone();
+                match knocked {
+                    Ok(true) => break claim.clone(),
+                    // Under another name of this host that job is ours if its door says so; else it is another's.
+                    Ok(false) | Err(_) if !reentry::is_here(&claim.owner) => {
+                        reentry::tell(false);
+                        return Ok(None);
+                    }
+                    Ok(false) => {}
+                    Err(error) => return Err(Failure::new(CONFLICT, format!("{cannot}: {error}"))),
                 }
             }
             reentry::tell(false);
@@ -414,7 +421,8 @@ impl<'a> Session<'a> {
         Err(Failure::new(
             CONFLICT,
             format!(
-                "lock \"{name}\" is kept for the job around this one, whose `clinch run` is gone; waiting for it would never end"
+                "lock \"{name}\" is kept for the job around this one, whose `clinch run` is gone, or in another pid namespace; waiting for it \
+                 would never end"
             ),
         ))
     }
