@@ -5,10 +5,12 @@ use std::mem::ManuallyDrop;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use clinch::backends::file;
 use clinch::{Env, Error, ErrorKind, Instant, Lane, Locks};
 
 use crate::args::{Patience, Store};
-use crate::exit::Failure;
+use crate::exit::{Failure, Outcome};
+use crate::output::say;
 
 /// How long a store may take to answer whoever does not wait for a lock, connecting included. A server that hangs is left for
 /// another of its kind within two seconds.
@@ -110,6 +112,15 @@ impl Limits {
 pub(crate) async fn connect(store: &Store) -> clinch::Result<Locks> {
     let env = Env::host(Lane::here()?);
     connect_within(store, &env, &Limits::of_a_question(&env)).await
+}
+
+/// Whether there is a store to look at: who only looks makes no directory. Says so where there is none, whose URL may be misspelt.
+pub(crate) fn is_there(store: &Store) -> clinch::Result<bool> {
+    let is_unmade = Locks::is_unmade(&store.url, Env::host(Lane::here()?))?;
+    if let Some(dir) = file::dir_of(&store.url).filter(|_| is_unmade) {
+        say(format_args!("there is no directory {}, so nobody has locked anything there", dir.display()));
+    }
+    Ok(!is_unmade)
 }
 
 /// Gives up a question, asked once of many, that the store does not answer.

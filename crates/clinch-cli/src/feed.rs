@@ -3,8 +3,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use clinch::Locks;
-use clinch::backend::{ClaimState, LockState};
+use clinch::backend::{ClaimState, LockState, Survey};
+use clinch::{Env, ErrorKind, Lane, Locks};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
@@ -20,8 +20,8 @@ const LATE: Duration = Duration::from_secs(1);
 
 /// What there is to tell.
 pub(crate) enum Told {
-    /// What the store answered.
-    Locks(Vec<LockState>),
+    /// What the store answered, and why that is not all.
+    Locks(Vec<LockState>, Option<String>),
     /// Why it did not answer.
     Failed(String),
     /// It has not answered for some time, and may still.
@@ -103,13 +103,17 @@ impl Looks {
         while !self.tell.is_closed() {
             let next = Instant::now() + self.every;
             let told = match in_time(look(&self.store, &mut connected, &self.beginning)).await {
-                Ok(locks) => {
+                Ok(Survey { locks, unread }) => {
                     has_answered = true;
-                    Told::Locks(locks)
+                    Told::Locks(locks, unread.map(|why| Failure::from(why).message.into_owned()))
                 }
                 // What was never right does not become so by waiting.
                 Err(error) if !has_answered && !is_transient(&error) => return Err(error.into()),
-                Err(error) => Told::Failed(Failure::from(error).message.into_owned()),
+                Err(error) => {
+                    // A directory that was moved may be made anew.
+                    connected = connected.filter(|_| error.kind() != ErrorKind::Closed);
+                    Told::Failed(Failure::from(error).message.into_owned())
+                }
             };
             let _ = self.tell.send(Ok(told));
             self.wait(next, connected.as_ref()).await;
@@ -136,17 +140,14 @@ impl Looks {
     }
 }
 
-/// One look. The first one that can be had opens the connection of all.
-async fn look(
-    store: &Store,
-    connected: &mut Option<Locks>,
-    beginning: &str,
-) -> clinch::Result<Vec<LockState>> {
+/// One look. The first one that can be had opens the connection of all. A directory that is not there has no locks.
+async fn look(store: &Store, connected: &mut Option<Locks>, beginning: &str) -> clinch::Result<Survey> {
     let locks = match connected {
         Some(locks) => locks,
+        None if Locks::is_unmade(&store.url, Env::host(Lane::here()?))? => return Ok(Survey::default()),
         None => connected.insert(connect(store).await?),
     };
-    locks.list(beginning).await
+    locks.survey(beginning).await
 }
 
 /// Since when a store has not answered, and why.
@@ -154,13 +155,18 @@ async fn look(
 pub(crate) struct Silence {
     answered: Option<SystemTime>,
     why: Option<String>,
+    /// Why the last answer was not all.
+    pub(crate) unread: Option<String>,
 }
 
 impl Silence {
     /// Takes note of what was told.
     pub(crate) fn note(&mut self, told: &Told, now: SystemTime) {
         match told {
-            Told::Locks(_) => (self.answered, self.why) = (Some(now), None),
+            Told::Locks(_, unread) => {
+                (self.answered, self.why) = (Some(now), None);
+                self.unread.clone_from(unread);
+            }
             Told::Failed(why) => self.why = Some(format!(": {why}")),
             Told::Nothing => drop(self.why.get_or_insert_default()),
             Told::Evicted(_) => {}

@@ -151,6 +151,14 @@ fn misleads(c: char) -> bool {
     c.is_control() || turns || is_unseen
 }
 
+/// How far two moments may lie apart that are the same: some stores tell how long it is until then.
+const SAME_MOMENT: Duration = Duration::from_secs(1);
+
+/// Whether two looks have told of the same moment.
+pub(crate) fn is_same_moment(one: SystemTime, other: SystemTime) -> bool {
+    one.duration_since(other).unwrap_or_else(|error| error.duration()) < SAME_MOMENT
+}
+
 /// Text of others without what misleads.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().flat_map(|c| if misleads(c) { c.escape_unicode().collect() } else { vec![c] }).collect()

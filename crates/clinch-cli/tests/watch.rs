@@ -245,3 +245,21 @@ fn a_dumb_terminal_is_printed_on() {
     screen.type_in("TERM=dumb \"$CLINCH\" top; echo code=$?.\n");
     screen.shows("code=64.");
 }
+
+/// Whoever follows the locks of a directory that was moved, or is not there yet, sees none for ever, or makes it.
+#[test]
+fn a_directory_that_comes_or_was_made_anew_is_followed() {
+    let world = World::new();
+    let mut watch = world.clinch(["ls", "--json", "--watch=0.1"]);
+    let to = |name| std::fs::File::create(world.path(name)).unwrap();
+    let _watch = Running(watch.stdout(to("watched")).stderr(to("said")).spawn().unwrap());
+    eventually("it has looked", || world.lines("watched") == 1);
+    assert!(!world.path("store").exists(), "a look makes nothing");
+    for at in ["once", "moved"] {
+        let holder = world.start(["run", at, "sleep", "60"]);
+        let name = format!("\"name\":\"{at}\"");
+        eventually("it is seen", || world.read("watched").lines().last().unwrap().contains(&name));
+        std::fs::rename(world.path("store"), world.path(at)).unwrap();
+        drop(holder);
+    }
+}

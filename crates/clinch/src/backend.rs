@@ -110,8 +110,14 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// was given up. What is known of it here can go.
     fn forget(&self, _claim: &Claim) {}
 
-    /// All locks whose name starts with `prefix` and that have at least one live claim, ordered by name.
+    /// All locks whose name starts with `prefix` and that have at least one live claim, ordered by name; an error where some
+    /// may not be looked at.
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>>;
+
+    /// Those of them that may be looked at, and why these are not all.
+    async fn survey(&self, prefix: &str) -> Result<Survey> {
+        Ok(Survey { locks: self.list(prefix).await?, unread: None })
+    }
 
     /// One lock as [`Backend::list`] would show it; `None` when that would not.
     async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
@@ -221,6 +227,15 @@ pub enum Freed {
     Absent,
     /// The claim was removed.
     Removed,
+}
+
+/// The locks of a store, as far as they may be looked at.
+#[derive(Debug, Default)]
+pub struct Survey {
+    /// These, ordered by name.
+    pub locks: Vec<LockState>,
+    /// Why others may not be: nobody knows from here whether they are held. `None`: there are none.
+    pub unread: Option<Error>,
 }
 
 /// A lock as the store sees it.

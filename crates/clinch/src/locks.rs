@@ -6,9 +6,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::stores::{Asked, examine, open};
+use self::stores::{Asked, examine, is_unmade, open};
 use crate::acquire::{LeaseOptions, Target};
-use crate::backend::{Backend, Capabilities, Freed, LockState, Renewal};
+use crate::backend::{Backend, Capabilities, Freed, LockState, Renewal, Survey};
 use crate::check::Check;
 use crate::claim::{Claim, ClaimId, Loss, LossKind, Mode, Owner};
 use crate::engine::Engine;
@@ -118,6 +118,21 @@ impl Locks {
     pub async fn examine(url: &str, env: Env) -> Result<Vec<Check>> {
         let Asked { mut url, env, .. } = Asked::parse(url, env)?;
         env.here(examine(&mut url, &env)).await
+    }
+
+    /// Whether to connect to this URL would make the store: a directory of `file://` that is not there. Nobody has locked anything in it,
+    /// so that who only looks need not make it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Invalid`] for a URL that is wrong; others for a directory that cannot be made, as of [`connect`].
+    pub fn is_unmade(url: &str, env: Env) -> Result<bool> {
+        let Asked { mut url, .. } = Asked::parse(url, env)?;
+        let is_unmade = is_unmade(&mut url)?;
+        if is_unmade {
+            url.finish()?;
+        }
+        Ok(is_unmade)
     }
 
     /// The locks of a backend that was made otherwise.
@@ -235,9 +250,19 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unavailable`] when the store did not answer.
+    /// [`ErrorKind::Unavailable`] when the store did not answer; [`ErrorKind::Refused`] where some locks may not be looked at, as in a
+    /// directory of several users. [`Locks::survey`] shows the others.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
         self.engine.here(self.engine.backend.list(prefix)).await
+    }
+
+    /// As [`Locks::list`]; where some locks may not be looked at, those that may, and why these are not all.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`] when the store did not answer.
+    pub async fn survey(&self, prefix: &str) -> Result<Survey> {
+        self.engine.here(self.engine.backend.survey(prefix)).await
     }
 
     /// One lock as the store sees it; `None` when nobody holds it, waits for it, or keeps it closed.

@@ -63,7 +63,7 @@ impl Model {
     pub(crate) fn hear(&mut self, told: Told, now: Instant, time: SystemTime) {
         self.silence.note(&told, time);
         match told {
-            Told::Locks(locks) => {
+            Told::Locks(locks, _) => {
                 self.handoffs.note(&locks, now);
                 self.locks = Some(locks);
                 self.sift();
@@ -238,7 +238,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn told(model: &mut Model, locks: &[LockState]) {
-        model.hear(Told::Locks(locks.to_vec()), Instant::now(), time());
+        model.hear(Told::Locks(locks.to_vec(), None), Instant::now(), time());
     }
 
     fn named(names: &[&str]) -> Vec<LockState> {

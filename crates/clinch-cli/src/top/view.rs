@@ -204,7 +204,7 @@ fn foot(model: &Model, paint: Paint, area: Rect, buffer: &mut Buffer) {
     if let Some(note) = &model.note {
         return line(&printable(note), Style::new().add_modifier(Modifier::BOLD), area, buffer);
     }
-    if let Some(silence) = model.silence.line() {
+    if let Some(silence) = model.silence.line().or_else(|| model.silence.unread.clone()) {
         return line(&printable(&silence), bad, area, buffer);
     }
     if model.evicting > 0 {

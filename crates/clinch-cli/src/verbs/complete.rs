@@ -136,7 +136,7 @@ fn line(candidate: &CompletionCandidate, typed: Option<&Typed>) -> Option<String
 /// Names of locks that begin like this.
 fn names(store: &Store, current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(beginning) = current.to_str().map(str::to_owned) else { return Vec::new() };
-    let locks = asked(store, async move |locks| locks.list(&beginning).await).unwrap_or_default();
+    let locks = asked(store, async move |locks| locks.survey(&beginning).await).unwrap_or_default().locks;
     let found = locks.into_iter().take(NAMES).map(|lock| {
         let holder = lock.claims.first().map_or_else(|| "kept closed".to_owned(), describe);
         CompletionCandidate::new(lock.name.as_str()).help(Some(holder.into()))

@@ -2,12 +2,12 @@
 
 use std::time::SystemTime;
 
-use clinch::backend::LockState;
+use clinch::backend::{LockState, Survey};
 use glob::Pattern;
 
 use super::watch;
 use crate::args::{Ls, Store};
-use crate::connect::connect;
+use crate::connect::{connect, is_there};
 use crate::documents::{LockJson, LocksJson, document};
 use crate::exit::Outcome;
 use crate::output::{say, show};
@@ -18,16 +18,19 @@ pub(crate) async fn run(store: &Store, ls: &Ls) -> Outcome {
     if let Some(every) = ls.watch {
         return watch::run(store, wanted, every).await;
     }
-    let mut locks = connect(store).await?.list(wanted.beginning).await?;
+    let Survey { mut locks, unread } = match is_there(store)? {
+        true => connect(store).await?.survey(wanted.beginning).await?,
+        false => Survey::default(),
+    };
     locks.retain_mut(|lock| wanted.keeps(lock));
     if ls.json {
         show(&document(LocksJson { locks: locks.iter().map(LockJson::from).collect() })?)?;
-    } else if locks.is_empty() {
-        say(wanted.none());
-    } else {
+    } else if !locks.is_empty() {
         show(&table(&locks, Look::of_stdout(ls.wide), SystemTime::now()))?;
+    } else if unread.is_none() {
+        say(wanted.none());
     }
-    Ok(0)
+    unread.map_or(Ok(0), |why| Err(why.into()))
 }
 
 /// What is to be listed.

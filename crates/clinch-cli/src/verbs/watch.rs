@@ -14,7 +14,7 @@ use crate::exit::{Failure, Outcome};
 use crate::feed::{Feed, Silence, Told};
 use crate::grid::Tone;
 use crate::job::signals::Signals;
-use crate::output::{is_read, local, printable, say, show};
+use crate::output::{is_read, is_same_moment, local, printable, say, show};
 use crate::paint::{Paint, line};
 use crate::screen::{self, Screen};
 use crate::table::{Look, grid, table, wants_colour};
@@ -31,6 +31,7 @@ pub(crate) async fn run(store: &Store, wanted: Wanted<'_>, every: Duration) -> O
 async fn print_changes(mut feed: Feed, wanted: &Wanted<'_>) -> Outcome {
     let (mut silence, mut was_silent) = (Silence::default(), false);
     let mut printed: Option<Vec<LockState>> = None;
+    let mut unread = None;
     while is_read() {
         let told = feed.next().await?;
         let now = SystemTime::now();
@@ -41,11 +42,16 @@ async fn print_changes(mut feed: Feed, wanted: &Wanted<'_>) -> Outcome {
             _ => {}
         }
         was_silent = silence.line().is_some();
-        let Told::Locks(mut locks) = told else { continue };
+        if silence.unread != unread {
+            unread.clone_from(&silence.unread);
+            unread.iter().for_each(say);
+        }
+        let Told::Locks(mut locks, _) = told else { continue };
         locks.retain_mut(|lock| wanted.keeps(lock));
         if printed.as_ref().is_none_or(|printed| differ(printed, &locks)) {
             show(&match wanted.ls.json {
                 true => documents::line(LocksJson { locks: locks.iter().map(LockJson::from).collect() }),
+                false if locks.is_empty() && unread.is_some() => "\n".to_owned(),
                 false if locks.is_empty() => format!("{}\n\n", wanted.none()),
                 false => table(&locks, Look::of_stdout(false), now) + "\n",
             })?;
@@ -55,15 +61,10 @@ async fn print_changes(mut feed: Feed, wanted: &Wanted<'_>) -> Outcome {
     Ok(0)
 }
 
-/// How far two moments may lie apart that are the same: some stores tell how long it is until then.
-const SAME_MOMENT: Duration = Duration::from_secs(1);
-
 /// Whether somebody came, left, or was given a lock, or a lock was closed or opened; not whether time has passed.
 fn differ(before: &[LockState], now: &[LockState]) -> bool {
     let same_end = |one: Option<SystemTime>, other: Option<SystemTime>| match (one, other) {
-        (Some(one), Some(other)) => {
-            one.duration_since(other).unwrap_or_else(|error| error.duration()) < SAME_MOMENT
-        }
+        (Some(one), Some(other)) => is_same_moment(one, other),
         (one, other) => one == other,
     };
     let same = |(one, other): (&LockState, &LockState)| {
@@ -92,7 +93,7 @@ async fn draw(mut feed: Feed, wanted: &Wanted<'_>) -> Outcome {
             told = feed.next() => {
                 let told = told?;
                 view.silence.note(&told, SystemTime::now());
-                if let Told::Locks(mut locks) = told {
+                if let Told::Locks(mut locks, _) = told {
                     locks.retain_mut(|lock| wanted.keeps(lock));
                     view.locks = Some(locks);
                 }
@@ -118,13 +119,14 @@ impl View {
     fn draw(&self, wanted: &Wanted<'_>, area: Rect, buffer: &mut Buffer, now: SystemTime) {
         let style = |tone| self.paint.style(tone);
         let [title, mut rest] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
-        match (self.silence.line(), &self.locks) {
+        match (self.silence.line().or_else(|| self.silence.unread.clone()), &self.locks) {
             (Some(silence), _) => line(&printable(&silence), style(Tone::Expired), title, buffer),
             (None, None) => line("asking the store", style(Tone::Plain), title, buffer),
             (None, Some(_)) => line(&local(now), style(Tone::Plain), title, buffer),
         }
         let locks = match &self.locks {
             None => return,
+            Some(locks) if locks.is_empty() && self.silence.unread.is_some() => return,
             Some(locks) if locks.is_empty() => return line(&wanted.none(), style(Tone::Plain), rest, buffer),
             Some(locks) => locks,
         };

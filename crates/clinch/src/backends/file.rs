@@ -166,6 +166,19 @@ pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>
     open_on(Path::new(&url.path), env.clone(), asked)
 }
 
+/// Whether to open the directory of a URL would make it.
+#[cfg(target_os = "linux")]
+pub(crate) fn is_unmade(url: &mut StoreUrl) -> Result<bool> {
+    let asked = asked(url)?;
+    dir::is_unmade(Path::new(&url.path), asked.into())
+}
+
+/// None is made, as nothing of `file://` is.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn is_unmade(_url: &mut StoreUrl) -> Result<bool> {
+    Ok(false)
+}
+
 /// Looks at the directory of a URL, also at one that is refused.
 #[cfg(target_os = "linux")]
 pub(crate) fn examine_url(url: &mut StoreUrl, _env: &Env) -> Result<Vec<Check>> {

@@ -51,6 +51,15 @@ pub(super) async fn open(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backen
     }
 }
 
+/// Whether to open the store of a URL would make it.
+pub(super) fn is_unmade(url: &mut StoreUrl) -> Result<bool> {
+    match url.scheme.as_str() {
+        #[cfg(feature = "file")]
+        "file" => crate::backends::file::is_unmade(url),
+        _ => Ok(false),
+    }
+}
+
 /// Looks at the store of a URL without opening it: what it is refused for is what is to be told.
 pub(super) async fn examine(url: &mut StoreUrl, env: &Env) -> Result<Vec<Check>> {
     match url.scheme.as_str() {

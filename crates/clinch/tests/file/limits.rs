@@ -32,7 +32,9 @@ async fn a_full_queue_refuses_and_loses_nothing() {
     // No more come from us, and who looks is not kept for as long as somebody likes.
     let others = fill(RECORDS);
     assert_eq!(locks.state("job").await.unwrap_err().kind(), ErrorKind::Refused);
-    assert!(locks.list("").await.unwrap().is_empty());
+    assert_eq!(locks.list("").await.unwrap_err().kind(), ErrorKind::Refused);
+    let survey = locks.survey("").await.unwrap();
+    assert!(survey.locks.is_empty() && survey.unread.unwrap().to_string().contains("1 lock file may not"));
     drop(others);
     drop(readers.read().timeout(PATIENCE).await.unwrap());
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use super::access::{self, Share, Sharing};
@@ -68,13 +68,7 @@ impl Dir {
     /// Opens the directory, making it with mode 0700 if it is not there. An empty path is the user's default.
     pub(super) fn open(path: &Path, options: Options) -> Result<Dir> {
         let me = Me::now();
-        let path = match path.as_os_str().is_empty() {
-            true => default_path(&me)?,
-            false => path.to_path_buf(),
-        };
-        let path = std::path::absolute(&path).map_err(|error| {
-            Error::new(kind(&error), format!("cannot tell where {} is", path.display())).with_source(error)
-        })?;
+        let path = whole_path(path, &me)?;
         make(&path, options.share, &me)?;
         let failed = |error: io::Error| {
             let hint = match kind(&error) {
@@ -146,11 +140,6 @@ impl Dir {
     /// Whether all users of the directory share all files.
     pub(super) fn is_of_a_group(&self) -> bool {
         matches!(self.sharing, Sharing::Group(_))
-    }
-
-    /// Whether each user has files of its own here, beside those of others.
-    pub(super) fn is_of_many(&self) -> bool {
-        matches!(self.sharing, Sharing::Beside)
     }
 
     /// Whose it is, and what others may do in it.
@@ -243,7 +232,15 @@ impl Dir {
         }
     }
 
-    /// The names of all lock files.
+    /// Whether a name is one of a plain file, as those of all lock files are, or of one about which nothing can be told.
+    pub(super) fn may_be_a_lock(&self, file: &str) -> bool {
+        match rustix::fs::statat(&self.descriptor, file, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => FileType::from_raw_mode(stat.st_mode).is_file(),
+            Err(error) => error != Errno::NOENT,
+        }
+    }
+
+    /// The names of all lock files, in order.
     pub(super) fn lock_files(&self) -> Result<Vec<String>> {
         let failed = |error: io::Error| {
             Error::new(kind(&error), format!("cannot list {}", self.path.display())).with_source(error)
@@ -256,6 +253,7 @@ impl Dir {
                 files.push(file);
             }
         }
+        files.sort_unstable();
         Ok(files)
     }
 }
@@ -317,10 +315,28 @@ fn default_path(me: &Me) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// The directory that is meant by a path, which may be empty.
+fn whole_path(path: &Path, me: &Me) -> Result<PathBuf> {
+    let path = match path.as_os_str().is_empty() {
+        true => default_path(me)?,
+        false => path.to_path_buf(),
+    };
+    std::path::absolute(&path).map_err(|error| {
+        Error::new(kind(&error), format!("cannot tell where {} is", path.display())).with_source(error)
+    })
+}
+
+/// Whether to open the directory would make it.
+pub(super) fn is_unmade(path: &Path, options: Options) -> Result<bool> {
+    Ok(is_missing(&whole_path(path, &Me::now())?) && options.share != Share::Group)
+}
+
+fn is_missing(path: &Path) -> bool {
+    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 /// Makes the directory if it is not there, and those above it.
 fn make(path: &Path, share: Share, me: &Me) -> Result<()> {
-    let is_missing =
-        |path: &Path| path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
     if !is_missing(path) {
         return Ok(());
     }

@@ -6,12 +6,16 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::Access;
+use rustix::io::Errno;
+
 use super::access::{Share, Sharing};
 use super::dir::{Dir, Options};
 use super::home::{self, BELOW_HOME};
 use super::network::check_file_system;
 use super::users::{self, Me};
 use crate::check::{Check, Verdict};
+use crate::error::{Error, ErrorKind, Result};
 
 /// How many lock files are looked at.
 const FILES: usize = 1000;
@@ -28,7 +32,7 @@ const OTHERWISE: &str = "mend what it says, or name another directory: file:///D
 /// What to do where several users need the same locks.
 const FOR_SEVERAL_USERS: &str = "a directory for several users, as file:///var/lib/clinch-group?share=group";
 
-/// Looks at the directory of a URL; an empty path is the user's default. It is made if it is not there, as by every use of it.
+/// Looks at the directory of a URL; an empty path is the user's default. It is made if it is not there, as for a lock.
 pub(super) fn examine(named: &Path, options: Options) -> Vec<Check> {
     let me = Me::now();
     let default = home::default_path(&me);
@@ -125,10 +129,12 @@ fn exclusion(me: &Me, meta: &Metadata, share: Share, is_named: bool) -> Check {
         Share::Group => {
             format!("root and all members of {} exclude each other here", users::group(meta.gid()))
         }
-        Share::No if !me.trusts(meta.uid()) => {
+        Share::No if meta.uid() != me.id && (me.is_root() || meta.mode() & 0o022 == 0) => {
             let seen = format!(
-                "only jobs of {} exclude each other here; root may look at its locks, not take or change them",
-                users::user(meta.uid())
+                "only jobs of {} exclude each other here; {} may look at its locks{}, not take or change them",
+                users::user(meta.uid()),
+                if me.is_root() { "root".to_owned() } else { users::user(me.id) },
+                if me.is_root() { "" } else { " at most" }
             );
             let remedy = format!("run this as that user, or have both use {FOR_SEVERAL_USERS}");
             return Check::warn("users", seen, remedy);
@@ -143,7 +149,7 @@ fn exclusion(me: &Me, meta: &Metadata, share: Share, is_named: bool) -> Check {
         }
         Share::No => {
             let others = if is_named { "are refused" } else { "have other directories" };
-            format!("only jobs of {} exclude each other here; other users {others}", users::user(me.id))
+            format!("only jobs of {} exclude each other here; other users {others}", users::user(meta.uid()))
         }
     };
     Check::pass("users", seen)
@@ -160,12 +166,23 @@ fn files(path: &Path, share: Share, me: &Me) -> Option<Check> {
     let amiss = locks.into_iter().find_map(|file| {
         // One that is gone does no harm.
         let stat = rustix::fs::lstat(&file).ok()?;
-        sharing.check_file(&file, &stat, me).err()
+        sharing.check_file(&file, &stat, me).and_then(|()| may_be_opened(&file)).err()
     });
     Some(match amiss {
         None => Check::pass("files", "the lock files that are there can be used"),
         Some(error) => Check { verdict: Verdict::Warn, ..Check::failed("files", &error, OTHERWISE) },
     })
+}
+
+/// Refuses a lock file that this user may not read and write, without opening it, which would wake its waiters.
+fn may_be_opened(file: &Path) -> Result<()> {
+    match rustix::fs::access(file, Access::READ_OK | Access::WRITE_OK) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => {
+            let error = std::io::Error::from(error);
+            Err(Error::new(ErrorKind::Refused, format!("cannot open {}", file.display())).with_source(error))
+        }
+    }
 }
 
 /// Other default directories, of ours or of other users, that are in use.

@@ -15,7 +15,7 @@ use super::others::gone;
 use super::slot::{Glance, Slot, not_held};
 use super::times::{RECHECK_UNWATCHED, TRY_FOR, TRY_FOR_A_LOOK};
 use super::watch::Watcher;
-use crate::backend::{Backend, Capabilities, ClaimState, Freed, LockState, Progress, Renewal, Wake};
+use crate::backend::{Backend, Capabilities, ClaimState, Freed, LockState, Progress, Renewal, Survey, Wake};
 use crate::check::Check;
 use crate::claim::{ByClaim, Claim, ClaimId};
 use crate::env::Env;
@@ -236,27 +236,33 @@ impl Backend for File {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
-        let mut states = Vec::new();
+        let Survey { locks, unread } = self.survey(prefix).await?;
+        unread.map_or(Ok(locks), Err)
+    }
+
+    async fn survey(&self, prefix: &str) -> Result<Survey> {
+        let (mut locks, mut refused) = (Vec::new(), Vec::new());
         self.dir.check_place(self.env.now())?;
         for file in self.dir.lock_files()? {
             match self.state_in(&file, prefix, None) {
-                Ok(state) => states.extend(state),
-                // Others' files in a shared directory, and damaged ones in which nobody is, are no locks of ours; nor may they hide these.
-                Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Unsupported) => {}
+                Ok(state) => locks.extend(state),
+                // What is no plain file, and a damaged one in which nobody is, are no locks; nor may they hide any.
+                Err(error) if error.kind() == ErrorKind::Unsupported => {}
+                Err(error) if error.kind() == ErrorKind::Refused => {
+                    refused.extend(self.dir.may_be_a_lock(&file).then_some(error));
+                }
                 Err(error) => return Err(error),
             }
         }
-        states.sort_by(|one: &LockState, other| one.name.cmp(&other.name));
-        Ok(states)
+        locks.sort_by(|one: &LockState, other| one.name.cmp(&other.name));
+        Ok(Survey { locks, unread: unread(refused) })
     }
 
     async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
         self.dir.check_place(self.env.now())?;
-        // Not by the list: what is amiss with another's file is no matter here, where there can be any.
-        match self.state_in(&layout::file_name(name), name.as_str(), Some(name)) {
-            Err(error) if error.kind() == ErrorKind::Refused && self.dir.is_of_many() => Ok(None),
-            state => Ok(state?.filter(|state| state.name == *name)),
-        }
+        // Not by the list: what is amiss with another file is no matter here.
+        let state = self.state_in(&layout::file_name(name), name.as_str(), Some(name))?;
+        Ok(state.filter(|state| state.name == *name))
     }
 
     async fn own_state(&self, claim: &Claim) -> Result<Option<ClaimState>> {
@@ -288,6 +294,18 @@ impl Backend for File {
         slot.own = own.filter(|own| is_same(own) == Some(true));
         Some(copy)
     }
+}
+
+/// That files may not be looked at, in one error.
+fn unread(refused: Vec<Error>) -> Option<Error> {
+    let (files, locks) = match refused.len() {
+        1 => ("1 lock file".to_owned(), "its lock"),
+        more => (format!("{more} lock files"), "their locks"),
+    };
+    let first = refused.into_iter().next()?;
+    let message =
+        format!("{files} may not be looked at, so whether anybody holds {locks} is not known from here");
+    Some(Error::new(ErrorKind::Refused, message).with_source(first))
 }
 
 /// What tells this boot from others. Where the kernel does not say, every client takes itself for a new boot, which
