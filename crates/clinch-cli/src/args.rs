@@ -188,7 +188,7 @@ pub(crate) struct LeaseArgs {
     /// How long the store keeps the lock for a holder that is cut off [default: the URL's ttl=, else 30s]
     #[arg(long, value_parser = duration::parse, value_name = "DUR")]
     pub(crate) ttl: Option<Duration>,
-    /// What `clinch ls` shows as the purpose [default: the program]
+    /// What `clinch ls` shows as the purpose [default: the program that `run` runs, else none]
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
 }
@@ -231,7 +231,7 @@ pub(crate) struct Ls {
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Look every SECONDS until interrupted [default: 2s]. A terminal shows the table in place; else, and with --json, a
+    /// Look every SECONDS, as in --watch=5, until interrupted [default: 2s]. A terminal shows the table in place; else, and with --json, a
     /// table, or a line of JSON, is printed for each change of who holds, who waits or what is kept closed
     #[arg(
         long,
@@ -333,7 +333,7 @@ pub(crate) struct Release {
 /// The holder is told, and its job is stopped, where it can be reached. A shell that holds it by `clinch acquire` cannot be told: it
 /// has 15 s, unless its lease ends or it releases the lock before; `clinch renew` answers 79 meanwhile. The next holder's token is larger, so stores that
 /// check tokens refuse what the old holder still writes. What was done is told when all of it is done. Exits with 1 when there is
-/// nothing to take away, or the answer is no.
+/// nothing to take away, or the answer is no, and with 75 when somebody still has the lock.
 #[derive(Args, Debug)]
 pub(crate) struct Break {
     /// The lock

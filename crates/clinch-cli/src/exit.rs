@@ -4,13 +4,13 @@
 //! | --- | --- |
 //! | 0 to 255 | of `run`: the child's own |
 //! | 128 + n | the child, or the wrapper while it waited, was ended by signal n |
-//! | 1 | of `show`: nobody holds the lock; of `doctor`: something could be better |
+//! | 1 | of `show` and `break`: nobody holds the lock; of `doctor`: something could be better |
 //! | 2 | of `doctor`: something fails |
 //! | 64 | usage: wrong arguments, or something that this store cannot do |
 //! | 69 | the store could not be reached, has no room, or cannot say whether the lock is taken |
 //! | 70 | something of this host failed that should have worked |
 //! | 74 | the answer could not be written; `acquire` then holds nothing |
-//! | 75 | not acquired; `--conflict-exit-code` sets another |
+//! | 75 | not acquired; `--conflict-exit-code` sets another; of `break`: somebody still has the lock, or it is closed anew |
 //! | 77 | the store refused access |
 //! | 79 | the lock was lost, and the child stopped |
 //! | 126, 127 | the command cannot be executed, was not found; as a shell's |

@@ -5,6 +5,7 @@
 mod common;
 
 use clinch_testkit::{Etcd, Redis};
+use common::pty::Screen;
 use common::{World, eventually, runs};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -215,4 +216,41 @@ fn a_second_break_tells_when_the_lock_opens() {
     world.write("stop", "");
     run.wait();
     assert_eq!(world.code(["run", "-n", "x", "true"]), 0);
+}
+
+/// While a person reads until when it is closed, another closes it for longer, which nobody was asked about.
+#[test]
+fn what_was_closed_meanwhile_is_asked_about_again() {
+    let world = World::new();
+    let close = |name: &str, time: &str| assert_eq!(world.code(["run", "--min-hold", time, name, "true"]), 0);
+    let mut screen = Screen::start(&world, 20, 120);
+    close("x", "1h");
+    screen.type_in("\"$CLINCH\" break x; echo code=$?.\n");
+    screen.shows("(in 59m");
+    screen.shows("Open it? [y/N]");
+    assert_eq!(world.code(["break", "--yes", "x"]), 0);
+    close("x", "3h");
+    screen.type_in("y\n");
+    screen.shows("(in 2h 59m)");
+    screen.shows("has changed");
+    screen.type_in("n\n");
+    screen.shows("code=1.");
+    assert!(shown(&world, "x")["closed_until"].is_string());
+    screen.type_in("\"$CLINCH\" break x; echo again=$?.\n");
+    screen.type_in("y\n");
+    screen.shows("again=0.");
+    assert!(shown(&world, "x")["closed_until"].is_null());
+    // Nor is a lock opened that was held, and is kept closed by who has left it.
+    let mut holder =
+        world.start(["run", "--min-hold", "5h", "x", "-c", "while [ ! -e stop ]; do sleep 0.02; done"]);
+    eventually("it is held", || world.held("x"));
+    screen.type_in("clear; \"$CLINCH\" break x; echo last=$?.\n");
+    screen.shows("Take it away?");
+    world.write("stop", "");
+    assert_eq!(holder.code(), 0);
+    screen.type_in("y\n");
+    screen.shows("Open it? [y/N]");
+    screen.type_in("n\n");
+    screen.shows("last=1.");
+    assert!(shown(&world, "x")["closed_until"].is_string());
 }

@@ -97,7 +97,7 @@ fn what_is_not_known_of_others_is_null() {
         let (text, why) =
             (String::from_utf8(broken.stdout).unwrap(), String::from_utf8(broken.stderr).unwrap());
         assert!(
-            broken.status.code() == Some(64) && text.contains("failed") && !text.contains("gone"),
+            broken.status.code() == Some(75) && text.contains("failed") && !text.contains("gone"),
             "{text}"
         );
         assert!(
@@ -178,4 +178,42 @@ fn times_are_in_the_zone_of_tz() {
         String::from_utf8(output.stdout).unwrap().lines().next().unwrap().to_owned()
     };
     assert_ne!(since("UTC"), since("Asia/Kolkata"));
+}
+
+/// A URL that is misspelt is a directory from then on, and a monitor never hears that it asks the wrong one.
+#[test]
+fn a_look_makes_no_directory_and_says_that_there_is_none() {
+    let world = World::new();
+    for (args, code) in [
+        (&["ls"][..], 0),
+        (&["ls", "--json"], 0),
+        (&["show", "x"], 1),
+        (&["show", "--json", "x"], 1),
+        (&["break", "--yes", "x"], 1),
+    ] {
+        let output = world.output(args.iter().copied());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+        assert!(said.contains("there is no directory") && said.contains("/store"), "{args:?}: {said}");
+        assert!(!world.path("store").exists(), "{args:?}");
+    }
+    assert_eq!(world.code(["run", "x", "true"]), 0);
+    let output = world.output(["show", "x"]);
+    assert_eq!((output.status.code(), output.stderr.len()), (Some(1), 0), "it is there");
+}
+
+/// Help names what does not work, or a default that there is not.
+#[test]
+fn help_is_true() {
+    let world = World::new();
+    let help = |verb| {
+        let words = String::from_utf8(world.output([verb, "--help"]).stdout).unwrap();
+        words.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert!(help("ls").contains("--watch=5"), "with a blank, 5 is a name");
+    assert!(!help("acquire").contains("[default: the program]"));
+    assert!(
+        !String::from_utf8(world.output(["man"]).stdout).unwrap().contains("help(1)"),
+        "there is no such page"
+    );
 }

@@ -94,6 +94,24 @@ fn b_takes_the_chosen_lock_away_after_a_yes() {
     assert!(other.0.try_wait().unwrap().is_none());
 }
 
+/// What a holder has closed behind itself while the question stood there is opened, which nobody was asked about.
+#[test]
+fn b_opens_nothing_that_was_closed_meanwhile() {
+    let world = World::new();
+    let job = "while [ ! -e stop ]; do sleep 0.02; done";
+    let mut holder = world.start(["run", "--min-hold", "1h", "x", "-c", job]);
+    eventually("it is held", || world.held("x"));
+    let mut screen = top(&world, 24, 80);
+    screen.shows("locks: 1");
+    screen.type_in("b");
+    screen.shows("Its job may still be running.");
+    world.write("stop", "");
+    assert_eq!(holder.code(), 0);
+    screen.type_in("y");
+    screen.shows("gone: held since");
+    assert_eq!(world.code(["run", "-n", "x", "true"]), 75, "it is closed");
+}
+
 /// Its end by a signal, or a stop, leaves a terminal that shows no cursor and echoes no keys.
 #[test]
 fn every_way_out_gives_the_terminal_back() {

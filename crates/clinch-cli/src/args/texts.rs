@@ -3,7 +3,7 @@
 pub(super) const CODES: &str = "\
 Durations are like 500ms, 5s, 1h; plain numbers are seconds.
 What only asks the store gives up after 5s without an answer; what fails has 2s more to withdraw what it may have left there.
-Exit codes: the command's own (128+N when signal N ended it); 75 not acquired; 79 lock lost; 69 store unreachable,
+Exit codes: the command's own (128+N when signal N ended it); 75 not acquired (of break: not taken away); 79 lock lost; 69 store unreachable,
 full, or not sure whether the lock is taken; 77 store refused access; 74 the answer could not be written; 70 this host failed; 64 wrong usage; 126 and 127 as a shell's.";
 
 macro_rules! run_examples {

@@ -7,10 +7,10 @@ use clinch::backend::{ClaimState, Freed};
 use clinch::{ClaimId, Locks};
 
 use crate::args::{Break, Store};
-use crate::connect::connect;
+use crate::connect::{connect, is_there};
 use crate::documents::{ResultJson, ResultWord, ResultsJson, document};
 use crate::exit::{CONFLICT, Failure, NOBODY, Outcome};
-use crate::output::{answer, closed_until, describe, printable, say, short};
+use crate::output::{answer, closed_until, describe, is_same_moment, printable, say, short};
 use crate::turn;
 
 /// What is to be done.
@@ -24,7 +24,8 @@ impl Victims {
     async fn find(locks: &Locks, args: &Break) -> Result<Victims, Failure> {
         let only = args.claim.as_deref().map(str::parse::<ClaimId>).transpose()?;
         let name = &args.name;
-        let (state, turn) = tokio::try_join!(locks.state(name), turn::closed_until(locks, name))?;
+        let turn = async { if only.is_some() { Ok(None) } else { turn::closed_until(locks, name).await } };
+        let (state, turn) = tokio::try_join!(locks.state(name), turn)?;
         let is_closed_until = state.as_ref().and_then(|state| state.closed_until);
         let own = is_closed_until.map(|until| (name.clone(), until));
         let turn = turn::name_of(name).zip(turn);
@@ -44,9 +45,17 @@ impl Victims {
 
     /// A line for each.
     fn lines(&self) -> impl Iterator<Item = String> {
-        let closed =
+        let line =
             |(name, until): &(String, SystemTime)| format!("{}, {}", printable(name), closed_until(*until));
-        self.claims.iter().map(describe).chain(self.closed.iter().map(closed))
+        self.claims.iter().map(describe).chain(self.closed.iter().map(line))
+    }
+
+    /// Whether the same is kept closed, until the same time: nobody may be asked about one closing and open another.
+    fn are_closed_as(&self, other: &Victims) -> bool {
+        let same = |(one, other): (&(String, SystemTime), &(String, SystemTime))| {
+            one.0 == other.0 && is_same_moment(one.1, other.1)
+        };
+        self.closed.len() == other.closed.len() && self.closed.iter().zip(&other.closed).all(same)
     }
 
     /// Takes all away; tells what became of each, in the order of their lines.
@@ -58,32 +67,61 @@ impl Victims {
                 freed.map_or_else(|failure| Err((result.clone(), failure)), |_| Ok(result.clone()))
             })
             .collect();
-        for (name, _) in &self.closed {
-            let result = |word| ResultJson::of_lock(name, word);
-            let opened = async {
-                locks.open(name).await?;
-                // What an eviction has closed stays so until its holder has stopped.
-                let state = locks.state(name).await?;
-                let is_closed = state.is_some_and(|state| state.closed_until.is_some());
-                Ok(result(if is_closed { ResultWord::StaysClosed } else { ResultWord::Opened }))
-            };
-            results.push(
-                opened.await.map_err(|error: clinch::Error| (result(ResultWord::Failed), error.into())),
-            );
+        for (closed, until) in &self.closed {
+            let result = |word| ResultJson::of_lock(closed, word);
+            // An eviction closes the lock itself.
+            let may_differ = closed == name && !self.claims.is_empty();
+            let opened = open(locks, closed, *until, may_differ).await;
+            results.push(opened.map(result).map_err(|failure| (result(ResultWord::Failed), failure)));
         }
         results
     }
 }
 
-pub(crate) async fn run(store: &Store, args: &Break) -> Outcome {
-    let locks = connect(store).await?;
-    let victims = Victims::find(&locks, args).await?;
-    if victims.claims.is_empty() && victims.closed.is_empty() {
-        return Err(Failure::new(NOBODY, format!("lock \"{}\" is held by nobody", args.name)));
+/// Opens a lock that is closed until then.
+async fn open(locks: &Locks, name: &str, until: SystemTime, may_differ: bool) -> Result<ResultWord, Failure> {
+    if let Some(now) = closing(locks, name).await?
+        && !(may_differ || is_same_moment(now, until))
+    {
+        let message = format!("lock \"{name}\" was closed anew meanwhile, and not opened: it is ");
+        return Err(Failure::new(CONFLICT, message + &closed_until(now)));
     }
-    if !args.yes && !confirmed(&args.name, &victims)? {
-        say("nothing was done");
-        return Ok(NOBODY);
+    locks.open(name).await?;
+    // What an eviction has closed stays so until its holder has stopped.
+    let is_closed = closing(locks, name).await?.is_some();
+    Ok(if is_closed { ResultWord::StaysClosed } else { ResultWord::Opened })
+}
+
+/// Until when a lock is kept closed.
+async fn closing(locks: &Locks, name: &str) -> clinch::Result<Option<SystemTime>> {
+    Ok(locks.state(name).await?.and_then(|state| state.closed_until))
+}
+
+pub(crate) async fn run(store: &Store, args: &Break) -> Outcome {
+    let nobody = || Failure::new(NOBODY, format!("lock \"{}\" is held by nobody", args.name));
+    if !is_there(store)? {
+        return Err(nobody());
+    }
+    let locks = connect(store).await?;
+    let mut victims = Victims::find(&locks, args).await?;
+    loop {
+        if victims.claims.is_empty() && victims.closed.is_empty() {
+            return Err(nobody());
+        }
+        if args.yes {
+            break;
+        }
+        if !confirmed(&args.name, &victims)? {
+            say("nothing was done");
+            return Ok(NOBODY);
+        }
+        // An answer takes its time. Who holds it by now is left alone, but what closes it would be opened.
+        let now = Victims::find(&locks, args).await?;
+        if now.are_closed_as(&victims) {
+            break;
+        }
+        say("until when it is closed has changed meanwhile");
+        victims = now;
     }
     let (mut text, mut results, mut failure) = (String::new(), Vec::new(), None);
     for (line, result) in victims.lines().zip(victims.end(&locks, &args.name).await) {
@@ -130,12 +168,20 @@ pub(crate) async fn evict(
     ended
 }
 
+async fn claims(locks: &Locks, name: &str) -> clinch::Result<Vec<ClaimState>> {
+    Ok(locks.state(name).await?.map(|state| state.claims).unwrap_or_default())
+}
+
 /// What the store does not find as a claim of ours is not gone for that.
 async fn evict_one(locks: &Locks, name: &str, victim: &ClaimState) -> Result<Freed, Failure> {
+    // What has left may have closed the lock, which nobody was asked about and an eviction would open.
+    if !claims(locks, name).await?.iter().any(|claim| claim.id == victim.id) {
+        return Ok(Freed::Absent);
+    }
     let freed = locks.evict(name, victim.id).await?;
     let claims = match freed {
         Freed::Removed => Vec::new(),
-        Freed::Absent => locks.state(name).await?.map(|state| state.claims).unwrap_or_default(),
+        Freed::Absent => claims(locks, name).await?,
     };
     if let Some(claim) = claims.iter().find(|claim| claim.id == victim.id) {
         // Where a lock lasts as long as its process has it, only what was told of an eviction has an end and is not evicted again.
@@ -149,10 +195,11 @@ async fn evict_one(locks: &Locks, name: &str, victim: &ClaimState) -> Result<Fre
                 ),
             ));
         }
-        return Err(Failure::usage(format!(
+        let text = format!(
             "lock \"{name}\" is still {}, from which clinch cannot take it here: end that, or, in the store of a server, delete the lock's key",
             describe(victim)
-        )));
+        );
+        return Err(Failure::new(CONFLICT, text));
     }
     Ok(freed)
 }

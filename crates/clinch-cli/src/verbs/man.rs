@@ -7,7 +7,8 @@ use crate::exit::{Failure, Outcome};
 use crate::output::show;
 
 pub(crate) fn run(args: &Man) -> Outcome {
-    let mut command = Cli::command();
+    // Help is not by a page of its own.
+    let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
     let command = match &args.verb {
         None => command,
