@@ -17,8 +17,10 @@
 
 use std::borrow::Cow;
 use std::error::Error as _;
+use std::io;
 
 use clinch::ErrorKind;
+use rustix::io::Errno;
 
 use crate::output::say_failure;
 
@@ -77,7 +79,8 @@ impl Failure {
 impl From<clinch::Error> for Failure {
     fn from(error: clinch::Error) -> Failure {
         let is_taken = error.kind() == ErrorKind::TimedOut;
-        Failure { is_taken, ..Failure::new(code(error.kind()), chain(&error)) }
+        let code = if lacks_descriptors(&error) { INTERNAL } else { code(error.kind()) };
+        Failure { is_taken, ..Failure::new(code, chain(&error)) }
     }
 }
 
@@ -92,13 +95,31 @@ pub(crate) fn code(kind: ErrorKind) -> u8 {
     }
 }
 
+/// Whether this host, not the store, has failed: no descriptor was left.
+fn lacks_descriptors(error: &clinch::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let number = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        if number
+            .is_some_and(|number| [Errno::MFILE, Errno::NFILE].contains(&Errno::from_raw_os_error(number)))
+        {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
 /// An error and its causes on one line.
 fn chain(error: &clinch::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
+        let why = error.to_string();
+        // Most name their cause themselves.
+        if !text.contains(&why) {
+            text += &format!(": {why}");
+        }
         cause = error.source();
     }
     text
@@ -121,5 +142,10 @@ mod tests {
         }
         let error = clinch::Error::new(ErrorKind::Unavailable, "no answer").with_source("cable cut");
         assert_eq!(Failure::from(error).message, "no answer: cable cut");
+        for (number, code) in [(Errno::MFILE, 70), (Errno::NFILE, 70), (Errno::CONNREFUSED, 69)] {
+            let cause = clinch::Error::new(ErrorKind::Exhausted, "here").with_source(io::Error::from(number));
+            let error = clinch::Error::new(ErrorKind::Unavailable, "no answer").with_source(cause);
+            assert_eq!(Failure::from(error).code, code);
+        }
     }
 }

@@ -218,3 +218,66 @@ fn a_refused_store_has_its_own_code() {
     std::fs::set_permissions(world.path("store"), std::fs::Permissions::from_mode(0o777)).unwrap();
     assert_eq!(world.code(["run", "x", "true"]), 77);
 }
+
+/// A look without descriptors says that the store is out of reach.
+#[test]
+fn a_look_without_descriptors_fails_by_this_host() {
+    let world = World::new();
+    assert_eq!(world.code(["run", "x", "true"]), 0);
+    let redis = clinch_testkit::Redis::start();
+    for url in [world.url(), redis.url()] {
+        for verb in ["ls", "show x"] {
+            let mut codes = Vec::new();
+            for limit in 4..16 {
+                let script = format!("ulimit -n {limit}; exec \"$CLINCH\" {verb}");
+                let mut shell = std::process::Command::new("bash");
+                shell
+                    .args(["-c", &script])
+                    .env("CLINCH", env!("CARGO_BIN_EXE_clinch"))
+                    .env("CLINCH_URL", &url);
+                let output = shell.output().unwrap();
+                let said = String::from_utf8_lossy(&output.stderr);
+                if said.contains("Too many open files") {
+                    codes.push((limit, output.status.code()));
+                }
+            }
+            assert!(codes.len() > 3, "{verb}: {codes:?}");
+            assert!(codes.iter().all(|(_, code)| *code == Some(70)), "{url} {verb}: {codes:?}");
+        }
+    }
+}
+
+/// The words are blamed on the command line, or on nothing that a user knows.
+#[test]
+fn what_is_amiss_in_the_url_is_named() {
+    use std::os::unix::ffi::OsStrExt;
+    let world = World::new();
+    let odd = std::ffi::OsStr::from_bytes(b"file:///tmp/\xff");
+    let output = world.clinch(["ls"]).env("CLINCH_URL", odd).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(64) && said.contains("CLINCH_URL"), "{said}");
+    // What speaks, but is no etcd.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("etcd://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = std::io::Write::write_all(&mut stream, b"HTTP/1.1 400 Bad Request\r\n\r\n");
+            let _ = std::io::Read::read(&mut stream, &mut [0; 100]);
+        }
+    });
+    let output = world.output(["-u", &url, "ls"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.code() == Some(69) && !said.contains("hyper::") && !said.contains("source:"),
+        "{said}"
+    );
+    for url in
+        ["redis://h#x", "redis://h:1#x", "redis://h/0#x", "redis://me:pw@[::1", "redis://[::1", "etcd://h#x"]
+    {
+        let output = world.output(["-u", url, "ls"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(64), "{url}: {said}");
+        assert!(!said.contains("[[") && !said.contains("pw"), "{url}: {said}");
+        assert!(!url.contains('#') || said.contains('#'), "{url}: {said}");
+    }
+}

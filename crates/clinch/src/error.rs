@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
+#[cfg(any(feature = "etcd", feature = "redis"))]
+use std::io;
 
 use crate::claim::Loss;
 
@@ -103,11 +105,14 @@ impl Error {
         error
     }
 
-    /// The same words for another who waited for the same thing; the cause stays with the first.
+    /// The same words for another who waited for the same thing; the cause stays with the first, unless it is the system's.
     #[cfg(any(feature = "etcd", feature = "redis"))]
     pub(crate) fn again(&self) -> Error {
         let mut again = Error::new(self.kind(), self.0.message.clone());
         again.0.remedy = self.0.remedy.clone();
+        let cause = self.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+        again.0.source =
+            cause.and_then(io::Error::raw_os_error).map(|number| io::Error::from_raw_os_error(number).into());
         again
     }
 

@@ -261,7 +261,7 @@ pub(crate) fn host_and_port(text: &str, default: u16) -> Result<(String, u16)> {
         None => text.rsplit_once(':').unwrap_or((text, "")),
     };
     let port = if rest.is_empty() { Ok(default) } else { rest.parse() };
-    let no_part = |c: char| c.is_whitespace() || c.is_control() || c == '@';
+    let no_part = |c: char| c.is_whitespace() || c.is_control() || "@#[]".contains(c);
     let good = !host.is_empty() && !host.contains(no_part) && (text.starts_with('[') || !host.contains(':'));
     match port {
         Ok(port) if good => Ok((host.to_owned(), port)),

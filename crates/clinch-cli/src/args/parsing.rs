@@ -11,8 +11,16 @@ use crate::exit::Failure;
 impl Cli {
     /// Parses the arguments of this process.
     pub(crate) fn of_process() -> Result<Cli, clap::Error> {
-        let cli = Cli::parse_quickly().map_err(explained)?;
         let variable = std::env::var_os("CLINCH_URL");
+        let cli = Cli::parse_quickly().map_err(|error| {
+            let is_odd = |variable: &OsString| variable.to_str().is_none();
+            match error.kind() == ErrorKind::InvalidUtf8 && variable.as_ref().is_some_and(is_odd) {
+                true => {
+                    Cli::command().error(ErrorKind::InvalidUtf8, "the URL in CLINCH_URL is no UTF-8 text")
+                }
+                false => explained(error),
+            }
+        })?;
         if cli.store.url.is_empty() && variable.is_none_or(|url| !url.is_empty()) {
             // A script's variable that is not set. The locks of this host would not be those that it meant.
             let message = "the URL after -u is empty: name the store, or leave -u out for that of CLINCH_URL, or else file://";

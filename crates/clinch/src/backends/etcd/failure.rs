@@ -34,6 +34,17 @@ impl Failure {
         false
     }
 
+    /// What stands behind what is told of a connection that broke.
+    fn cause(&self) -> Option<String> {
+        let mut cause = std::error::Error::source(&self.status)?.source()?;
+        let mut text = cause.to_string();
+        while let Some(next) = cause.source() {
+            text += &format!(": {next}");
+            cause = next;
+        }
+        Some(text)
+    }
+
     /// Whether the member knows of no leader: it did nothing, and another may do better.
     pub(super) fn is_leaderless(&self) -> bool {
         self.status.message().contains("no leader")
@@ -86,7 +97,11 @@ impl Failure {
         if self.is_cut() {
             let kind = if self.is_unsent() { ErrorKind::Unavailable } else { ErrorKind::Unknown };
             let error = Error::new(kind, format!("the connection to {server} broke: {text}"));
-            return error.with_source(self.status);
+            // Not the status itself, whose words are for programmers.
+            return match self.cause() {
+                Some(cause) => error.with_source(cause),
+                None => error,
+            };
         }
         let (kind, advice) = self.conclusion();
         Error::new(kind, format!("{server} answered: {text}")).with_remedy(advice.trim_start_matches("; "))
