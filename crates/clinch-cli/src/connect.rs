@@ -143,17 +143,26 @@ pub(crate) async fn insist<T>(
     store: &Store,
     question: impl AsyncFn(&Locks) -> clinch::Result<T>,
 ) -> clinch::Result<T> {
-    let mut failure = None;
-    let asked = ask(store, async |locks| {
+    let env = Env::host(Lane::here()?);
+    let (mut failure, mut connected) = (None, None);
+    let answer = async {
         loop {
-            match question(&locks).await {
+            let step = async {
+                let locks = match &connected {
+                    Some(locks) => locks,
+                    None => connected.insert(Locks::connect(&store.url, env.clone()).await?),
+                };
+                question(locks).await
+            };
+            match step.await {
                 Err(error) if is_transient(&error) => failure = Some(error),
                 answered => return answered,
             }
             tokio::time::sleep(TRY_AGAIN).await;
         }
-    });
-    asked.await.map_err(|error| failure.filter(|_| is_transient(&error)).unwrap_or(error))
+    };
+    let answer = Limits::of_a_question(&env).keep(answer).await;
+    answer.map_err(|error| failure.filter(|_| is_transient(&error)).unwrap_or(error))
 }
 
 /// As [`connect`], for somebody who has this long: where that is a wait, a store that is down, hangs, or is full just now is
