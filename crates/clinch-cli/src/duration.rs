@@ -11,8 +11,12 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     if let Some(seconds) = plain_seconds(text) {
         return seconds;
     }
-    humantime::parse_duration(text)
-        .map_err(|_| "a duration is a number of seconds, or one like 500ms, 5s, 2m or 1h".to_owned())
+    let duration = humantime::parse_duration(text);
+    if duration.is_ok() && text.contains('M') {
+        let with = |unit| text.replace('M', unit);
+        return Err(format!("M could be minutes or months: write {} or {}", with("m"), with("months")));
+    }
+    duration.map_err(|_| "a duration is a number of seconds, or one like 500ms, 5s, 2m or 1h".to_owned())
 }
 
 /// Parses for how long a lock is kept closed. Who asks for more would learn it after the job.
@@ -84,8 +88,10 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for bad in ["", ".", "-1", "1e3", "soon", "5 parsecs", "99999999999999999999", "inf"] {
+        for bad in ["", ".", "-1", "1e3", "soon", "5 parsecs", "99999999999999999999", "inf", "5M"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
+        assert_eq!(parse("1h 5M").unwrap_err(), "M could be minutes or months: write 1h 5m or 1h 5months");
+        assert_eq!(parse("5months").unwrap().as_secs(), 5 * 2_630_016);
     }
 }

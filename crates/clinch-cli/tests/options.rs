@@ -259,6 +259,25 @@ fn a_time_that_makes_no_sense_is_refused() {
     assert!(!world.path("ran").exists());
 }
 
+/// Who means five minutes waits for five months.
+#[test]
+fn a_big_m_is_neither_minutes_nor_months() {
+    let world = World::new();
+    for line in
+        [&["run", "-w", "5M", "x", "true"][..], &["run", "--ttl", "5M", "x", "true"], &["ls", "--watch=5M"]]
+    {
+        let output = world.output(line.iter().copied());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            output.status.code() == Some(64) && said.contains("5m") && said.contains("5months"),
+            "{line:?}: {said}"
+        );
+    }
+    let url = format!("{}?ttl=5M", world.url());
+    assert_eq!(world.code(["-u", &url, "ls"]), 64);
+    assert_eq!(world.code(["run", "-w", "5months", "x", "true"]), 0);
+}
+
 /// A script whose variable is not set locks the directory of its host, not the store that all hosts share.
 #[test]
 fn an_empty_url_after_u_is_refused() {

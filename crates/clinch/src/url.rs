@@ -121,8 +121,9 @@ impl StoreUrl {
     /// Takes the value of a key that is a duration like `500ms`, `30s` or `5m`.
     pub(crate) fn take_duration(&mut self, key: &'static str) -> Result<Option<Duration>> {
         let Some(text) = self.take(key)? else { return Ok(None) };
-        // The source would repeat a part of it.
-        let duration = humantime::parse_duration(&text).map_err(|_| {
+        // An M, which stands for months, is rarely meant so. The source would repeat a part of it.
+        let parsed = humantime::parse_duration(&text).ok().filter(|_| !text.contains('M'));
+        let duration = parsed.ok_or_else(|| {
             let text = self.shown(&text);
             Error::invalid(format!("{key}= takes a duration such as 500ms, 30s or 5m; \"{text}\" is none"))
         })?;
