@@ -36,15 +36,17 @@ fn main() -> ExitCode {
         // It would be repeated.
         Err(error) if secret::is_repeated_by(&error) => return end(misplaced().report()),
         Err(error) => {
-            // Help and version are answers, on stdout; the rest is a usage error. A closed stdout changes neither.
-            match error.use_stderr() && args::asks_for_json() {
+            if !error.use_stderr() {
+                return end(output::show_help(&error).map_or_else(exit::Failure::report, |()| 0));
+            }
+            match args::asks_for_json() {
                 true => drop(args::failure_of(&error).report()),
                 false => drop(error.print()),
             }
-            if error.use_stderr() && args::asks_to_acquire() {
+            if args::asks_to_acquire() {
                 verbs::acquire::fail_eval(exit::USAGE);
             }
-            return end(if error.use_stderr() { exit::USAGE } else { 0 });
+            return end(exit::USAGE);
         }
     };
     let outcome = match secret::is_misplaced(&cli) {

@@ -74,7 +74,16 @@ pub(crate) fn answer(text: &str) -> Result<(), Failure> {
 
 /// Prints on stdout what was looked for. Whoever looks may look away.
 pub(crate) fn show(text: &str) -> Result<(), Failure> {
-    match write(text) {
+    looked(write(text))
+}
+
+/// Prints help or a version on stdout.
+pub(crate) fn show_help(help: &clap::Error) -> Result<(), Failure> {
+    looked(has_stdout().and_then(|()| help.print()).and_then(|()| io::stdout().flush()))
+}
+
+fn looked(written: io::Result<()>) -> Result<(), Failure> {
+    match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => {
             written.map_err(|error| Failure::new(UNWRITTEN, format!("cannot write the answer: {error}")))
@@ -82,10 +91,12 @@ pub(crate) fn show(text: &str) -> Result<(), Failure> {
     }
 }
 
+fn has_stdout() -> io::Result<()> {
+    if sys::has_stdout() { Ok(()) } else { Err(Errno::BADF.into()) }
+}
+
 fn write(text: &str) -> io::Result<()> {
-    if !sys::has_stdout() {
-        return Err(Errno::BADF.into());
-    }
+    has_stdout()?;
     io::stdout().write_all(text.as_bytes())?;
     io::stdout().flush()
 }
@@ -140,6 +151,14 @@ pub(crate) fn closed_until(until: SystemTime) -> String {
     }
 }
 
+/// How far two moments may lie apart that are the same: some stores tell how long it is until then.
+const SAME_MOMENT: Duration = Duration::from_secs(1);
+
+/// Whether two looks have told of the same moment.
+pub(crate) fn is_same_moment(one: SystemTime, other: SystemTime) -> bool {
+    one.duration_since(other).unwrap_or_else(|error| error.duration()) < SAME_MOMENT
+}
+
 /// Whether a letter could steer a terminal, turn its text around, or is not seen.
 fn misleads(c: char) -> bool {
     let turns =
@@ -151,14 +170,6 @@ fn misleads(c: char) -> bool {
     c.is_control() || turns || is_unseen
 }
 
-/// How far two moments may lie apart that are the same: some stores tell how long it is until then.
-const SAME_MOMENT: Duration = Duration::from_secs(1);
-
-/// Whether two looks have told of the same moment.
-pub(crate) fn is_same_moment(one: SystemTime, other: SystemTime) -> bool {
-    one.duration_since(other).unwrap_or_else(|error| error.duration()) < SAME_MOMENT
-}
-
 /// Text of others without what misleads.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().flat_map(|c| if misleads(c) { c.escape_unicode().collect() } else { vec![c] }).collect()
@@ -167,7 +178,9 @@ pub(crate) fn printable(text: &str) -> String {
 /// A text that a POSIX shell reads back as one word.
 pub(crate) fn shell_word(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+=,".contains(&byte);
-    if !text.is_empty() && text.bytes().all(plain) {
+    // In what zsh assigns, these are the paths of commands.
+    let is_path = text.starts_with('=') || text.contains(":=");
+    if !text.is_empty() && !is_path && text.bytes().all(plain) {
         text.to_owned()
     } else {
         format!("'{}'", text.replace('\'', r"'\''"))
@@ -210,6 +223,7 @@ mod tests {
         assert_eq!(shell_word("reports/daily"), "reports/daily");
         assert_eq!(shell_word("it's $HOME"), r"'it'\''s $HOME'");
         assert_eq!(shell_word(""), "''");
+        assert_eq!(["=ls", "a:=ls", "a=b"].map(shell_word), ["'=ls'", "'a:=ls'", "a=b"]);
     }
 
     #[test]

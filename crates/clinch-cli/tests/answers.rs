@@ -195,3 +195,43 @@ fn a_message_that_nobody_reads_to_its_end_keeps_nobody() {
     );
     assert_eq!(world.events("events").last().unwrap()["event"], "refused");
 }
+
+/// Help that nobody got is told as an answer.
+#[test]
+fn help_that_cannot_be_written_is_a_failure() {
+    let world = World::new();
+    for args in
+        [&["--help"][..], &["--version"], &["help", "run"], &["run", "--help"], &["run", "-h"], &["help"]]
+    {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let output = world.clinch(args.iter().copied()).stdout(full).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!(output.status.code(), Some(UNWRITTEN), "{args:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write the answer"), "{output:?}");
+        let mut closed = Command::new("sh");
+        closed.args(["-c", r#"exec "$CLINCH" "$@" >&-"#, "sh"]).args(args).stderr(Stdio::null());
+        closed.env("CLINCH", env!("CARGO_BIN_EXE_clinch"));
+        assert_eq!(closed.status().unwrap().code(), Some(UNWRITTEN), "{args:?}");
+        // As `clinch --help | head`.
+        let (_, unread) = rustix::pipe::pipe().unwrap();
+        assert_eq!(
+            world.clinch(args.iter().copied()).stdout(unread).status().unwrap().code(),
+            Some(0),
+            "{args:?}"
+        );
+    }
+}
+
+/// In zsh a word that begins with = is the path of a command.
+#[test]
+fn the_answer_of_acquire_is_read_back_by_each_shell() {
+    let world = World::new();
+    for shell in ["sh", "bash", "zsh"] {
+        for name in ["=ls", "a:=ls", "a:~root", "a=b"] {
+            let script = r#"lock=$("$CLINCH" acquire "$N") || exit; eval "$lock"; "$CLINCH" release "$name" "$claim"; printf %s "$name""#;
+            let mut command = Command::new(shell);
+            command.args(["-c", script]).env("N", name).env("CLINCH_URL", world.url());
+            let output = command.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&output.stdout), name, "{shell}: {output:?}");
+        }
+    }
+}
