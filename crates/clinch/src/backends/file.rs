@@ -82,6 +82,8 @@ mod layout;
 #[cfg(target_os = "linux")]
 mod lock_file;
 #[cfg(target_os = "linux")]
+mod making;
+#[cfg(target_os = "linux")]
 mod network;
 #[cfg(target_os = "linux")]
 mod ofd;
@@ -170,7 +172,7 @@ pub(crate) fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Backend>
 #[cfg(target_os = "linux")]
 pub(crate) fn is_unmade(url: &mut StoreUrl) -> Result<bool> {
     let asked = asked(url)?;
-    dir::is_unmade(Path::new(&url.path), asked.into())
+    making::is_unmade(Path::new(&url.path), asked.into())
 }
 
 /// None is made, as nothing of `file://` is.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::Metadata;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,12 +13,11 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use super::access::{self, Share, Sharing};
-use super::home;
 use super::layout::{LONGEST, RECORDS_AT};
+use super::making::{make, whole_path};
 use super::network::check_file_system;
 use super::times::LOOK_AT_DIRECTORY;
 use super::users::{self, Me};
-use super::way;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -306,70 +305,6 @@ fn mount(from: impl AsFd, path: &Path, flags: AtFlags) -> Option<u64> {
 /// Which bell the waiter with this ticket rings. Neighbours in a queue never share one.
 pub(super) fn bell(name_hash: u128, ticket: u64) -> u64 {
     (name_hash as u64).wrapping_add(ticket) % BELLS
-}
-
-/// The directory that an empty path means.
-fn default_path(me: &Me) -> Result<PathBuf> {
-    let path = home::default_path(me)?;
-    home::check_earlier(&path, me)?;
-    Ok(path)
-}
-
-/// The directory that is meant by a path, which may be empty.
-fn whole_path(path: &Path, me: &Me) -> Result<PathBuf> {
-    let path = match path.as_os_str().is_empty() {
-        true => default_path(me)?,
-        false => path.to_path_buf(),
-    };
-    std::path::absolute(&path).map_err(|error| {
-        Error::new(kind(&error), format!("cannot tell where {} is", path.display())).with_source(error)
-    })
-}
-
-/// Whether to open the directory would make it.
-pub(super) fn is_unmade(path: &Path, options: Options) -> Result<bool> {
-    Ok(is_missing(&whole_path(path, &Me::now())?) && options.share != Share::Group)
-}
-
-fn is_missing(path: &Path) -> bool {
-    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
-}
-
-/// Makes the directory if it is not there, and those above it.
-fn make(path: &Path, share: Share, me: &Me) -> Result<()> {
-    if !is_missing(path) {
-        return Ok(());
-    }
-    if share == Share::Group {
-        return Err(access::not_made(path));
-    }
-    let above = path.ancestors().find(|above| !above.as_os_str().is_empty() && !is_missing(above));
-    let owner = above.and_then(|above| above.metadata().ok()).map_or(0, |above| above.uid());
-    if me.is_root() && owner != 0 {
-        let (path, owner) = (path.display(), users::user(owner));
-        return Err(Error::new(
-            ErrorKind::Refused,
-            format!(
-                "there is no {path}, and root makes none in a directory of {owner}, who could not use it; make it first"
-            ),
-        ));
-    }
-    above.map_or(Ok(()), |above| way::check(above, me.id, me))?;
-    // One by one, each looked at before anything is made in it: somebody may plant a link meanwhile.
-    let missing: Vec<_> = path.ancestors().take_while(|dir| Some(*dir) != above).collect();
-    for dir in missing.into_iter().rev() {
-        let made = std::fs::DirBuilder::new().mode(0o700).create(dir);
-        if let Err(error) = made.or_else(|error| match error.kind() {
-            // Another was quicker.
-            io::ErrorKind::AlreadyExists => Ok(()),
-            _ => Err(error),
-        }) {
-            let message = format!("cannot make the lock directory {}", dir.display());
-            return Err(Error::new(kind(&error), message).with_source(error));
-        }
-        way::check(dir, me.id, me)?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
