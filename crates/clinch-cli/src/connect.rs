@@ -9,7 +9,7 @@ use clinch::backends::file;
 use clinch::{Env, Error, ErrorKind, Instant, Lane, Locks};
 
 use crate::args::{Patience, Store};
-use crate::exit::{Failure, Outcome};
+use crate::exit::Failure;
 use crate::output::say;
 
 /// How long a store may take to answer whoever does not wait for a lock, connecting included. A server that hangs is left for
