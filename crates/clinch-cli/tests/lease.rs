@@ -312,7 +312,7 @@ fn a_holder_that_cannot_begin_says_why() {
     eventually("it waits", || world.claims("x", "waiting").len() == 1);
     limit_descriptors(keeper(&world).unwrap());
     world.write("stop", "");
-    assert_eq!((before.code(), acquire.code()), (0, 69));
+    assert_eq!((before.code(), acquire.code()), (0, 70), "this host has failed");
     eventually("it is free", || !world.held("x"));
 }
 
