@@ -623,31 +623,23 @@ fn what_can_be_looked_at_is_shown_beside_what_cannot() {
     let url = host.0.url();
     let as_user = |user, args: &[&str]| host.clinch_in(&[], user, &url, args).output().unwrap();
     let own = hold_at(&host, ALICE, &url, "own");
+    let plant = |line: &str| {
+        let mut stranger = Command::new("setpriv");
+        stranger.args([
+            &format!("--reuid={BOB}"),
+            &format!("--regid={BOB}"),
+            "--clear-groups",
+            "sh",
+            "-c",
+            line,
+        ]);
+        assert!(stranger.current_dir(host.0.path("store")).status().unwrap().success());
+    };
     // No lock file is one of these.
-    let plant = "mkfifo fifo.lock; mkdir dir.lock; ln -s /etc/passwd link.lock";
-    let mut stranger = Command::new("setpriv");
-    stranger.args([
-        &format!("--reuid={BOB}"),
-        &format!("--regid={BOB}"),
-        "--clear-groups",
-        "sh",
-        "-c",
-        plant,
-    ]);
-    assert!(stranger.current_dir(host.0.path("store")).status().unwrap().success());
+    plant("mkfifo fifo.lock; mkdir dir.lock; ln -s /etc/passwd link.lock");
     let shown = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(as_user(ALICE, &["ls"]).status.code(), Some(0), "what is no lock is not told of");
-    let mut stranger = Command::new("setpriv");
-    let plant = "umask 077; : > own%2Fonce-per.lock; : > some.lock";
-    stranger.args([
-        &format!("--reuid={BOB}"),
-        &format!("--regid={BOB}"),
-        "--clear-groups",
-        "sh",
-        "-c",
-        plant,
-    ]);
-    assert!(stranger.current_dir(host.0.path("store")).status().unwrap().success());
+    plant("umask 077; : > own%2Fonce-per.lock; : > some.lock");
     for args in [&["ls"][..], &["ls", "--json"], &["show", "own"], &["show", "--json", "own"]] {
         let output = as_user(ALICE, args);
         assert_refused(&output, "own%2Fonce-per.lock");
