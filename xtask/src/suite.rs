@@ -9,9 +9,8 @@ use serde_json::Value;
 
 use crate::shell::{Result, cargo, line};
 
-/// How many executables run at a time, and how many tests of each.
+/// How many executables run at a time. Of each run as many tests as there are processors.
 const AT_ONCE: usize = 2;
-const THREADS: &str = "4";
 
 /// A test executable, as cargo has built it.
 struct Executable {
@@ -82,7 +81,8 @@ impl Executable {
     fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command.current_dir(&self.package).env("CARGO_MANIFEST_DIR", &self.package).stdin(Stdio::null());
-        command.env("RUST_TEST_THREADS", THREADS);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        command.env("RUST_TEST_THREADS", processors.to_string());
         command
     }
 

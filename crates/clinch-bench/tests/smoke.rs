@@ -118,16 +118,18 @@ fn throughput_on_redis_is_measured_in_processes_of_their_own() {
 
 #[test]
 fn contention_on_redis_hands_over_without_violations() {
-    let report = quick("redis-contention", &[]);
-    let tables = report["tables"].as_array().unwrap();
-    assert_eq!(tables.len(), 2, "processes that hold, tasks that do not");
-    for table in tables {
-        for case in cases(table) {
-            assert!(value(table, case, "hand-offs to another waiter") > 0.0);
-            assert!(value(table, case, "commands") >= 2.0);
-            assert_eq!(value(table, case, "violations"), 0.0);
-        }
-    }
+    // On a busy host the short time of a smoke test may pass before anybody has handed anything over.
+    let handed_over = (0..10).any(|_| {
+        let report = quick("redis-contention", &[]);
+        let tables = report["tables"].as_array().unwrap();
+        assert_eq!(tables.len(), 2, "processes that hold, tasks that do not");
+        let all = || tables.iter().flat_map(|table| cases(table).into_iter().map(move |case| (table, case)));
+        assert!(all().all(|(table, case)| value(table, case, "violations") == 0.0), "{report}");
+        all().all(|(table, case)| {
+            value(table, case, "hand-offs to another waiter") > 0.0 && value(table, case, "commands") >= 2.0
+        })
+    });
+    assert!(handed_over);
 }
 
 #[test]

@@ -119,6 +119,10 @@ impl Servers {
 async fn lean_pairs(options: &str, pairs: usize) -> usize {
     let servers = Servers::start();
     let locks = servers.connect(options).await;
+    // Whoever connects goes on once most servers are there: a slow one loads its scripts meanwhile.
+    servers.reset();
+    release(lock(&locks, "before").await).await;
+    servers.until("all are connected", |sent| sent.scripts >= 2).await;
     let mut lean = 0;
     for turn in 0..pairs {
         servers.reset();

@@ -60,12 +60,16 @@ impl Watch {
     /// Starts it, before the job: over one that ends with us, or over one whose lock is kept by a descriptor, which stays open on exec. Must be called
     /// inside a tokio runtime.
     pub(crate) fn start(guard: &Guard, lock: Option<&OwnedFd>, orders: Orders<'_>) -> io::Result<Watch> {
-        Watch::become_one(Image::of(&verb(guard, lock.is_some(), orders))?, lock)
+        Watch::become_one(Image::of(&verb(guard, lock.is_some(), orders))?, None, lock)
     }
 
-    fn become_one(image: Image, lock: Option<&OwnedFd>) -> io::Result<Watch> {
+    /// `job`: the first process, if it runs. It is told before the watch is there, since we may be killed as soon as it is.
+    fn become_one(image: Image, job: Option<Pid>, lock: Option<&OwnedFd>) -> io::Result<Watch> {
         // Nobody waits for one that is stopped and hears nothing.
         let (hear, tell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        if job.is_some() {
+            rustix::io::write(&tell, &Word::Job(job).bytes())?;
+        }
         let lock = lock.map(AsRawFd::as_raw_fd);
         let pid = watcher::fork(hear.as_raw_fd(), lock, &image, namespace::is_the_job())?;
         let end = ProcessEnd::of(pid).inspect_err(|_| watcher::reap(pid))?;
@@ -74,10 +78,9 @@ impl Watch {
 
     /// Starts another in the place of one that was killed. `job`: the first process, until that has ended.
     pub(crate) fn replace(&mut self, job: Option<Pid>, lock: Option<&OwnedFd>) -> io::Result<()> {
-        let next = Watch::become_one(self.image.clone(), lock)?;
+        let next = Watch::become_one(self.image.clone(), job, lock)?;
         // The one before is reaped.
         drop(std::mem::replace(self, next));
-        self.tell(Word::Job(job));
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! Too many permits, disagreement about the capacity, permits beside readers and writers.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use clinch_verify::{Property, Rules};
 use super::Fixture;
 use super::client::{Client, LONG_TTL, eventually, expect_waiting, join, unique, within};
 use super::history::{Ask, Record, contend, judge, leave, take, token};
+use crate::claim::ClaimId;
 use crate::error::ErrorKind;
 use crate::guard::{Guard, Released};
 use crate::locks::Locks;
@@ -164,7 +166,7 @@ async fn mixed(fixture: &dyn Fixture, cooldown: Option<Duration>) {
     let name = unique("mixed");
     let record = Arc::new(Record::memory(clients[0].env.clock()));
     let mut held = Some(take(&record, &clients[0].locks, "first", &name, Ask::Exclusive).await);
-    let mut line = Vec::new();
+    let (mut line, mut queued) = (Vec::new(), HashSet::new());
     for (number, ask) in MIXED.into_iter().enumerate() {
         if let Some(time) = cooldown.filter(|_| number == MIXED.len() / 2)
             && let Some((guard, claim)) = held.take()
@@ -175,7 +177,7 @@ async fn mixed(fixture: &dyn Fixture, cooldown: Option<Duration>) {
             assert_eq!(guard.release_closed(time).await.unwrap(), Released::Released);
             end.ok(record.now());
         }
-        line.push(line_up(&clients[number % 2], &record, &name, number, ask).await);
+        line.push(line_up(&clients[number % 2], &record, &name, number, ask, &mut queued).await);
     }
     if let Some((guard, claim)) = held {
         leave(&record, guard, &claim).await;
@@ -188,18 +190,19 @@ async fn mixed(fixture: &dyn Fixture, cooldown: Option<Duration>) {
     judge(&record.recorder.history(), Rules { fifo: true, ..Rules::default() }.only(&judged));
 }
 
-/// Has one wait, or be refused, in a task of its own; returns once it stands in the line, or is through.
+/// Has one wait, or be refused, in a task of its own; returns once it stands in the line, or is through. `queued`: those that stand there already,
+/// some of which may just be taking a step.
 async fn line_up(
     client: &Client,
     record: &Arc<Record>,
     name: &str,
     number: usize,
     ask: Ask,
+    queued: &mut HashSet<ClaimId>,
 ) -> tokio::task::JoinHandle<()> {
     let process = format!("{number}");
     let claim = record.recorder.claim(&process, name, &process, ask.mode());
     let (place, call) = (claim.enqueue(record.now()), claim.acquire(record.now()));
-    let before = client.faults.waiting(name);
     let one = tokio::spawn({
         let (record, locks, name) = (record.clone(), client.locks.clone(), name.to_owned());
         async move {
@@ -217,14 +220,17 @@ async fn line_up(
             }
         }
     });
-    let stands = eventually("a claim stands in the line, or is through", async || {
-        let stands = client.faults.waiting(name).iter().any(|id| !before.contains(id));
-        (stands || one.is_finished()).then_some(stands)
+    let new = eventually("a claim stands in the line, or is through", async || {
+        let new = client.faults.waiting(name).into_iter().find(|id| !queued.contains(id));
+        (new.is_some() || one.is_finished()).then_some(new)
     })
     .await;
-    match stands {
-        true => place.ok(record.now()),
-        false => place.fail(record.now()),
+    match new {
+        Some(id) => {
+            queued.insert(id);
+            place.ok(record.now());
+        }
+        None => place.fail(record.now()),
     }
     one
 }

@@ -111,12 +111,19 @@ async fn a_script_that_is_gone_costs_one_trip_more() {
         std::array::from_fn(|at| after[at] - before[at])
     };
     pair(&mut client).await;
-    let known: [i64; 3] = pair(&mut client).await;
-    client.call(&["SCRIPT", "FLUSH"]);
-    let flushed = pair(&mut client).await;
-    assert_eq!(known[..2], [2, 0]);
-    // Each of the two scripts: refused, then loaded and run together.
-    assert_eq!(flushed, [4, 2, known[2] + 2]);
+    let (mut known, mut flushed) = (i64::MAX, i64::MAX);
+    // A server that is busy may write one answer in two parts, and never fewer than there are: the least of several counts.
+    for _ in 0..5 {
+        let [scripts, loads, trips]: [i64; 3] = pair(&mut client).await;
+        assert_eq!([scripts, loads], [2, 0]);
+        known = known.min(trips);
+        client.call(&["SCRIPT", "FLUSH"]);
+        let [scripts, loads, trips] = pair(&mut client).await;
+        // Each of the two scripts: refused, then loaded and run together.
+        assert_eq!([scripts, loads], [4, 2]);
+        flushed = flushed.min(trips);
+    }
+    assert_eq!(flushed, known + 2);
 }
 
 #[tokio::test]
