@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{CLOSE, Running, World, eventually, runs};
+use common::{CLOSE, Running, World, eventually, kill, runs, state};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -73,6 +73,76 @@ fn a_lock_that_is_taken_from_the_job_of_a_killed_wrapper_is_free_when_that_has_e
         assert!(!parts.into_iter().any(runs), "{begin}");
         assert_eq!(world.path("told").exists(), begin.contains(tells), "{begin}");
     }
+}
+
+/// The watch over the job of a killed wrapper: who has the descriptor of its lock and shows this.
+fn watch_over(job: i32) -> i32 {
+    let is_watch = |pid: &i32| {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<_> = words.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+        words.iter().any(|word| word == "end-job") && words.iter().any(|word| *word == job.to_string())
+    };
+    let mut found = None;
+    eventually("the watch keeps the lock", || {
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        found = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_watch);
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+/// Whoever looks only after the notice does not find the claim any more: the job goes on beside the next holder, without end.
+#[test]
+fn the_job_of_a_killed_wrapper_ends_though_its_watch_was_stopped_over_the_notice() {
+    for is_job_stopped in [true, false] {
+        let world = World::new();
+        let run = world.start(["run", "x", "sh", "-c", "echo $$ > job.pid; while :; do sleep 0.02; done"]);
+        let job = world.pid("job.pid");
+        run.signal(Signal::KILL);
+        let watch = watch_over(job);
+        assert!(kill(watch, Signal::STOP) && (!is_job_stopped || kill(job, Signal::STOP)));
+        eventually("the watch is stopped", || state(watch) == Some('T'));
+        assert_eq!(world.code(["break", "--yes", "x"]), 0);
+        assert_eq!(world.code(["run", "x", "true"]), 0, "the next one gets it");
+        for pid in [job, watch] {
+            kill(pid, Signal::CONT);
+        }
+        eventually("the job has ended", || !runs(job));
+    }
+}
+
+/// A newcomer holds the lock beside the job, which nobody tells.
+#[test]
+fn the_job_of_a_killed_wrapper_ends_when_the_file_of_its_lock_or_its_directory_is_removed() {
+    for is_directory in [false, true] {
+        let world = World::new();
+        let run = world.start(["run", "x", "sh", "-c", "echo $$ > job.pid; while :; do sleep 0.02; done"]);
+        let job = world.pid("job.pid");
+        run.signal(Signal::KILL);
+        watch_over(job);
+        if is_directory {
+            std::fs::rename(world.path("store"), world.path("moved")).unwrap();
+        } else {
+            std::fs::remove_file(world.path("store/x.lock")).unwrap();
+        }
+        assert_eq!(world.code(["run", "x", "true"]), 0);
+        eventually("the job has ended", || !runs(job));
+    }
+}
+
+/// The watch makes the directory anew, where it finds nothing, and takes the lock for lost.
+#[test]
+fn the_watch_over_the_job_of_a_killed_wrapper_makes_no_directory() {
+    let world = World::new();
+    let run = world.start(["run", "x", "sh", "-c", "echo $$ > job.pid; while :; do sleep 0.02; done"]);
+    let job = world.pid("job.pid");
+    std::fs::rename(world.path("store"), world.path("moved")).unwrap();
+    run.signal(Signal::KILL);
+    watch_over(job);
+    // Two looks: that something does not come is seen by waiting alone.
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    assert!(runs(job) && !world.path("store").exists());
+    kill(job, Signal::KILL);
 }
 
 fn is_closed(world: &World) -> bool {

@@ -1,6 +1,7 @@
 //! What the watch does when the wrapper of a job was killed whose lock outlives that: it keeps the lock until the job has ended, and then until the runs
 //! have that are inside; and ends them all when the lock is taken away, of which nobody else would hear.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use clinch::backend::NOTICE;
@@ -20,6 +21,9 @@ use crate::exit::Failure;
 
 /// How often it looks whether the lock was taken away. Two looks, of which the first hangs, and the end of the job have room in the notice.
 const LOOKS_EVERY: Duration = Duration::from_secs(3);
+
+/// The pause before it looks again for a claim that is not listed: that may be just being rewritten.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// The lock of a job.
 pub(super) struct Kept<'a> {
@@ -63,19 +67,24 @@ impl Kept<'_> {
                 }
             };
             if let Some(running) = running {
-                while timeout(LOOKS_EVERY, running.ended()).await.is_err() {
-                    if looks.has_lost().await {
-                        self.end(Some((job, &running))).await;
+                // The first look at once: the lock may be gone since before this began to keep it.
+                let mut pause = Duration::ZERO;
+                while timeout(pause, running.ended()).await.is_err() {
+                    if let Some(grace) = looks.lost().await {
+                        self.end(Some((job, &running)), grace).await;
                         return Ok(Ending::TakenAway);
                     }
+                    pause = LOOKS_EVERY;
                 }
             }
         }
         let is_of_it = told_of(self.claim, self.all);
         while let Some(one) = all_of(&is_of_it).next() {
             while is_of_it(one) == Some(true) {
-                if looks.is_due() && looks.has_lost().await {
-                    self.end(None).await;
+                if looks.is_due()
+                    && let Some(grace) = looks.lost().await
+                {
+                    self.end(None, grace).await;
                     return Ok(Ending::TakenAway);
                 }
                 sleep(LEFT_BEHIND).await;
@@ -86,9 +95,9 @@ impl Kept<'_> {
 
     /// Ends all of it, as the wrapper would: what is asked to end, and has not in time, is killed. Nobody else has the lock before all are gone, or the
     /// notice is over.
-    async fn end(&self, job: Option<(Pid, &ProcessEnd)>) {
+    async fn end(&self, job: Option<(Pid, &ProcessEnd)>, grace: Duration) {
         sys::set_name(watcher::ENDS);
-        let (since, grace) = (Instant::now(), self.grace.unwrap_or_default());
+        let since = Instant::now();
         let is_of_it = told_of(self.claim, self.all || job.is_some());
         let first = async || match job {
             Some((pid, running)) => timeout(Duration::ZERO, running.ended()).await.is_err().then_some(pid),
@@ -97,7 +106,10 @@ impl Kept<'_> {
         let is_anybody_left = async || first().await.is_some() || all_of(&is_of_it).next().is_some();
         if !grace.is_zero() {
             let roots = first().await.into_iter().chain(all_of(&is_of_it));
-            for found in tree(roots.map(|pid| Found { pid, parent: None })) {
+            // Each once, though a root may stand below another: to be asked again may mean to end at once.
+            let mut asked = HashSet::new();
+            let all = tree(roots.map(|pid| Found { pid, parent: None }));
+            for found in all.iter().filter(|found| asked.insert(found.pid)) {
                 found.send(Signal::TERM);
                 // Who is stopped does not hear it.
                 found.send(Signal::CONT);
@@ -116,9 +128,18 @@ impl Kept<'_> {
 /// Looks at what the store says of it.
 struct Looks<'a> {
     kept: &'a Kept<'a>,
-    /// One connection: another would make a directory anew that was removed.
     locks: Option<Locks>,
     last: Instant,
+}
+
+/// What a look has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    Held,
+    /// Evicted: it is ours until the notice is over.
+    Ending,
+    /// Another may hold it: the notice is over, or the lock's file was removed.
+    Gone,
 }
 
 impl Looks<'_> {
@@ -126,18 +147,41 @@ impl Looks<'_> {
         self.last.elapsed() >= LOOKS_EVERY
     }
 
-    /// Whether it was taken away. A claim that a process holds has an end only then.
-    async fn has_lost(&mut self) -> bool {
+    /// How long the job has to end, if the lock was taken away.
+    async fn lost(&mut self) -> Option<Duration> {
         self.last = Instant::now();
-        if self.kept.grace.is_none() {
-            return false;
+        let grace = self.kept.grace?;
+        let mut seen = self.look().await?;
+        if seen == Seen::Gone {
+            sleep(LOOK_AGAIN).await;
+            seen = self.look().await?;
         }
-        if self.locks.is_none() {
-            self.locks = connect(self.kept.store).await.ok();
+        match seen {
+            Seen::Held => None,
+            Seen::Ending => Some(grace),
+            Seen::Gone => Some(Duration::ZERO),
         }
-        let (Some(locks), Ok(lane)) = (&self.locks, Lane::here()) else { return false };
-        let state = Limits::of_a_question(&Env::host(lane)).keep(locks.state(self.kept.name)).await;
-        let claims = state.ok().flatten().map(|state| state.claims).unwrap_or_default();
-        claims.iter().any(|one| one.id == self.kept.claim && one.granted && one.expires_in.is_some())
+    }
+
+    /// `None`: nothing can be seen.
+    async fn look(&mut self) -> Option<Seen> {
+        let env = Env::host(Lane::here().ok()?);
+        let locks = match self.locks.take() {
+            Some(locks) => locks,
+            // To connect makes a directory anew that was moved.
+            None if Locks::is_unmade(&self.kept.store.url, env.clone()).ok()? => return None,
+            None => connect(self.kept.store).await.ok()?,
+        };
+        let state = Limits::of_a_question(&env).keep(locks.state(self.kept.name)).await.ok()?;
+        // Not after an error: there may be another directory in the place of the one before.
+        self.locks = Some(locks);
+        let claims = state.map(|state| state.claims).unwrap_or_default();
+        match claims.iter().find(|one| one.id == self.kept.claim && one.granted) {
+            // A claim that a process holds has an end only when it was evicted.
+            Some(ours) => Some(if ours.expires_in.is_some() { Seen::Ending } else { Seen::Held }),
+            // One whose record cannot be read may be ours.
+            None if claims.iter().any(|one| one.id == ClaimId::from_bits(0)) => None,
+            None => Some(Seen::Gone),
+        }
     }
 }
