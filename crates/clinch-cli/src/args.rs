@@ -108,7 +108,7 @@ pub(crate) struct Run {
     pub(crate) share: Share,
     #[command(flatten)]
     pub(crate) lease: LeaseArgs,
-    /// Lose the lock, and stop the command, when it was held this long
+    /// Lose the lock, and stop the command, when it was held this long. On file:// only while this `clinch run` lives and is not stopped
     #[arg(long, value_parser = duration::parse, value_name = "DUR")]
     pub(crate) max_hold: Option<Duration>,
     /// How long before the lease ends the command is told to stop [default: a sixth of the lease, at most 5s]

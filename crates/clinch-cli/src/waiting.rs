@@ -126,11 +126,18 @@ impl<'a> Waiting<'a> {
         let is_inherited = reentry::inherits_what_it_waits_for();
         let is_around = |one: &&ClaimState| one.granted && (is_inherited || reentry::is_held_around(one));
         if let Some(holder) = claims.iter().find(is_around) {
-            say(format_args!(
-                "lock \"{}\" is held for the job around this one (process {}), which may be waiting for this, without end; a `clinch run` inside \
-                 a job enters its lock by CLINCH_HELD, which sudo --preserve-env=CLINCH_HELD,CLINCH_URL keeps",
-                self.name, holder.owner.pid
-            ));
+            let (name, pid) = (self.name, holder.owner.pid);
+            if !is_inherited && reentry::is_acquired(holder) {
+                say(format_args!(
+                    "lock \"{name}\" is held by `clinch acquire` for process {pid}, from which this descends and which may be waiting for this, \
+                     without end"
+                ));
+            } else {
+                say(format_args!(
+                    "lock \"{name}\" is held for the job around this one (process {pid}), which may be waiting for this, without end; a `clinch run` \
+                     inside a job enters its lock by CLINCH_HELD, which sudo --preserve-env=CLINCH_HELD,CLINCH_URL keeps"
+                ));
+            }
         }
         pending().await
     }

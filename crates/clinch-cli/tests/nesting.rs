@@ -277,6 +277,19 @@ fn a_wait_for_the_job_around_is_told() {
     }
 }
 
+/// It is told of a job around it, where there is none, and to have `sudo` keep what nobody has set.
+#[test]
+fn a_wait_for_what_the_same_shell_has_acquired_is_told() {
+    let world = World::new();
+    let script = r#"eval "$("$CLINCH" acquire y)"; "$CLINCH" run -w 60 y true 2> said & wait"#;
+    // Of another lock's job, for what that tells.
+    let mut run = world.start(["run", "x", "bash", "-c", script]);
+    eventually("it is told", || world.read("said").contains("held by `clinch acquire` for process"));
+    assert!(!world.read("said").contains("CLINCH_HELD"), "{}", world.read("said"));
+    run.signal(rustix::process::Signal::TERM);
+    run.wait();
+}
+
 /// It is told of a wait for another.
 #[test]
 fn a_wait_for_another_job_is_no_wait_for_the_job_around() {

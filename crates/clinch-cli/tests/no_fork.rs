@@ -27,6 +27,15 @@ fn the_command_takes_the_place_of_clinch_and_has_its_lock() {
     assert!(!world.held("x"));
 }
 
+/// It waits for itself, without end.
+#[test]
+fn a_run_that_the_command_itself_becomes_is_refused() {
+    let world = World::new();
+    let run = world.output(["run", "-F", "x", "-c", r#"exec "$CLINCH" run -w 20s x true"#]);
+    let said = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.code() == Some(75) && said.contains("can let nobody in"), "{said}");
+}
+
 /// What the job left behind works on beside the next holder; or a job that was killed keeps its lock.
 #[test]
 fn the_lock_lasts_until_the_last_copy_of_its_descriptor_is_closed() {

@@ -16,6 +16,7 @@ use rustix::process::{Pid, getpid, test_kill_process};
 use rustix::system::uname;
 
 use super::environment::environment;
+use super::kin::may_be_wrapper;
 use super::stat::Stat;
 use super::sys;
 
@@ -62,11 +63,11 @@ fn with_mark(inherited: &str, claim: ClaimId, own: &str) -> String {
     inherited.split(' ').filter(is_own).chain([&*new]).collect::<Vec<_>>().join(" ")
 }
 
-/// Whether the run that holds a claim is one that this process descends from, if it is of this host. Others do not wait for this process, though it
+/// Whether the run that holds a claim is one that this process descends from, or has become (`-F`), if it is of this host. Others do not wait for this process, though it
 /// was told of their claim: `at` and batch systems start commands with the environment of whoever asked for it.
 pub(crate) fn is_around(owner: &Owner) -> bool {
     let pid = i32::try_from(owner.pid).ok().and_then(Pid::from_raw);
-    pid.is_some_and(|pid| descends(getpid(), pid))
+    pid.is_some_and(|pid| pid == getpid() || descends(getpid(), pid))
 }
 
 /// Whether the process that holds a claim is one of this host that is nowhere to be seen: it has ended, or is in another pid namespace.
@@ -93,6 +94,13 @@ pub(crate) fn is_held_around(claim: &ClaimState) -> bool {
     };
     let is_it = |pid: &Pid| u32::try_from(pid.as_raw_nonzero().get()) == Ok(claim.owner.pid);
     is_here(&claim.owner) && above().find(is_it).is_some_and(|pid| !pid.is_init() && had_begun(pid))
+}
+
+/// Whether a process that holds a claim is no job's: it neither is a wrapper nor was told of the claim, as a job is that its wrapper has become. So it was
+/// acquired for that process.
+pub(crate) fn is_acquired(claim: &ClaimState) -> bool {
+    let pid = i32::try_from(claim.owner.pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| !may_be_wrapper(pid) && was_told(pid, claim.id) == Some(false))
 }
 
 /// Whether this process has inherited the descriptor of a lock for which it waits: one of a file that it has open itself, too. Only who unlocks that file frees

@@ -6,7 +6,8 @@ use std::ffi::CStr;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr::null_mut;
@@ -329,6 +330,18 @@ pub(crate) fn adopt(descriptor: RawFd) -> io::Result<OwnedFd> {
         rustix::io::fcntl_setfd(borrowed, rustix::io::FdFlags::CLOEXEC)?;
     }
     Ok(copy)
+}
+
+/// Who made the other end of a socket, or both; `None` where that is in another pid namespace: the kernel says 0, which no `Pid` of `rustix` may be.
+pub(crate) fn peer(socket: &UnixStream) -> Option<Pid> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut size = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
+    // SAFETY: the kernel fills in a local of that size, in which all numbers are valid.
+    let asked = unsafe {
+        let place = (&raw mut peer).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut size)
+    };
+    Pid::from_raw(peer.pid).filter(|_| asked == 0)
 }
 
 /// Starts a thread that no signal finds: they are for the one that waits for them.

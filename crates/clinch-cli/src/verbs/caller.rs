@@ -11,11 +11,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, getppid};
 
 use crate::job::kin::{children, has_own_proc};
 use crate::job::stat::Stat;
+use crate::job::sys;
 
 /// How long one is looked at that reads our answer, and may have the pipe only while it starts another to read it: and how often.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -173,5 +173,5 @@ impl Pipe {
 fn maker_of_stdout() -> Option<i32> {
     let socket = UnixStream::from(rustix::stdio::stdout().try_clone_to_owned().ok()?);
     let is_pair = socket.peer_addr().is_ok_and(|peer| peer.is_unnamed());
-    is_pair.then(|| socket_peercred(&socket).ok()).flatten().map(|maker| maker.pid.as_raw_nonzero().get())
+    is_pair.then(|| sys::peer(&socket)).flatten().map(|maker| maker.as_raw_nonzero().get())
 }
