@@ -36,10 +36,11 @@ const BENCHES: usize = 3;
 /// In how many days the suite plants each mutant once: all of them take longer than all else in it.
 const DAYS: u64 = 5;
 
-/// `mutants [--check] [NAMES]`.
+/// `mutants [--today | [--check] [NAMES]]`.
 pub(crate) fn task(args: &[String]) -> Result {
     match args {
         [flag, names @ ..] if flag == "--check" => check(names),
+        [flag] if flag == "--today" => run_todays(),
         names => plant(&chosen(names)?, false),
     }
 }

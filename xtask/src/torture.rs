@@ -22,11 +22,6 @@ fn run(words: &[String]) -> Result {
     sh(Command::new(built()).args(words))
 }
 
-/// A minute on each store, side by side, with as much work as two processors can do then, by what the suite has built for its tests.
-pub(crate) fn run_for_a_minute() -> Result {
-    sh(Command::new(built()).args(["--for", "1m", "--workers", "2", "--tasks", "8"]))
-}
-
 fn built() -> PathBuf {
     target().join("debug/clinch-torture")
 }
