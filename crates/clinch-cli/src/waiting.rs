@@ -128,9 +128,12 @@ impl<'a> Waiting<'a> {
         if let Some(holder) = claims.iter().find(is_around) {
             let (name, pid) = (self.name, holder.owner.pid);
             if !is_inherited && reentry::is_acquired(holder) {
+                let who = match pid == std::process::id() {
+                    true => "which this has become: it waits for itself",
+                    false => "from which this descends and which may be waiting for this",
+                };
                 say(format_args!(
-                    "lock \"{name}\" is held by `clinch acquire` for process {pid}, from which this descends and which may be waiting for this, \
-                     without end"
+                    "lock \"{name}\" is held by `clinch acquire` for process {pid}, {who}, without end; `clinch release` ends that"
                 ));
             } else {
                 say(format_args!(

@@ -111,6 +111,33 @@ fn the_job_of_a_killed_wrapper_ends_though_its_watch_was_stopped_over_the_notice
     }
 }
 
+/// One that looks in the last moments of the notice gives the job more time than is left of it: the next holder comes meanwhile.
+#[test]
+fn the_job_of_a_killed_wrapper_has_no_more_time_than_is_left_of_the_notice() {
+    let world = World::new();
+    let run = world.start([
+        "run",
+        "x",
+        "sh",
+        "-c",
+        "trap '' TERM; echo $$ > job.pid; while :; do sleep 0.02; done",
+    ]);
+    let job = world.pid("job.pid");
+    run.signal(Signal::KILL);
+    let watch = watch_over(job);
+    assert!(kill(watch, Signal::STOP));
+    eventually("the watch is stopped", || state(watch) == Some('T'));
+    let is_there = "grep -q '^State:.[^ZX]' /proc/$(cat job.pid)/status 2> /dev/null";
+    let mut next = world.start(["run", "x", "sh", "-c", &format!("{is_there} && echo two > two; :")]);
+    eventually("the next one waits", || world.claims("x", "waiting").len() == 1);
+    let mut eviction = world.start(["break", "--yes", "x"]);
+    let left = || world.claims("x", "held").first().and_then(|claim| claim["expires_in_ms"].as_u64());
+    eventually("the notice is nearly over", || left().is_some_and(|left| left < 900));
+    kill(watch, Signal::CONT);
+    assert_eq!((next.code(), world.read("two")), (0, String::new()), "two at once");
+    assert_eq!(eviction.code(), 0);
+}
+
 /// A newcomer holds the lock beside the job, which nobody tells.
 #[test]
 fn the_job_of_a_killed_wrapper_ends_when_the_file_of_its_lock_or_its_directory_is_removed() {

@@ -281,13 +281,20 @@ fn a_wait_for_the_job_around_is_told() {
 #[test]
 fn a_wait_for_what_the_same_shell_has_acquired_is_told() {
     let world = World::new();
-    let script = r#"eval "$("$CLINCH" acquire y)"; "$CLINCH" run -w 60 y true 2> said & wait"#;
-    // Of another lock's job, for what that tells.
-    let mut run = world.start(["run", "x", "bash", "-c", script]);
-    eventually("it is told", || world.read("said").contains("held by `clinch acquire` for process"));
-    assert!(!world.read("said").contains("CLINCH_HELD"), "{}", world.read("said"));
-    run.signal(rustix::process::Signal::TERM);
-    run.wait();
+    // The second has become the shell for which the lock is held, as the last command of `bash -c` does without a word.
+    for (wait, lock) in [
+        (r#""$CLINCH" run -w 60 y true 2> said & wait"#, "y"),
+        (r#"exec "$CLINCH" run -w 60 z true 2> said"#, "z"),
+    ] {
+        let _ = std::fs::remove_file(world.path("said"));
+        let script = format!(r#"eval "$("$CLINCH" acquire {lock})"; {wait}"#);
+        // Of another lock's job, for what that tells.
+        let mut run = world.start(["run", "x", "bash", "-c", &script]);
+        eventually("it is told", || world.read("said").contains("held by `clinch acquire` for process"));
+        assert!(!world.read("said").contains("CLINCH_HELD"), "{}", world.read("said"));
+        run.signal(rustix::process::Signal::TERM);
+        run.wait();
+    }
 }
 
 /// It is told of a wait for another.

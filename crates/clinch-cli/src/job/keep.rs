@@ -25,6 +25,9 @@ const LOOKS_EVERY: Duration = Duration::from_secs(3);
 /// The pause before it looks again for a claim that is not listed: that may be just being rewritten.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
+/// How long it may take to kill all of a job, also on a busy host. So much of the notice is left for that.
+const KILLED_IN: Duration = Duration::from_millis(500);
+
 /// The lock of a job.
 pub(super) struct Kept<'a> {
     pub(super) store: &'a Store,
@@ -56,7 +59,7 @@ impl Kept<'_> {
     }
 
     async fn watch(&self, job: Option<Pid>) -> Result<Ending, Failure> {
-        let mut looks = Looks { kept: self, locks: None, last: Instant::now() };
+        let mut looks = Looks { kept: self, locks: None, last: None };
         if let Some(job) = job {
             let running = loop {
                 match ProcessEnd::of(job) {
@@ -129,36 +132,39 @@ impl Kept<'_> {
 struct Looks<'a> {
     kept: &'a Kept<'a>,
     locks: Option<Locks>,
-    last: Instant,
+    last: Option<Instant>,
 }
 
 /// What a look has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Held,
-    /// Evicted: it is ours until the notice is over.
-    Ending,
+    /// Evicted: it is ours until the notice is over, which has so much left.
+    Ending(Duration),
     /// Another may hold it: the notice is over, or the lock's file was removed.
     Gone,
 }
 
 impl Looks<'_> {
     fn is_due(&self) -> bool {
-        self.last.elapsed() >= LOOKS_EVERY
+        self.last.is_none_or(|last| last.elapsed() >= LOOKS_EVERY)
     }
 
     /// How long the job has to end, if the lock was taken away.
     async fn lost(&mut self) -> Option<Duration> {
-        self.last = Instant::now();
+        self.last = Some(Instant::now());
         let grace = self.kept.grace?;
+        // What a look says is left was so before it.
+        let mut begun = Instant::now();
         let mut seen = self.look().await?;
         if seen == Seen::Gone {
             sleep(LOOK_AGAIN).await;
+            begun = Instant::now();
             seen = self.look().await?;
         }
         match seen {
             Seen::Held => None,
-            Seen::Ending => Some(grace),
+            Seen::Ending(left) => Some(grace.min(left.saturating_sub(begun.elapsed() + KILLED_IN))),
             Seen::Gone => Some(Duration::ZERO),
         }
     }
@@ -178,7 +184,7 @@ impl Looks<'_> {
         let claims = state.map(|state| state.claims).unwrap_or_default();
         match claims.iter().find(|one| one.id == self.kept.claim && one.granted) {
             // A claim that a process holds has an end only when it was evicted.
-            Some(ours) => Some(if ours.expires_in.is_some() { Seen::Ending } else { Seen::Held }),
+            Some(ours) => Some(ours.expires_in.map_or(Seen::Held, Seen::Ending)),
             // One whose record cannot be read may be ours.
             None if claims.iter().any(|one| one.id == ClaimId::from_bits(0)) => None,
             None => Some(Seen::Gone),

@@ -4,7 +4,7 @@
 //! names them and the claim, since they have become their command; and before that by their name.
 
 use std::fs;
-use std::iter::successors;
+use std::iter::{once, successors};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime};
 
@@ -84,7 +84,7 @@ pub(crate) fn above() -> impl Iterator<Item = Pid> {
     successors(parent_of(getpid()), |pid| parent_of(*pid))
 }
 
-/// Whether the process that holds a claim is, as far as can be known, one that this one descends from: it has this id, on a host of this name, and had begun
+/// Whether the process that holds a claim is, as far as can be known, one that this one descends from or has become: it has this id, on a host of this name, and had begun
 /// when the claim was made. Process 1 is one in each container.
 pub(crate) fn is_held_around(claim: &ClaimState) -> bool {
     let had_begun = |pid: Pid| {
@@ -93,14 +93,18 @@ pub(crate) fn is_held_around(claim: &ClaimState) -> bool {
         begun.is_some_and(|begun| begun <= claim.since + CLOCKS_DIFFER)
     };
     let is_it = |pid: &Pid| u32::try_from(pid.as_raw_nonzero().get()) == Ok(claim.owner.pid);
-    is_here(&claim.owner) && above().find(is_it).is_some_and(|pid| !pid.is_init() && had_begun(pid))
+    is_here(&claim.owner)
+        && once(getpid()).chain(above()).find(is_it).is_some_and(|pid| !pid.is_init() && had_begun(pid))
 }
 
 /// Whether a process that holds a claim is no job's: it neither is a wrapper nor was told of the claim, as a job is that its wrapper has become. So it was
-/// acquired for that process.
+/// acquired for that process, which may be this one: of what this runs nothing holds anything yet.
 pub(crate) fn is_acquired(claim: &ClaimState) -> bool {
     let pid = i32::try_from(claim.owner.pid).ok().and_then(Pid::from_raw);
-    pid.is_some_and(|pid| !may_be_wrapper(pid) && was_told(pid, claim.id) == Some(false))
+    pid.is_some_and(|pid| {
+        let is_wrapper = pid != getpid() && may_be_wrapper(pid);
+        !is_wrapper && was_told(pid, claim.id) == Some(false)
+    })
 }
 
 /// Whether this process has inherited the descriptor of a lock for which it waits: one of a file that it has open itself, too. Only who unlocks that file frees
