@@ -13,6 +13,7 @@
 //! | `watch.rs` | sees to the job where we cannot: killed, stopped, hanging |
 //! | `watcher.rs` | the copy of us that does |
 //! | `end.rs`, `keep.rs` | how that ends the job, or keeps its lock |
+//! | `parts.rs` | the parts of a job whose wrapper was killed |
 //! | `loss.rs` | when to stop a child whose lock is about to be lost: pure |
 //! | `supervise.rs` | the loop that holds these together |
 //! | `nesting.rs` | jobs inside jobs that hold the same lock |
@@ -34,6 +35,7 @@ pub(crate) mod kin;
 pub(crate) mod loss;
 pub(crate) mod namespace;
 pub(crate) mod nesting;
+mod parts;
 pub(crate) mod reentry;
 pub(crate) mod signals;
 pub(crate) mod spawn;

@@ -75,6 +75,50 @@ fn a_lock_that_is_taken_from_the_job_of_a_killed_wrapper_is_free_when_that_has_e
     }
 }
 
+/// A part of a job that its environment does not tell, since that was cleared.
+fn cleared(begin: &str) -> String {
+    format!("env -i /bin/sh -c '{begin} echo $$ >> parts; while [ -e parts ]; do /bin/sleep 0.2; done'")
+}
+
+/// Takes the lock from a job whose wrapper was killed, once it has so many parts; says how many there were in the end, and how many beside the next holder.
+fn take_from_the_job_of_a_killed_wrapper(job: &str, parts: usize) -> (usize, usize) {
+    let world = World::new();
+    world.write("job", job);
+    let run = world.start(["run", "x", "sh", "./job"]);
+    eventually("all parts run", || world.lines("parts") == parts);
+    run.signal(Signal::KILL);
+    let is_there = "grep -q '^State:.[^ZX]' /proc/$pid/status 2> /dev/null";
+    let next = format!("for pid in $(cat parts); do {is_there} && echo $pid >> two; done; :");
+    let mut next = world.start(["run", "x", "sh", "-c", &next]);
+    eventually("the next one waits", || world.claims("x", "waiting").len() == 1);
+    assert_eq!((world.code(["break", "--yes", "x"]), next.code()), (0, 0));
+    (world.lines("parts"), world.lines("two"))
+}
+
+/// Their parent dies of what asks the job to end, and they are found by nothing else.
+#[test]
+fn no_part_of_the_job_of_a_killed_wrapper_runs_on_that_resists() {
+    let job = format!("{} & {} & wait", cleared("trap : TERM;"), cleared(""));
+    assert_eq!(take_from_the_job_of_a_killed_wrapper(&job, 2), (2, 0), "two at once");
+}
+
+/// Their parent is gone before its children are asked.
+#[test]
+fn no_part_of_the_job_of_a_killed_wrapper_goes_unasked() {
+    let job = format!("for i in $(seq 80); do {} & done; wait", cleared(""));
+    assert_eq!(take_from_the_job_of_a_killed_wrapper(&job, 80), (80, 0), "two at once");
+}
+
+/// What a part starts to clean up outlives that.
+#[test]
+fn no_part_of_the_job_of_a_killed_wrapper_runs_on_that_was_started_at_the_end() {
+    let late = format!("{} & /bin/sleep 0.6; exit", cleared("trap : TERM;"));
+    // Quoted once more.
+    let late = late.replace('\'', "'\\''");
+    let job = format!("trap '{late}' TERM; echo $$ >> parts; while [ -e parts ]; do /bin/sleep 0.02; done");
+    assert_eq!(take_from_the_job_of_a_killed_wrapper(&job, 1), (2, 0), "two at once");
+}
+
 /// The watch over the job of a killed wrapper: who has the descriptor of its lock and shows this.
 fn watch_over(job: i32) -> i32 {
     let is_watch = |pid: &i32| {

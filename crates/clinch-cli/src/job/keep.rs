@@ -1,17 +1,15 @@
 //! What the watch does when the wrapper of a job was killed whose lock outlives that: it keeps the lock until the job has ended, and then until the runs
 //! have that are inside; and ends them all when the lock is taken away, of which nobody else would hear.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use clinch::backend::NOTICE;
 use clinch::{ClaimId, Env, Lane, Locks};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal};
+use rustix::process::Pid;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::end::{all_of, end, told_of, tree};
-use super::kin::Found;
+use super::parts::{Part, Parts, all_of, told_of};
 use super::supervise::LEFT_BEHIND;
 use super::sys::{self, ProcessEnd};
 use super::watcher;
@@ -24,6 +22,9 @@ const LOOKS_EVERY: Duration = Duration::from_secs(3);
 
 /// The pause before it looks again for a claim that is not listed: that may be just being rewritten.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// How soon it looks again at parts that are to end: what one starts, and leaves behind, between two looks is not found.
+const ROUND: Duration = Duration::from_millis(20);
 
 /// How long it may take to kill all of a job, also on a busy host. So much of the notice is left for that.
 const KILLED_IN: Duration = Duration::from_millis(500);
@@ -69,12 +70,13 @@ impl Kept<'_> {
                     running => break running.ok(),
                 }
             };
+            let first = Part::who_has(job);
             if let Some(running) = running {
                 // The first look at once: the lock may be gone since before this began to keep it.
                 let mut pause = Duration::ZERO;
                 while timeout(pause, running.ended()).await.is_err() {
                     if let Some(grace) = looks.lost().await {
-                        self.end(Some((job, &running)), grace).await;
+                        self.end(first, grace).await;
                         return Ok(Ending::TakenAway);
                     }
                     pause = LOOKS_EVERY;
@@ -83,7 +85,7 @@ impl Kept<'_> {
         }
         let is_of_it = told_of(self.claim, self.all);
         while let Some(one) = all_of(&is_of_it).next() {
-            while is_of_it(one) == Some(true) {
+            while is_of_it(one.pid()) == Some(true) {
                 if looks.is_due()
                     && let Some(grace) = looks.lost().await
                 {
@@ -98,32 +100,22 @@ impl Kept<'_> {
 
     /// Ends all of it, as the wrapper would: what is asked to end, and has not in time, is killed. Nobody else has the lock before all are gone, or the
     /// notice is over.
-    async fn end(&self, job: Option<(Pid, &ProcessEnd)>, grace: Duration) {
+    async fn end(&self, first: Option<Part>, grace: Duration) {
         sys::set_name(watcher::ENDS);
         let since = Instant::now();
-        let is_of_it = told_of(self.claim, self.all || job.is_some());
-        let first = async || match job {
-            Some((pid, running)) => timeout(Duration::ZERO, running.ended()).await.is_err().then_some(pid),
-            None => None,
-        };
-        let is_anybody_left = async || first().await.is_some() || all_of(&is_of_it).next().is_some();
+        let mut parts = Parts::new(first, told_of(self.claim, self.all || first.is_some()));
         if !grace.is_zero() {
-            let roots = first().await.into_iter().chain(all_of(&is_of_it));
-            // Each once, though a root may stand below another: to be asked again may mean to end at once.
-            let mut asked = HashSet::new();
-            let all = tree(roots.map(|pid| Found { pid, parent: None }));
-            for found in all.iter().filter(|found| asked.insert(found.pid)) {
-                found.send(Signal::TERM);
-                // Who is stopped does not hear it.
-                found.send(Signal::CONT);
+            parts.ask_to_end();
+        }
+        while since.elapsed() < grace && parts.are_left() {
+            sleep(ROUND).await;
+        }
+        loop {
+            parts.kill();
+            if since.elapsed() > NOTICE || !parts.are_left() {
+                return;
             }
-        }
-        while since.elapsed() < grace && is_anybody_left().await {
-            sleep(LEFT_BEHIND).await;
-        }
-        end(first().await, &is_of_it);
-        while since.elapsed() < NOTICE && is_anybody_left().await {
-            sleep(LEFT_BEHIND).await;
+            sleep(ROUND).await;
         }
     }
 }

@@ -306,30 +306,6 @@ fn descend(
     }
 }
 
-/// Who was found to be the child of another.
-#[derive(Debug)]
-pub(crate) struct Found {
-    pub(crate) pid: Pid,
-    pub(crate) parent: Option<Pid>,
-}
-
-impl Found {
-    /// The children of a process.
-    pub(crate) fn children(of: Pid) -> impl Iterator<Item = Found> {
-        let parts = children(of, true).filter(|pid| !is_watch(*pid));
-        parts.map(move |pid| Found { pid, parent: Some(of) })
-    }
-
-    /// Sends it a signal, unless its id is another's by now.
-    pub(crate) fn send(&self, signal: Signal) {
-        let Ok(held) = pidfd_open(self.pid, PidfdFlags::empty()) else { return };
-        let is_it = |parent| Stat::of(self.pid).is_some_and(|stat| stat.parent == raw(parent));
-        if self.parent.is_none_or(is_it) {
-            let _ = pidfd_send_signal(held, signal);
-        }
-    }
-}
-
 /// The children of a process: of its first thread, or of all of them.
 pub(crate) fn children(of: Pid, threads: bool) -> impl Iterator<Item = Pid> {
     let tasks = format!("/proc/{of}/task");

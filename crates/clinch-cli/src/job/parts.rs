@@ -1,0 +1,186 @@
+//! The parts of a job whose wrapper was killed. Nobody's parent is us, so who has lost its own is found by its environment alone, which it may have
+//! cleared. So all are found before the first of them hears anything, and remembered until they have ended.
+
+use std::collections::{HashSet, VecDeque};
+use std::fs;
+use std::iter::from_fn;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use clinch::ClaimId;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::kin::{children, is_watch};
+use super::reentry::{has_entered, was_told};
+use super::stat::Stat;
+use super::sys;
+
+/// For how long a process that is becoming another is looked at again, which has no environment until its program was read; or one that is stuck.
+const BECOMING: Duration = Duration::from_secs(1);
+
+/// The pause for a process that is just becoming another.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A process. When it began tells it from others that have its id later: descriptors would, too, but there may be few.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Part {
+    pid: Pid,
+    begun: Duration,
+}
+
+impl Part {
+    /// The process that has this id.
+    pub(super) fn who_has(pid: Pid) -> Option<Part> {
+        Part::who_had(pid, sys::since_boot())
+    }
+
+    /// The process that had this id then; `None`: it is gone.
+    fn who_had(pid: Pid, then: Duration) -> Option<Part> {
+        let begun = Stat::of(pid)?.begun;
+        (begun <= then).then_some(Part { pid, begun })
+    }
+
+    pub(super) fn pid(self) -> Pid {
+        self.pid
+    }
+
+    fn runs(self) -> bool {
+        Stat::of(self.pid).is_some_and(|stat| stat.begun == self.begun && !stat.is_over)
+    }
+
+    fn children(self) -> impl Iterator<Item = Part> {
+        let listed: Vec<Pid> = children(self.pid, true).collect();
+        let then = sys::since_boot();
+        // They count also where it has ended meanwhile.
+        let is_anothers = Stat::of(self.pid).is_some_and(|stat| stat.begun != self.begun);
+        let parts = listed.into_iter().filter(move |pid| !is_anothers && !is_watch(*pid));
+        parts.filter_map(move |pid| Part::who_had(pid, then))
+    }
+
+    /// Sends it a signal; says whether that may be.
+    fn send(self, signal: Signal) -> bool {
+        // In this order: it is one process whose descriptor this is, and which began then.
+        let held = pidfd_open(self.pid, PidfdFlags::empty());
+        held.is_ok_and(|held| self.runs() && pidfd_send_signal(held, signal).is_ok())
+    }
+}
+
+/// All of a job that were found so far.
+#[derive(Debug)]
+pub(super) struct Parts<F> {
+    known: HashSet<Part>,
+    /// Who else is of it.
+    is_of_it: F,
+}
+
+impl<F: Fn(Pid) -> Option<bool>> Parts<F> {
+    /// Of a job with this first process, if that runs.
+    pub(super) fn new(first: Option<Part>, is_of_it: F) -> Parts<F> {
+        Parts { known: first.into_iter().collect(), is_of_it }
+    }
+
+    /// Asks all of them to end, each once: to be asked again may mean to end at once.
+    pub(super) fn ask_to_end(&mut self) {
+        // Nobody ends, or starts another, before all are found: those that it leaves behind would not be.
+        let all = self.stop(true);
+        for signal in [Signal::TERM, Signal::CONT] {
+            // Children first: no parent sees that one was stopped.
+            all.iter().for_each(|part| _ = part.send(signal));
+        }
+    }
+
+    /// Kills all of them.
+    pub(super) fn kill(&mut self) {
+        // First without the others, of whom some may take a while to be told.
+        self.stop(false);
+        let mut killed = HashSet::new();
+        loop {
+            let (all, before) = (self.stop(true), killed.len());
+            killed.extend(all.into_iter().filter(|part| part.send(Signal::KILL)));
+            if killed.len() == before {
+                return;
+            }
+        }
+    }
+
+    /// Whether any of them runs. Finds what those have started that do.
+    pub(super) fn are_left(&mut self) -> bool {
+        self.known = below(self.known.iter().copied(), |_| ()).into_iter().collect();
+        if self.known.is_empty() {
+            self.known.extend(all_of(&self.is_of_it));
+        }
+        !self.known.is_empty()
+    }
+
+    /// Stops all who are known or below those, and all `others`, until nobody is left who could start another; tells them, children first.
+    fn stop(&mut self, others: bool) -> Vec<Part> {
+        let mut stopped = HashSet::new();
+        loop {
+            let before = stopped.len();
+            if others {
+                // At once: of the next one it may not be told yet.
+                self.known.extend(all_of(&self.is_of_it).inspect(|part| _ = part.send(Signal::STOP)));
+            }
+            let all = below(self.known.iter().copied(), |part| {
+                // Who may not be stopped may start others without end.
+                if part.send(Signal::STOP) {
+                    stopped.insert(part);
+                }
+            });
+            self.known.extend(&all);
+            if stopped.len() == before {
+                return all;
+            }
+        }
+    }
+}
+
+/// Those of these that run, and all below them, children first. Meets each before what it has started is listed.
+fn below(roots: impl Iterator<Item = Part>, mut meet: impl FnMut(Part)) -> Vec<Part> {
+    let (mut seen, mut all) = (HashSet::new(), Vec::new());
+    let mut next: Vec<(Part, bool)> = roots.map(|root| (root, false)).collect();
+    while let Some((part, are_children_done)) = next.pop() {
+        if are_children_done {
+            all.push(part);
+        } else if part.runs() && seen.insert(part) {
+            meet(part);
+            next.push((part, true));
+            next.extend(part.children().map(|child| (child, false)));
+        }
+    }
+    all
+}
+
+/// Who else is of a job: all who were told of its claim, or those alone that have entered that. `None`: cannot be told yet. Parts of a job may have lost
+/// their parents with the wrapper, as all do whom the kernel hangs up, and nobody can tell them from daemons.
+pub(super) fn told_of(claim: ClaimId, all: bool) -> impl Fn(Pid) -> Option<bool> {
+    move |pid| if all { was_told(pid, claim) } else { has_entered(pid, claim) }
+}
+
+/// All who are of it. Of whom that cannot be told yet is asked again last, for a while.
+pub(super) fn all_of(is_of_it: impl Fn(Pid) -> Option<bool>) -> impl Iterator<Item = Part> {
+    let (mut next, since) = (everybody().collect::<VecDeque<_>>(), Instant::now());
+    let then = sys::since_boot();
+    from_fn(move || {
+        loop {
+            let pid = next.pop_front()?;
+            match is_of_it(pid) {
+                Some(true) => {
+                    let Some(part) = Part::who_had(pid, then) else { continue };
+                    return Some(part);
+                }
+                None if since.elapsed() < BECOMING => {
+                    sleep(PAUSE);
+                    next.push_back(pid);
+                }
+                _ => {}
+            }
+        }
+    })
+}
+
+fn everybody() -> impl Iterator<Item = Pid> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let all = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+    all.filter(|pid| !is_watch(*pid))
+}
