@@ -28,7 +28,7 @@ pub(crate) mod door;
 pub(crate) mod end;
 mod environment;
 pub(crate) mod events;
-mod fork;
+pub(crate) mod fork;
 pub(crate) mod in_place;
 mod keep;
 pub(crate) mod kin;

@@ -155,19 +155,25 @@ fn what_nohup_ignores_stays_ignored() {
     assert_eq!(run.code(), 5);
 }
 
-/// A job that counts on a closed pipe being no more than an error is killed by it.
+/// A job that counts on a closed pipe, or a full file, being no more than an error is killed by it; or one that counts on the signal goes on.
 #[test]
-fn a_pipe_signal_that_the_caller_ignores_stays_ignored() {
+fn a_job_ignores_what_the_caller_ignores_and_nothing_else() {
     let world = World::new();
-    for ignores in [true, false] {
-        let mut command = std::process::Command::new("env");
-        command.arg(if ignores { "--ignore-signal=PIPE" } else { "--default-signal=PIPE" });
-        command.args([env!("CARGO_BIN_EXE_clinch"), "run", "-u", &world.url()]);
-        let output =
-            command.args(["x", "grep", "SigIgn", "/proc/self/status"]).env_remove("CLINCH_HELD").output();
-        let said = String::from_utf8(output.unwrap().stdout).unwrap();
-        let mask = u64::from_str_radix(said.split_whitespace().nth(1).unwrap(), 16).unwrap();
-        assert_eq!(mask >> (Signal::PIPE.as_raw() - 1) & 1, u64::from(ignores), "{said}");
+    let clinch = env!("CARGO_BIN_EXE_clinch");
+    for signal in [Signal::PIPE, Signal::XFSZ] {
+        for ignores in [true, false] {
+            for words in [&["x"][..], &["-F", "x"], &["x", clinch, "run", "x"]] {
+                let mut command = std::process::Command::new("env");
+                let change = if ignores { "ignore" } else { "default" };
+                command.arg(format!("--{change}-signal={}", signal.as_raw()));
+                command.args([clinch, "run"]).args(words).env("CLINCH_URL", world.url());
+                command.args(["grep", "SigIgn", "/proc/self/status"]).env_remove("CLINCH_HELD");
+                let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+                let mask = u64::from_str_radix(said.split_whitespace().nth(1).unwrap(), 16).unwrap();
+                let is_ignored = mask >> (signal.as_raw() - 1) & 1 == 1;
+                assert_eq!(is_ignored, ignores, "{signal:?} {words:?}: {said}");
+            }
+        }
     }
 }
 

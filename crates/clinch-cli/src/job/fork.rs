@@ -139,6 +139,24 @@ pub(super) fn forget_handlers() {
     }
 }
 
+/// Becomes the command, which ignores what our caller has ignored, and that alone: the standard library has it heed PIPE. Comes back only if that fails.
+pub(crate) fn exec(command: &Command) -> io::Error {
+    let image = match Image::of(command) {
+        Ok(image) => image,
+        Err(error) => return error,
+    };
+    let (words, environment) = (image.words(), image.environment());
+    forget_handlers();
+    // SAFETY: the lists end with a null, and what they point to outlives the call.
+    unsafe { libc::execvpe(*words.as_ptr(), words.as_ptr(), environment.as_ptr()) };
+    let error = io::Error::last_os_error();
+    for signal in sys::ignored_here() {
+        // SAFETY: to ignore is no function of ours.
+        unsafe { libc::signal(signal.as_raw(), libc::SIG_IGN) };
+    }
+    error
+}
+
 /// A command as the kernel takes it: lists that are there before a copy of this process is, which must allocate nothing.
 #[derive(Clone, Debug)]
 pub(super) struct Image {

@@ -1,12 +1,10 @@
 //! The command in our place, for `--no-fork`: the kernel keeps its lock by the descriptor that it inherits, until the last copy of that is
 //! closed. Nobody is left to renew a lease, to tell of a loss, or to let runs inside in.
 
-use std::os::unix::process::CommandExt;
-
 use clinch::{Capabilities, Guard};
 use rustix::process::Signal;
 
-use super::fork::forget_handlers;
+use super::fork::{exec, forget_handlers};
 use super::signals::which_asked_to_end;
 use super::spawn;
 use crate::args::Run;
@@ -50,6 +48,5 @@ fn prepared(run: &Run, guard: &Guard) -> Result<Stayed, Failure> {
     if let Some(signal) = which_asked_to_end() {
         return Ok(Stayed::Signalled(signal));
     }
-    let error = command.exec();
-    Err(spawn::not_started(command.get_program(), &error))
+    Err(spawn::not_started(command.get_program(), &exec(&command)))
 }

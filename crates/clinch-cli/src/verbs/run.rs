@@ -1,6 +1,5 @@
 //! `clinch run`: a command under a lock. The order of things; the machinery is in `job`.
 
-use std::os::unix::process::CommandExt;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use crate::documents::whole_ms;
 use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::door::{Door, knock};
 use crate::job::events::{Event, Events};
+use crate::job::fork::exec;
 use crate::job::in_place::{self, Stayed};
 use crate::job::loss::Plan;
 use crate::job::namespace::can_reach_all;
@@ -398,8 +398,7 @@ impl<'a> Session<'a> {
         command.env(reentry::REENTERED, reentry::mark(claim.id));
         // No process group and no supervision: signals and losses of the outer job concern this one as they are.
         WRITER.finish();
-        let error = command.exec();
-        Err(spawn::not_started(command.get_program(), &error))
+        Err(spawn::not_started(command.get_program(), &exec(&command)))
     }
 
     /// Refuses what would wait for itself: a store without leases keeps the lock for the job around us although its run was killed.
