@@ -53,6 +53,30 @@ fn an_inner_run_neither_enters_nor_awaits_the_lock_of_a_killed_wrapper() {
     }
 }
 
+/// As above, where another process has the wrapper's id by then.
+#[test]
+fn an_inner_run_does_not_await_a_lock_whose_holder_has_the_id_of_a_killed_wrapper() {
+    let world = World::new();
+    let job = r#"echo > begun; while [ ! -e stop ]; do sleep 0.1; done; "$CLINCH" run -w 20 x true 2> said; echo $? > code"#;
+    // Ids are nobody else's in a namespace. What begins later than the claim does so by more than clocks differ.
+    let script = r#""$CLINCH" run x sh -c "$JOB" & id=$!
+        while [ ! -e begun ]; do sleep 0.02; done; kill -9 $id; wait $id; sleep 1.5
+        until [ "$last" = $id ]; do
+            echo $((id - 1)) > /proc/sys/kernel/ns_last_pid || exit 9
+            sleep 1000 & last=$!
+        done
+        echo > stop; while [ ! -s code ]; do sleep 0.02; done"#;
+    let map: &[&str] =
+        if rustix::process::geteuid().is_root() { &[] } else { &["--user", "--map-root-user"] };
+    let mut command = std::process::Command::new("unshare");
+    command.args(map).args(["--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]);
+    command.current_dir(world.path(".")).env("CLINCH_URL", world.url()).env("JOB", job);
+    command.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env_remove("CLINCH_HELD").env_remove("SHELL");
+    assert_eq!(Running(command.spawn().unwrap()).code(), 0);
+    assert_eq!(world.read("code"), "75\n");
+    assert!(world.read("said").contains("is gone"), "{}", world.read("said"));
+}
+
 /// On a store that frees the lock of a dead wrapper, its job or what that has started goes on without it.
 #[test]
 fn a_killed_wrapper_takes_all_of_its_job_along_where_the_job_cannot_keep_the_lock() {

@@ -70,13 +70,20 @@ pub(crate) fn is_around(owner: &Owner) -> bool {
     pid.is_some_and(|pid| pid == getpid() || descends(getpid(), pid))
 }
 
-/// Whether the process that holds a claim is one of this host that is nowhere to be seen: it has ended, or is in another pid namespace.
-pub(crate) fn is_gone(owner: &Owner) -> bool {
-    let pid = i32::try_from(owner.pid).ok().and_then(Pid::from_raw);
-    is_here(owner)
+/// Whether the process that holds a claim is one of this host that is nowhere to be seen: it has ended, and its id may be another's, or is in another pid namespace.
+pub(crate) fn is_gone(claim: &ClaimState) -> bool {
+    let pid = i32::try_from(claim.owner.pid).ok().and_then(Pid::from_raw);
+    is_here(&claim.owner)
         && pid.is_some_and(|pid| {
-            test_kill_process(pid) == Err(Errno::SRCH) || Stat::of(pid).is_some_and(|stat| stat.is_over)
+            let is_over = |stat: Stat| stat.is_over || !had_begun(&stat, claim);
+            test_kill_process(pid) == Err(Errno::SRCH) || Stat::of(pid).is_some_and(is_over)
         })
+}
+
+/// Whether a process had begun when a claim was made, as far as clocks can tell.
+fn had_begun(stat: &Stat, claim: &ClaimState) -> bool {
+    let ago = sys::since_boot().saturating_sub(stat.begun);
+    SystemTime::now().checked_sub(ago).is_some_and(|begun| begun <= claim.since + CLOCKS_DIFFER)
 }
 
 /// Those from which this process descends, from its parent on.
@@ -87,11 +94,7 @@ pub(crate) fn above() -> impl Iterator<Item = Pid> {
 /// Whether the process that holds a claim is, as far as can be known, one that this one descends from or has become: it has this id, on a host of this name, and had begun
 /// when the claim was made. Process 1 is one in each container.
 pub(crate) fn is_held_around(claim: &ClaimState) -> bool {
-    let had_begun = |pid: Pid| {
-        let ago = Stat::of(pid).map(|stat| sys::since_boot().saturating_sub(stat.begun));
-        let begun = ago.and_then(|ago| SystemTime::now().checked_sub(ago));
-        begun.is_some_and(|begun| begun <= claim.since + CLOCKS_DIFFER)
-    };
+    let had_begun = |pid: Pid| Stat::of(pid).is_some_and(|stat| had_begun(&stat, claim));
     let is_it = |pid: &Pid| u32::try_from(pid.as_raw_nonzero().get()) == Ok(claim.owner.pid);
     is_here(&claim.owner)
         && once(getpid()).chain(above()).find(is_it).is_some_and(|pid| !pid.is_init() && had_begun(pid))

@@ -407,9 +407,8 @@ impl<'a> Session<'a> {
         if outer.is_empty() || self.locks.capabilities().expiry {
             return Ok(());
         }
-        let is_kept = |one: &ClaimState| {
-            one.granted && find_door(outer, one.id).is_some() && reentry::is_gone(&one.owner)
-        };
+        let is_kept =
+            |one: &ClaimState| one.granted && find_door(outer, one.id).is_some() && reentry::is_gone(one);
         // Twice, since who is gone may have released it after the store was asked.
         for _ in 0..2 {
             let state = self.limits.keep(self.locks.state(name)).await?;
