@@ -188,6 +188,20 @@ fn a_stale_or_forged_hint_is_not_believed() {
     assert_eq!(command.env("CLINCH_HELD", "%ff,, garbage").status().unwrap().code(), Some(0));
 }
 
+/// In a chain of processes that hand their environment on, each of which takes a lock, no program can be started any more.
+#[test]
+fn what_outer_jobs_hold_does_not_fill_the_environment() {
+    let world = World::new();
+    let one = stdout(&world, &["run", "x", "printenv", "CLINCH_HELD"]);
+    let many = vec![one.trim(); 131_000 / one.len()].join(" ");
+    let mut command = world.clinch(["run", "last", "printenv", "CLINCH_HELD"]);
+    let output = command.env("CLINCH_HELD", many).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let held = String::from_utf8(output.stdout).unwrap();
+    assert!(held.len() < 16_000, "{}", held.len());
+    assert!(held.split(' ').next_back().unwrap().starts_with("last,"));
+}
+
 /// A run inside a job that lets nobody in any more waits for that, whatever it was told of waiting.
 #[test]
 fn a_job_that_is_about_to_end_is_not_waited_for_too_long() {

@@ -3,11 +3,16 @@
 //! `CLINCH_HELD` is a list of `name,claim,door`, the name percent-encoded, separated by blanks. It is a hint only, and says nothing of
 //! stores, which have many spellings: a claim's id is nowhere else, so a store that says it is granted is the outer job's store.
 
+use std::collections::HashSet;
+
 use clinch::backend::ClaimState;
 use clinch::{ClaimId, Mode};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::args::Share;
+
+/// How many entries the list has at most. It is handed on, also from one job to the next that is not inside it, and no program can be started with one that is too long.
+const MOST: usize = 64;
 
 /// The environment variable.
 pub(crate) const HELD: &str = "CLINCH_HELD";
@@ -41,10 +46,18 @@ pub(crate) fn find(held: &str, name: &str) -> (Vec<Outer>, bool) {
     (outer, same)
 }
 
-/// The list with one more.
+/// The list with one more. Where it gets too long, the last ones stay, and of each name the last one: others are likely of jobs that have ended.
 pub(crate) fn with(held: &str, name: &str, claim: ClaimId, door: &str) -> String {
     let entry = format!("{},{claim},{door}", utf8_percent_encode(name, NON_ALPHANUMERIC));
-    if held.is_empty() { entry } else { format!("{held} {entry}") }
+    let mut entries: Vec<&str> = held.split(' ').filter(|entry| !entry.is_empty()).chain([&*entry]).collect();
+    if entries.len() > MOST {
+        let mut names = HashSet::new();
+        entries.reverse();
+        entries.retain(|entry| names.insert(entry.split(',').next()));
+        entries.truncate(MOST);
+        entries.reverse();
+    }
+    entries.join(" ")
 }
 
 /// Whether what the outer job holds includes what the inner one asks for.
@@ -73,6 +86,19 @@ mod tests {
         assert_eq!(find(&held, "n,1 %"), (vec![outer(1, "a")], true));
         assert_eq!(find(&held, "é"), (vec![outer(2, "b")], true));
         assert_eq!(find(&held, "1"), (vec![], false));
+    }
+
+    #[test]
+    fn a_list_that_gets_too_long_keeps_the_last_ones_of_each_name() {
+        let one = |id| ClaimId::from_bits(id);
+        let outermost = with("", "a", one(1), "d");
+        let chain = (2..=200).fold(outermost, |held, id| with(&held, "b", one(id), "d"));
+        assert_eq!(find(&chain, "a"), (vec![outer(1, "d")], true));
+        assert!(find(&chain, "b").0.contains(&outer(200, "d")));
+        assert!(chain.split(' ').count() <= MOST);
+        let names = (2..=200).fold(chain, |held, id| with(&held, &id.to_string(), one(id), "d"));
+        assert_eq!(names.split(' ').count(), MOST);
+        assert_eq!(find(&names, "200"), (vec![outer(200, "d")], true));
     }
 
     #[test]
