@@ -127,14 +127,20 @@ impl<'a> Waiting<'a> {
         let is_around = |one: &&ClaimState| one.granted && (is_inherited || reentry::is_held_around(one));
         if let Some(holder) = claims.iter().find(is_around) {
             let (name, pid) = (self.name, holder.owner.pid);
-            if !is_inherited && reentry::is_acquired(holder) {
+            if !is_inherited && reentry::is_no_jobs(holder) {
                 let who = match pid == std::process::id() {
                     true => "which this has become: it waits for itself",
                     false => "from which this descends and which may be waiting for this",
                 };
-                say(format_args!(
-                    "lock \"{name}\" is held by `clinch acquire` for process {pid}, {who}, without end; `clinch release` ends that"
-                ));
+                // Where no lease ends by itself, one that does is of an `acquire`. Elsewhere it may be as well what a program holds that renews it.
+                match holder.expires_in.filter(|_| !locks.capabilities().expiry) {
+                    Some(left) => say(format_args!(
+                        "lock \"{name}\" is held by `clinch acquire` for process {pid}, {who}; that lasts for {} unless it is renewed, and `clinch release` \
+                         ends it",
+                        short(left)
+                    )),
+                    None => say(format_args!("lock \"{name}\" is held by process {pid}, {who}")),
+                }
             } else {
                 say(format_args!(
                     "lock \"{name}\" is held for the job around this one (process {pid}), which may be waiting for this, without end; a `clinch run` \

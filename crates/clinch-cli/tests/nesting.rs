@@ -305,10 +305,28 @@ fn a_wait_for_what_the_same_shell_has_acquired_is_told() {
         // Of another lock's job, for what that tells.
         let mut run = world.start(["run", "x", "bash", "-c", &script]);
         eventually("it is told", || world.read("said").contains("held by `clinch acquire` for process"));
-        assert!(!world.read("said").contains("CLINCH_HELD"), "{}", world.read("said"));
+        let said = world.read("said");
+        assert!(!said.contains("CLINCH_HELD") && !said.contains("without end"), "{said}");
         run.signal(rustix::process::Signal::TERM);
         run.wait();
     }
+}
+
+/// It is told to release what a program holds by the library, which would free that under it.
+#[test]
+fn a_wait_for_what_a_program_holds_that_has_started_it_is_told() {
+    let world = World::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let locks = clinch::connect(&world.url()).await.unwrap();
+        let guard = locks.mutex("x").unwrap().lock().await.unwrap();
+        // The store is asked in this thread, which need not hear it.
+        let output = world.output(["run", "-w", "3", "x", "true"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(&format!("held by process {}", std::process::id())), "{said}");
+        assert!(!said.contains("clinch release") && !said.contains("clinch acquire"), "{said}");
+        guard.release().await.unwrap();
+    });
 }
 
 /// It is told of a wait for another.

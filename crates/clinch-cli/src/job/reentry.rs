@@ -100,9 +100,9 @@ pub(crate) fn is_held_around(claim: &ClaimState) -> bool {
         && once(getpid()).chain(above()).find(is_it).is_some_and(|pid| !pid.is_init() && had_begun(pid))
 }
 
-/// Whether a process that holds a claim is no job's: it neither is a wrapper nor was told of the claim, as a job is that its wrapper has become. So it was
-/// acquired for that process, which may be this one: of what this runs nothing holds anything yet.
-pub(crate) fn is_acquired(claim: &ClaimState) -> bool {
+/// Whether a process that holds a claim is no job's: it neither is a wrapper nor was told of the claim, as a job is that its wrapper has become. So it has taken that
+/// itself, or it was acquired for that process, which may be this one: of what this runs nothing holds anything yet.
+pub(crate) fn is_no_jobs(claim: &ClaimState) -> bool {
     let pid = i32::try_from(claim.owner.pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| {
         let is_wrapper = pid != getpid() && may_be_wrapper(pid);
