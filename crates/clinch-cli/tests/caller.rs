@@ -186,6 +186,41 @@ fn whose_lock_it_is_has_to_be_said_where_a_helper_is_captured() {
     }
 }
 
+/// `ssh host clinch acquire x` says that it holds a lock that ends with the connection.
+#[test]
+fn whose_lock_it_is_has_to_be_said_where_the_answer_goes_to_another_host() {
+    // Stands for the server's process of a connection, which reads by a pipe or a pair of sockets.
+    let serve = "import os,socket,subprocess,sys
+open('/proc/self/comm','w').write(sys.argv[1])
+if sys.argv[2]=='pipe': ours,theirs=os.pipe()
+else: ours,theirs=(end.detach() for end in socket.socketpair())
+process=subprocess.Popen(sys.argv[3:],stdout=theirs)
+os.close(theirs)
+while (part:=os.read(ours,4096)): os.write(1,part)
+sys.exit(process.wait())";
+    let acquire = r#""$CLINCH" acquire x"#;
+    let cases = [
+        (format!("exec {acquire}"), true),
+        (format!("{acquire}; exit"), true),
+        (format!("{acquire} --for $$; exit"), false),
+        (format!("lock=$({acquire}); exit"), false),
+    ];
+    for name in ["sshd", "sshd-session"] {
+        for by in ["pipe", "sockets"] {
+            for (script, is_refused) in &cases {
+                let world = World::new();
+                let output =
+                    program(&world, &["python3", "-c", serve, name, by, "sh", "-c", script]).output();
+                let output = output.unwrap();
+                let said = String::from_utf8(output.stderr).unwrap();
+                let code = if *is_refused { 64 } else { 0 };
+                assert_eq!(output.status.code(), Some(code), "{name} {by}: {script}: {said}");
+                assert_eq!(said.contains("--for"), *is_refused, "{said}");
+            }
+        }
+    }
+}
+
 /// What cron starts, and all that it says is read by cron: what it has acquired it holds.
 #[test]
 fn a_lock_whose_answer_goes_elsewhere_is_the_scripts() {

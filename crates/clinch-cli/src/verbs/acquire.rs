@@ -281,6 +281,9 @@ async fn owner_of(args: &Acquire) -> Result<i32, Failure> {
             "process {pid} called, and what it writes is read by process {reader}: either may be about to use the lock; {name}, such as \
              `--for {reader}` where process {pid} only passes the answer on, or `--for $$` in a script that goes on"
         ))),
+        Some(Caller { or: Some(Other::Elsewhere(server)), .. }) => Err(Failure::usage(format!(
+            "process {server} sends the answer to another host, and ends with the connection, as does what it has started; {name}, on this host"
+        ))),
         Some(caller) => Ok(caller.pid),
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, getppid};
 
-use crate::job::kin::{children, has_own_proc};
+use crate::job::kin::{children, has_own_proc, is_named};
 use crate::job::stat::Stat;
 use crate::job::sys;
 
@@ -34,6 +34,8 @@ pub(crate) enum Other {
     Original(i32),
     /// Of which it is none: what it writes may be a helper's answer, or but noted.
     Above(i32),
+    /// Which sends it to another host, and ends with that connection.
+    Elsewhere(i32),
 }
 
 /// Who called us; `None` where nothing can be seen. Never one further up than is known: a lock that ends too soon is seen to be lost, and one that
@@ -41,7 +43,9 @@ pub(crate) enum Other {
 pub(crate) async fn caller() -> Option<Caller> {
     for _ in 1..LOOKS {
         match seen() {
-            Some(Caller { or: Some(_), .. }) => tokio::time::sleep(LOOK_AGAIN).await,
+            Some(Caller { or: Some(Other::Original(_) | Other::Above(_)), .. }) => {
+                tokio::time::sleep(LOOK_AGAIN).await
+            }
             known => return known,
         }
     }
@@ -53,6 +57,9 @@ pub(crate) fn seen() -> Option<Caller> {
     has_own_proc().ok()?;
     let parent = starter()?;
     let answer = Pipe::answer();
+    if let Some(server) = answer.and_then(|answer| server(parent, answer)) {
+        return Some(Caller { pid: parent, or: Some(Other::Elsewhere(server)) });
+    }
     if answer.is_some_and(|answer| answer.is_read_by(parent)) {
         return Some(Caller { pid: parent, or: reader(parent).map(Other::Original) });
     }
@@ -63,6 +70,16 @@ pub(crate) fn seen() -> Option<Caller> {
         return Some(Caller { pid, or: reader(pid).map(Other::Original) });
     }
     Some(Caller { pid: parent, or: answer.and_then(|answer| reader_above(parent, answer)).map(Other::Above) })
+}
+
+/// The server that our caller is, or has started to write into the same, as in `ssh host clinch acquire x`. What it has open nobody may see.
+fn server(caller: i32, answer: Pipe) -> Option<i32> {
+    let is_server = |pid: &i32| {
+        let is = |name| Pid::from_raw(*pid).is_some_and(|pid| is_named(pid, name));
+        [c"sshd", c"sshd-session", c"dropbear"].into_iter().any(is)
+    };
+    let above = parent(caller).filter(|_| answer.is_written_by(caller));
+    [Some(caller), above].into_iter().flatten().find(is_server)
 }
 
 /// Who above our caller reads our answer, which went there with what that writes.
