@@ -105,7 +105,7 @@ impl Kept<'_> {
         let since = Instant::now();
         let mut parts = Parts::new(first, told_of(self.claim, self.all || first.is_some()));
         if !grace.is_zero() {
-            parts.ask_to_end();
+            parts.ask_to_end(|| since.elapsed() >= grace);
         }
         while since.elapsed() < grace && parts.are_left() {
             sleep(ROUND).await;

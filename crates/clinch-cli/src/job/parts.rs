@@ -79,10 +79,14 @@ impl<F: Fn(Pid) -> Option<bool>> Parts<F> {
         Parts { known: first.into_iter().collect(), is_of_it }
     }
 
-    /// Asks all of them to end, each once: to be asked again may mean to end at once.
-    pub(super) fn ask_to_end(&mut self) {
-        // Nobody ends, or starts another, before all are found: those that it leaves behind would not be.
+    /// Asks all of them to end, each once: to be asked again may mean to end at once. Where it is too late when all are found, they stay stopped.
+    pub(super) fn ask_to_end(&mut self, is_too_late: impl Fn() -> bool) {
+        // Nobody ends, or starts another, before all are found: those that it leaves behind would not be. Others may take a while to be told.
+        self.stop(false);
         let all = self.stop(true);
+        if is_too_late() {
+            return;
+        }
         for signal in [Signal::TERM, Signal::CONT] {
             // Children first: no parent sees that one was stopped.
             all.iter().for_each(|part| _ = part.send(signal));
@@ -91,7 +95,7 @@ impl<F: Fn(Pid) -> Option<bool>> Parts<F> {
 
     /// Kills all of them.
     pub(super) fn kill(&mut self) {
-        // First without the others, of whom some may take a while to be told.
+        // As above.
         self.stop(false);
         let mut killed = HashSet::new();
         loop {
