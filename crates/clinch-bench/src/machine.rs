@@ -124,12 +124,13 @@ fn named_ticks(stat: &str) -> Option<(&str, u64)> {
     Some((comm, used))
 }
 
-/// Resident memory of this process, in bytes.
+/// Resident memory of this process, in bytes, without the pages of its program: how many of those were read says nothing of
+/// what is kept.
 pub(crate) fn resident() -> Result<u64> {
     // Exact, where the counters of /proc/self/statm may be some pages behind.
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup")?;
-    let kib = rollup.lines().find_map(|line| line.strip_prefix("Rss:")?.trim().strip_suffix(" kB"));
-    Ok(kib.ok_or("no Rss in /proc/self/smaps_rollup")?.trim().parse::<u64>()? * 1024)
+    let kib = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")?.trim().strip_suffix(" kB"));
+    Ok(kib.ok_or("no Anonymous in /proc/self/smaps_rollup")?.trim().parse::<u64>()? * 1024)
 }
 
 /// Raises the soft limit of open files to the hard one, and says what that is.

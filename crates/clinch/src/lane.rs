@@ -114,7 +114,7 @@ impl Lane {
             Some(here) => here.spawn(future()),
             None => {
                 let thread = self.on_thread()?;
-                drop(thread.spawn(future()));
+                self.1.spawn_on(&thread, future());
             }
         }
         Ok(())
@@ -206,7 +206,7 @@ impl Lane {
 
 impl Here {
     fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
-        let task = self.runtime.spawn(self.process.only(future)).abort_handle();
+        let task = self.runtime.spawn(self.process.task(future)).abort_handle();
         let mut tasks = lock(&self.tasks);
         tasks.retain(|task| !task.is_finished());
         tasks.push(task);

@@ -44,19 +44,21 @@ impl Process {
     }
 
     /// Runs a future on the current runtime, in this process only: a forked child may go on with its copy of that.
-    pub(crate) fn spawn<F>(self, future: F)
-    where
-        F: Future<Output: Send + 'static> + Send + 'static,
-    {
+    pub(crate) fn spawn(self, future: impl Future<Output = ()> + Send + 'static) {
         self.spawn_on(&Handle::current(), future);
     }
 
     /// As [`Process::spawn`], on another.
-    pub(crate) fn spawn_on<F>(self, runtime: &Handle, future: F)
-    where
-        F: Future<Output: Send + 'static> + Send + 'static,
-    {
-        drop(runtime.spawn(self.only(future)));
+    pub(crate) fn spawn_on(self, runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
+        drop(runtime.spawn(self.task(future)));
+    }
+
+    /// A future for a runtime. All are of one type, so that what a runtime does with a task is compiled once.
+    pub(crate) fn task(
+        self,
+        future: impl Future<Output = ()> + Send + 'static,
+    ) -> Only<dyn Future<Output = ()> + Send> {
+        Only { process: self, future: ManuallyDrop::new(Box::pin(future)) }
     }
 
     /// A future that goes on in this process only: a forked child is refused.
@@ -67,12 +69,12 @@ impl Process {
 
 /// See [`Process::only`]. In a forked child it is neither polled, since its files and connections are the parent's too, nor dropped,
 /// since what it would leave may be locked for ever. Its memory stays as well: lists of those who wait lead there.
-pub(crate) struct Only<F> {
+pub(crate) struct Only<F: ?Sized> {
     process: Process,
     future: ManuallyDrop<Pin<Box<F>>>,
 }
 
-impl<F: Future> Future for Only<F> {
+impl<F: Future + ?Sized> Future for Only<F> {
     type Output = Result<F::Output>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -83,7 +85,7 @@ impl<F: Future> Future for Only<F> {
     }
 }
 
-impl<F> Drop for Only<F> {
+impl<F: ?Sized> Drop for Only<F> {
     fn drop(&mut self) {
         if !self.process.is_left() {
             // SAFETY: dropped once, here, and not used afterwards.

@@ -172,7 +172,7 @@ impl Store {
                 if self.open_overdue(&places).await? {
                     return Ok(Entered::Again);
                 }
-                if self.claims.get(claim.id).is_some_and(|known| known.in_doubt()) {
+                if self.claims.with(claim.id, Known::in_doubt) == Some(true) {
                     // Nobody releases what was refused, so an earlier step of it must not come any more. Where that cannot be
                     // made sure at once, it is with the next keepalive.
                     self.free(claim, Duration::ZERO).await?;
@@ -406,7 +406,7 @@ impl Store {
 
     /// Forgets a place in the queue that is gone, unless a step of it may still reach the server.
     fn settle(&self, id: ClaimId) {
-        if self.claims.get(id).is_some_and(|known| !known.in_doubt()) {
+        if self.claims.with(id, |known| !known.in_doubt()) == Some(true) {
             self.claims.forget(id);
         }
     }

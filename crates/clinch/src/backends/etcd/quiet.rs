@@ -23,12 +23,12 @@ impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Spawner {
 struct Quiet<F>(Option<Pin<Box<F>>>);
 
 impl<F: Future> Future for Quiet<F> {
-    type Output = F::Output;
+    type Output = ();
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let _holding = Holding::begin();
         match &mut self.0 {
-            Some(future) => future.as_mut().poll(context),
+            Some(future) => future.as_mut().poll(context).map(drop),
             None => Poll::Pending,
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::join_all;
 
-use super::claims::{Claims, session_ended};
+use super::claims::{Claims, Known, session_ended};
 use super::client::Client;
 use super::enter::Entered;
 use super::free::Stand;
@@ -89,7 +89,7 @@ impl Store {
         };
         let begun = self.now();
         loop {
-            if self.claims.get(claim.id).is_none_or(|known| !known.is_good()) {
+            if self.claims.with(claim.id, Known::is_good) != Some(true) {
                 return Ok(Wake::Step);
             }
             let news = subscription.news();
@@ -152,20 +152,25 @@ impl Store {
     /// The answer for one claim, when this lease was just renewed, or the one that it hung on is gone. `None`: it has to be settled first
     /// on which lease it hangs.
     fn renewed_with(&self, claim: &Claim, kept: Option<i64>, now: Instant) -> Option<Renewal> {
-        let Some(known) = self.claims.get(claim.id) else {
-            return Some(Renewal::Failed(Error::new(ErrorKind::Unknown, "the claim was just released")));
-        };
-        // It may have been moved meanwhile.
-        let (is_settled, carrier) = (known.moves.are_settled(), known.carrier());
-        match known.lost {
-            Some(loss) => Some(Renewal::Lost(loss)),
-            None if carrier.is_over() && (claim.place || is_settled) => Some(Renewal::Lost(session_ended())),
-            // The engine counts from before this call; the server, perhaps, from a moment before that.
-            None if claim.place || is_settled && kept == Some(carrier.lease) && carrier.suffices(claim) => {
-                Some(Renewal::Renewed(Some(self.left_of(claim, &known, now))))
+        let renewed = self.claims.with(claim.id, |known| {
+            // It may have been moved meanwhile.
+            let (is_settled, carrier) = (known.moves.are_settled(), known.carrier());
+            match &known.lost {
+                Some(loss) => Some(Renewal::Lost(loss.clone())),
+                None if carrier.is_over() && (claim.place || is_settled) => {
+                    Some(Renewal::Lost(session_ended()))
+                }
+                // The engine counts from before this call; the server, perhaps, from a moment before that.
+                None if claim.place
+                    || is_settled && kept == Some(carrier.lease) && carrier.suffices(claim) =>
+                {
+                    Some(Renewal::Renewed(Some(self.left_of(claim, known, now))))
+                }
+                None => None,
             }
-            None => None,
-        }
+        });
+        let released = || Error::new(ErrorKind::Unknown, "the claim was just released");
+        renewed.unwrap_or_else(|| Some(Renewal::Failed(released())))
     }
 
     /// Renews a lease unless that was just done, and says when; `None`: it is gone.
@@ -177,10 +182,12 @@ impl Store {
     /// asked for a renewal has little time.
     fn keep_those_to_be(&self, claims: &[(usize, &Claim)]) {
         let waiting = claims.iter().filter(|(_, claim)| claim.place);
-        let known = waiting.filter_map(|(_, claim)| self.claims.get(claim.id));
-        let sessions = known.filter(|known| known.place.is_some() && !known.session.is_over());
+        let to_be = |known: &Known| {
+            let session = &known.session;
+            (known.place.is_some() && !session.is_over()).then(|| (session.lease, session.clone()))
+        };
         let sessions: HashMap<i64, Arc<Session>> =
-            sessions.map(|known| (known.session.lease, known.session)).collect();
+            waiting.filter_map(|(_, claim)| self.claims.with(claim.id, to_be)?).collect();
         for session in sessions.into_values() {
             let all = self.sessions.clone();
             // One that cannot be kept is opened anew when it is needed.
@@ -257,13 +264,13 @@ impl Backend for Store {
         let mut sessions: HashMap<i64, (Arc<Session>, Vec<(usize, &Claim)>)> = HashMap::new();
         let (mut detached, mut answers) = (Vec::new(), Vec::new());
         for (at, claim) in claims.iter().enumerate() {
-            match self.claims.get(claim.id) {
-                Some(known) => {
-                    let session = known.carrier();
-                    let group =
-                        sessions.entry(session.lease).or_insert_with(|| (session.clone(), Vec::new()));
-                    group.1.push((at, claim));
-                }
+            let grouped = self.claims.with(claim.id, |known| {
+                let session = known.carrier();
+                let group = sessions.entry(session.lease).or_insert_with(|| (session.clone(), Vec::new()));
+                group.1.push((at, &**claim));
+            });
+            match grouped {
+                Some(()) => {}
                 // It is taken anew by the waiter's next step.
                 None if claim.place => answers.push((at, Renewal::Lost(deleted()))),
                 None => detached.push((at, claim)),

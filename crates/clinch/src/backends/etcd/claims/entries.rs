@@ -14,7 +14,8 @@ use crate::clock::Instant;
 /// here alone, and together.
 #[derive(Default)]
 pub(super) struct Entries {
-    by_id: ByClaim<Entry>,
+    /// Each in a place of its own: a table keeps room for many more than it has.
+    by_id: ByClaim<Box<Entry>>,
     by_lease: BTreeSet<(i64, ClaimId)>,
 }
 
@@ -40,18 +41,18 @@ pub(super) struct Entry {
 
 impl Entries {
     pub(super) fn get(&self, id: ClaimId) -> Option<&Entry> {
-        self.by_id.get(&id)
+        self.by_id.get(&id).map(Box::as_ref)
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Entry> {
-        self.by_id.values()
+        self.by_id.values().map(Box::as_ref)
     }
 
     /// The claims that may hang on a lease.
     pub(super) fn on(&self, lease: i64) -> impl Iterator<Item = (ClaimId, &Entry)> + Clone {
         let (first, last) = (ClaimId::from_bits(u128::MIN), ClaimId::from_bits(u128::MAX));
         let named = self.by_lease.range((lease, first)..=(lease, last));
-        let named = named.filter_map(|(_, id)| Some((*id, self.by_id.get(id)?)));
+        let named = named.filter_map(|(_, id)| Some((*id, self.by_id.get(id)?.as_ref())));
         // A lease that it was to be moved to may be over.
         named.filter(move |(_, entry)| entry.known.may_hang_on(lease))
     }
@@ -59,7 +60,7 @@ impl Entries {
     /// Takes in a claim that is not there.
     pub(super) fn insert(&mut self, id: ClaimId, entry: Entry) {
         self.by_lease.extend(entry.known.leases().map(|lease| (lease, id)));
-        self.by_id.insert(id, entry);
+        self.by_id.insert(id, Box::new(entry));
     }
 
     pub(super) fn change<T>(&mut self, id: ClaimId, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
@@ -76,7 +77,7 @@ impl Entries {
     }
 
     pub(super) fn remove(&mut self, id: ClaimId) -> Option<Entry> {
-        let entry = self.by_id.remove(&id)?;
+        let entry = *self.by_id.remove(&id)?;
         for lease in entry.known.leases() {
             self.by_lease.remove(&(lease, id));
         }
