@@ -60,7 +60,9 @@ pub(crate) fn watch_over<T: Send + Sync + 'static>(
 async fn stands_still(runtime: &Handle, env: &Env) {
     loop {
         let (beat, beats) = oneshot::channel();
-        env.process().spawn_on(runtime, async move { let _ = beat.send(()); });
+        env.process().spawn_on(runtime, async move {
+            let _ = beat.send(());
+        });
         let mut look = pin!(sign_of_life(env));
         tokio::select! {
             biased;
