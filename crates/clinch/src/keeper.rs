@@ -270,9 +270,10 @@ impl Shared {
             if review.news {
                 tell.push(tenure.clone());
             }
-            if review.renew {
-                let due = if tenure.policy.manual { &mut look } else { &mut renew };
-                due.push(tenure.clone());
+            match review.renew {
+                Some(_) if tenure.policy.manual => look.push(tenure.clone()),
+                Some(patience) => renew.push((tenure.clone(), patience)),
+                None => {}
             }
             match review.next {
                 Some(next) => schedule.put(next, tenure),
@@ -296,7 +297,8 @@ impl Shared {
 struct Todo {
     /// Those of which somebody is to be told.
     tell: Vec<Arc<Tenure>>,
-    renew: Vec<Arc<Tenure>>,
+    /// With how long that may take.
+    renew: Vec<(Arc<Tenure>, Duration)>,
     look: Vec<Arc<Tenure>>,
     free: Vec<Arc<Tenure>>,
     next: Instant,
@@ -362,14 +364,20 @@ async fn news(backend: &dyn Backend, env: &Env) -> Vec<(ClaimId, Loss)> {
 
 /// Splits renewals into batches of which each concerns one server and leases of about one length: a batch is given up when its
 /// shortest lease cannot wait any more, and a long one must not lose its renewal by that.
-fn batches(backend: &dyn Backend, renew: Vec<Arc<Tenure>>) -> impl Iterator<Item = Vec<Arc<Tenure>>> {
-    let mut alike: BTreeMap<(u64, u32), Vec<Arc<Tenure>>> = BTreeMap::new();
-    for tenure in renew {
-        let patience = tenure.patience().as_millis().max(1).ilog2();
-        alike.entry((shard(backend, &tenure.claim.name), patience)).or_default().push(tenure);
+fn batches(
+    backend: &dyn Backend,
+    renew: Vec<(Arc<Tenure>, Duration)>,
+) -> impl Iterator<Item = Vec<Arc<Tenure>>> {
+    let mut alike: BTreeMap<(u64, u32), Vec<Vec<Arc<Tenure>>>> = BTreeMap::new();
+    for (tenure, patience) in renew {
+        let patience = patience.as_millis().max(1).ilog2();
+        let batches = alike.entry((shard(backend, &tenure.claim.name), patience)).or_default();
+        match batches.last_mut().filter(|batch| batch.len() < RENEW_BATCH) {
+            Some(batch) => batch.push(tenure),
+            None => batches.push(vec![tenure]),
+        }
     }
-    let chunks = |alike: Vec<Arc<Tenure>>| alike.chunks(RENEW_BATCH).map(<[_]>::to_vec).collect::<Vec<_>>();
-    alike.into_values().flat_map(chunks)
+    alike.into_values().flatten()
 }
 
 /// Renews one batch, once.

@@ -383,13 +383,14 @@ impl Tenure {
         let mut state = lock(&self.state);
         self.expire(&mut state, now);
         if matches!(state.standing, Standing::Lost(_)) {
-            return Review { renew: false, news: state.news, next: None };
+            return Review { renew: None, news: state.news, next: None };
         }
         let ttl = state.ttl.unwrap_or(CHECK_EVERY);
-        let renew = state.renew_at.is_some_and(|at| at <= now + lease::coalesce(ttl));
-        if renew {
+        let is_due = state.renew_at.is_some_and(|at| at <= now + lease::coalesce(ttl));
+        let renew = is_due.then(|| patience(&state));
+        if let Some(patience) = renew {
             // Not due again before this attempt has failed or timed out.
-            let attempt = if self.policy.manual { CHECK_EVERY } else { patience(&state).mul_f64(1.5) };
+            let attempt = if self.policy.manual { CHECK_EVERY } else { patience.mul_f64(1.5) };
             state.renew_at = Some(now + attempt);
         }
         if self.worry_at(&state).is_some_and(|at| at <= now) && state.standing == Standing::Held {
@@ -450,8 +451,8 @@ fn left() -> Loss {
 
 /// What a look at a tenure found.
 pub(crate) struct Review {
-    /// Whether a renewal is due, or a look where nobody renews.
-    pub(crate) renew: bool,
+    /// How long an attempt at the renewal that is due may take, or at a look where nobody renews.
+    pub(crate) renew: Option<Duration>,
     /// Whether [`Tenure::tell`] is to be called, once the keeper's schedule is unlocked.
     pub(crate) news: bool,
     /// When to look again; `None`: it is over.

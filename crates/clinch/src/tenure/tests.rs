@@ -158,11 +158,11 @@ fn a_renewal_is_due_a_little_early_and_then_not_before_it_has_failed() {
     let tenure = lease(policy());
     let due = lease::renewal(SENT, TTL, 0.0);
     let early = due - lease::coalesce(TTL);
-    assert!(!tenure.review(early - Duration::from_nanos(1)).renew);
+    assert_eq!(tenure.review(early - Duration::from_nanos(1)).renew, None);
     let review = tenure.review(early);
-    assert!(review.renew && !review.news);
+    assert!(review.renew.is_some() && !review.news);
     assert_eq!(review.next, Some(early + tenure.patience().mul_f64(1.5)));
-    assert!(!tenure.review(due).renew);
+    assert_eq!(tenure.review(due).renew, None);
     // Where nobody renews it is looked at, less often than an attempt of a short lease would take.
     let unkept = lease(manual());
     let look = SENT + CHECK_EVERY;

@@ -62,6 +62,11 @@ impl Claims {
         lock(&self.table).entries.get(id).map(|entry| read(&entry.known))
     }
 
+    /// Reads which session carries a claim, as far as is known.
+    pub(super) fn with_carrier<T>(&self, id: ClaimId, read: impl FnOnce(&Arc<Session>) -> T) -> Option<T> {
+        lock(&self.table).entries.carrier(id).map(read)
+    }
+
     /// Finds a key for a claim that is about to be made. One that is made anew on the same lease keeps its own, unless a
     /// delete of that is on its way. `None`: its former key may still stand, and has to be ended first.
     pub(super) fn begin(

@@ -22,7 +22,7 @@ pub(super) struct Slots {
     spent: HashMap<i64, Vec<Arc<[u8]>>>,
     /// Those under which something was left to stand, by when they are worth another try.
     parked: BTreeSet<(Instant, Arc<[u8]>)>,
-    /// By what keys of one lock on one lease begin with.
+    /// By what keys of one lock on one lease begin with, where the first of them is not enough.
     numbers: HashMap<Vec<u8>, Numbers>,
 }
 
@@ -50,7 +50,6 @@ impl Slot {
 }
 
 /// Which numbers are taken, so that the least that is free need not be looked for.
-#[derive(Default)]
 struct Numbers {
     /// All from this on are free,
     next: usize,
@@ -66,17 +65,30 @@ impl Slots {
             self.slots.get_mut(&key).into_iter().for_each(|slot| slot.is_parked = false);
             self.forget(&key);
         }
-        let start = keys::claims(queue, session.lease);
-        let numbers = self.numbers.entry(start.clone()).or_default();
-        let number = numbers.free.pop_first().unwrap_or_else(|| {
-            numbers.next += 1;
-            numbers.next - 1
-        });
-        let key: Arc<[u8]> = keys::claim(start, number).into();
+        let key = self.free_key(keys::claims(queue, session.lease));
         let slot =
             Slot { session: session.clone(), is_used: true, deletes: 0, is_spent: false, is_parked: false };
         self.slots.insert(key.clone(), slot);
         key
+    }
+
+    /// The first key that is free of those that begin like that.
+    fn free_key(&mut self, start: Vec<u8>) -> Arc<[u8]> {
+        let numbers = match self.numbers.get_mut(&start) {
+            Some(numbers) => numbers,
+            None => {
+                let first: Arc<[u8]> = keys::claim(start.clone(), 0).into();
+                if !self.slots.contains_key(&first) {
+                    return first;
+                }
+                self.numbers.entry(start.clone()).or_insert(Numbers { next: 1, free: BTreeSet::new() })
+            }
+        };
+        let number = numbers.free.pop_first().unwrap_or_else(|| {
+            numbers.next += 1;
+            numbers.next - 1
+        });
+        keys::claim(start, number).into()
     }
 
     /// Whether no delete of a key is on its way.

@@ -264,8 +264,7 @@ impl Backend for Store {
         let mut sessions: HashMap<i64, (Arc<Session>, Vec<(usize, &Claim)>)> = HashMap::new();
         let (mut detached, mut answers) = (Vec::new(), Vec::new());
         for (at, claim) in claims.iter().enumerate() {
-            let grouped = self.claims.with(claim.id, |known| {
-                let session = known.carrier();
+            let grouped = self.claims.with_carrier(claim.id, |session| {
                 let group = sessions.entry(session.lease).or_insert_with(|| (session.clone(), Vec::new()));
                 group.1.push((at, &**claim));
             });

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Known;
+use crate::backends::etcd::session::Session;
 use crate::backends::etcd::step::Step;
 use crate::backends::etcd::view::View;
 use crate::backends::etcd::watch::KeyGuard;
@@ -14,9 +15,15 @@ use crate::clock::Instant;
 /// here alone, and together.
 #[derive(Default)]
 pub(super) struct Entries {
-    /// Each in a place of its own: a table keeps room for many more than it has.
-    by_id: ByClaim<Box<Entry>>,
+    by_id: ByClaim<Row>,
     by_lease: BTreeSet<(i64, ClaimId)>,
+}
+
+/// What the table itself has of a claim; the rest lies elsewhere, since a table keeps room for many more than it has.
+struct Row {
+    /// What its key hangs on, which is all that most of a renewal looks at.
+    carrier: Arc<Session>,
+    entry: Box<Entry>,
 }
 
 /// One claim.
@@ -41,18 +48,23 @@ pub(super) struct Entry {
 
 impl Entries {
     pub(super) fn get(&self, id: ClaimId) -> Option<&Entry> {
-        self.by_id.get(&id).map(Box::as_ref)
+        self.by_id.get(&id).map(|row| &*row.entry)
+    }
+
+    /// The session whose lease a claim's key hangs on, as far as is known.
+    pub(super) fn carrier(&self, id: ClaimId) -> Option<&Arc<Session>> {
+        self.by_id.get(&id).map(|row| &row.carrier)
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Entry> {
-        self.by_id.values().map(Box::as_ref)
+        self.by_id.values().map(|row| &*row.entry)
     }
 
     /// The claims that may hang on a lease.
     pub(super) fn on(&self, lease: i64) -> impl Iterator<Item = (ClaimId, &Entry)> + Clone {
         let (first, last) = (ClaimId::from_bits(u128::MIN), ClaimId::from_bits(u128::MAX));
         let named = self.by_lease.range((lease, first)..=(lease, last));
-        let named = named.filter_map(|(_, id)| Some((*id, self.by_id.get(id)?.as_ref())));
+        let named = named.filter_map(|(_, id)| Some((*id, self.get(*id)?)));
         // A lease that it was to be moved to may be over.
         named.filter(move |(_, entry)| entry.known.may_hang_on(lease))
     }
@@ -60,13 +72,17 @@ impl Entries {
     /// Takes in a claim that is not there.
     pub(super) fn insert(&mut self, id: ClaimId, entry: Entry) {
         self.by_lease.extend(entry.known.leases().map(|lease| (lease, id)));
-        self.by_id.insert(id, Box::new(entry));
+        let carrier = entry.known.carrier().clone();
+        self.by_id.insert(id, Row { carrier, entry: Box::new(entry) });
     }
 
     pub(super) fn change<T>(&mut self, id: ClaimId, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
-        let entry = self.by_id.get_mut(&id)?;
+        let Row { carrier, entry } = self.by_id.get_mut(&id)?;
         let before: Vec<i64> = entry.known.leases().collect();
         let changed = change(entry);
+        if !Arc::ptr_eq(carrier, entry.known.carrier()) {
+            *carrier = entry.known.carrier().clone();
+        }
         if !entry.known.leases().eq(before.iter().copied()) {
             for lease in before {
                 self.by_lease.remove(&(lease, id));
@@ -77,7 +93,7 @@ impl Entries {
     }
 
     pub(super) fn remove(&mut self, id: ClaimId) -> Option<Entry> {
-        let entry = *self.by_id.remove(&id)?;
+        let entry = *self.by_id.remove(&id)?.entry;
         for lease in entry.known.leases() {
             self.by_lease.remove(&(lease, id));
         }
