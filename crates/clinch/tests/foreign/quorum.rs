@@ -1,5 +1,6 @@
 //! Foreign clients of the same servers that vote: what they hold we wait for, and are told when it comes free.
 
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use clinch::{ErrorKind, Released};
@@ -94,10 +95,17 @@ pub(crate) async fn their_renewals_grant_nothing_and_their_removal_wakes_us(clie
     let theirs = values(&servers);
     reset_counts(&servers);
     let wait = lock_in_background(&locks);
-    until_watched(&servers).await;
-    for _ in 0..8 {
-        tokio::time::sleep(lease / 5).await;
-        assert_eq!(them.ask("extend").await, "extended");
+    let mut watched = pin!(until_watched(&servers));
+    let (mut renewals, mut is_watched) = (0, false);
+    // As often as is longer than the lease, and until all servers would tell us.
+    while renewals < 8 || !is_watched {
+        tokio::select! {
+            () = &mut watched, if !is_watched => is_watched = true,
+            () = tokio::time::sleep(lease / 5) => {
+                assert_eq!(them.ask("extend").await, "extended");
+                renewals += 1;
+            }
+        }
         assert!(!wait.is_finished());
         assert_eq!(values(&servers), theirs);
     }
