@@ -11,6 +11,8 @@
 mod common;
 #[path = "shared_directory/files.rs"]
 mod files;
+#[path = "shared_directory/hidden.rs"]
+mod hidden;
 #[path = "shared_directory/looks.rs"]
 mod looks;
 #[path = "shared_directory/places.rs"]

@@ -70,13 +70,13 @@ impl Kept<'_> {
                     running => break running.ok(),
                 }
             };
-            let first = Part::who_has(job);
             if let Some(running) = running {
+                let first = Part::who_has(job);
                 // The first look at once: the lock may be gone since before this began to keep it.
                 let mut pause = Duration::ZERO;
                 while timeout(pause, running.ended()).await.is_err() {
                     if let Some(grace) = looks.lost().await {
-                        self.end(first, grace).await;
+                        self.end(first, Some(&running), grace).await;
                         return Ok(Ending::TakenAway);
                     }
                     pause = LOOKS_EVERY;
@@ -89,7 +89,7 @@ impl Kept<'_> {
                 if looks.is_due()
                     && let Some(grace) = looks.lost().await
                 {
-                    self.end(None, grace).await;
+                    self.end(None, None, grace).await;
                     return Ok(Ending::TakenAway);
                 }
                 sleep(LEFT_BEHIND).await;
@@ -99,24 +99,31 @@ impl Kept<'_> {
     }
 
     /// Ends all of it, as the wrapper would: what is asked to end, and has not in time, is killed. Nobody else has the lock before all are gone, or the
-    /// notice is over.
-    async fn end(&self, first: Option<Part>, grace: Duration) {
+    /// notice is over. Of its first process nothing may be told but that it runs: of another user's, where `/proc` hides those (`hidepid`).
+    async fn end(&self, first: Option<Part>, running: Option<&ProcessEnd>, grace: Duration) {
         sys::set_name(watcher::ENDS);
         let since = Instant::now();
-        let mut parts = Parts::new(first, told_of(self.claim, self.all || first.is_some()));
+        let mut parts = Parts::new(first, told_of(self.claim, self.all || running.is_some()));
         if !grace.is_zero() {
             parts.ask_to_end(|| since.elapsed() >= grace);
         }
-        while since.elapsed() < grace && parts.are_left() {
+        while since.elapsed() < grace && (parts.are_left() || runs(running).await) {
             sleep(ROUND).await;
         }
         loop {
             parts.kill();
-            if since.elapsed() > NOTICE || !parts.are_left() {
+            if since.elapsed() > NOTICE || !(parts.are_left() || runs(running).await) {
                 return;
             }
             sleep(ROUND).await;
         }
+    }
+}
+
+async fn runs(process: Option<&ProcessEnd>) -> bool {
+    match process {
+        Some(process) => timeout(Duration::ZERO, process.ended()).await.is_err(),
+        None => false,
     }
 }
 

@@ -1,0 +1,59 @@
+//! Processes that a user may not see, where `/proc` is mounted with `hidepid`.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::{ALICE, Host, ROOT};
+use crate::common::{Running, eventually, kill, runs};
+use rustix::process::Signal;
+
+/// The watch over a run: whose parent that is.
+fn watch_of(run: i32) -> i32 {
+    let children = || std::fs::read_to_string(format!("/proc/{run}/task/{run}/children")).unwrap_or_default();
+    let is_watch = |pid: &i32| name(*pid) == "job-watch\n";
+    let watch = || children().split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_watch);
+    eventually("there is a watch", || watch().is_some());
+    watch().unwrap()
+}
+
+fn name(pid: i32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default()
+}
+
+/// The watch takes it for ended, and the next holder comes at once, though it runs. As `sudo` is another user's, so is a program that its own may
+/// execute only.
+#[test]
+fn the_job_of_a_killed_wrapper_is_waited_for_though_its_first_process_is_hidden() {
+    let host = Host::new();
+    host.0.install("/bin/bash", "hidden");
+    std::fs::set_permissions(host.0.path("hidden"), Permissions::from_mode(0o711)).unwrap();
+    // It closes all that it inherits, as sudo does.
+    let job = "for ((fd = 3; fd < 100; fd++)); do eval \"exec $fd>&-\"; done; trap '' TERM; echo $$ > job; while [ ! -e stop ]; do sleep 0.02; done";
+    host.0.write("job", "");
+    std::fs::set_permissions(host.0.path("job"), Permissions::from_mode(0o666)).unwrap();
+    let hidden = host.0.path("hidden");
+    let run = host.clinch(ALICE, &["run", "x", hidden.to_str().unwrap(), "-c", job]);
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", "mount -t proc -o hidepid=2 proc /proc && exec \"$@\"", "sh"]);
+    command.arg(run.get_program()).args(run.get_args()).env_clear();
+    command.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let run = Running(command.current_dir(host.0.path(".")).stdin(Stdio::null()).spawn().unwrap());
+    eventually("the job runs", || host.0.read("job").ends_with('\n'));
+    let job: i32 = host.0.read("job").trim().parse().unwrap();
+    let watch = watch_of(run.pid());
+    run.signal(Signal::KILL);
+    let is_there = "grep -q '^State:.[^ZX]' /proc/$(cat job)/status 2> /dev/null";
+    let mut next = host.start(ROOT, &["run", "x", "sh", "-c", &format!("{is_there} && echo two > two; :")]);
+    eventually("the next one waits", || host.claims("x", "waiting") == 1);
+    let mut eviction = host.start(ROOT, &["break", "--yes", "x"]);
+    eventually("the watch has seen it", || !runs(watch) || name(watch) == "job-end\n");
+    // That something does not come is seen by waiting alone.
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(runs(job));
+    host.0.write("stop", "");
+    assert_eq!((next.code(), host.0.read("two")), (0, String::new()), "two at once");
+    assert_eq!(eviction.code(), 0);
+    kill(job, Signal::KILL);
+}
