@@ -186,38 +186,89 @@ fn whose_lock_it_is_has_to_be_said_where_a_helper_is_captured() {
     }
 }
 
+/// Makes a Python of this name, and a command that runs a script by it, in the directory.
+fn python_named(world: &World, name: &str, script: &str) -> Command {
+    let tell = "import os,sys;print(os.path.realpath(sys.executable),sys.base_prefix,sep='\\n')";
+    let told = Command::new("python3").args(["-c", tell]).output().unwrap();
+    let told = String::from_utf8(told.stdout).unwrap();
+    let (python, home) = told.trim().split_once('\n').unwrap();
+    world.install(python, name);
+    let own = world.path(name);
+    let mut command = program(world, &[own.to_str().unwrap(), "-c", script]);
+    command.env("PYTHONHOME", home);
+    command
+}
+
 /// `ssh host clinch acquire x` says that it holds a lock that ends with the connection.
 #[test]
 fn whose_lock_it_is_has_to_be_said_where_the_answer_goes_to_another_host() {
-    // Stands for the server's process of a connection, which reads by a pipe or a pair of sockets.
-    let serve = "import os,socket,subprocess,sys
-open('/proc/self/comm','w').write(sys.argv[1])
-if sys.argv[2]=='pipe': ours,theirs=os.pipe()
-else: ours,theirs=(end.detach() for end in socket.socketpair())
-process=subprocess.Popen(sys.argv[3:],stdout=theirs)
-os.close(theirs)
-while (part:=os.read(ours,4096)): os.write(1,part)
-sys.exit(process.wait())";
+    // Stands for the server's process of a connection, which reads by a pipe, a pair of sockets, or a terminal.
+    let serve = "import os,pty,socket,sys
+if sys.argv[1]=='terminal': pid,ours=pty.fork()
+else:
+    if sys.argv[1]=='pipe': ours,theirs=os.pipe()
+    else: ours,theirs=(end.detach() for end in socket.socketpair())
+    pid=os.fork()
+    if pid: os.close(theirs)
+    else: os.dup2(theirs,1)
+if pid==0: os.execvp(sys.argv[2],sys.argv[2:])
+try:
+    while (part:=os.read(ours,4096)): os.write(1,part)
+except OSError: pass
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid,0)[1]))";
     let acquire = r#""$CLINCH" acquire x"#;
+    // Whether it is refused, and whether that holds for a terminal.
     let cases = [
-        (format!("exec {acquire}"), true),
-        (format!("{acquire}; exit"), true),
-        (format!("{acquire} --for $$; exit"), false),
-        (format!("lock=$({acquire}); exit"), false),
+        (format!("exec {acquire}"), true, true),
+        (format!("exec {acquire} > lockfile"), true, true),
+        (format!("timeout 60 {acquire} | cat; exit"), true, false),
+        (format!("{acquire}; exit"), true, false),
+        (format!("({acquire} || exit; :); exit"), true, false),
+        (format!("{acquire} --json | cat; exit"), true, false),
+        (format!("{acquire} | sed 's/ .*//' | cut -c 1-9; exit"), true, false),
+        (format!("{acquire} --for $$; exit"), false, true),
+        (format!("{acquire} > lockfile; exit"), false, true),
+        (format!("lock=$({acquire}); exit"), false, true),
+        (format!("{acquire} | cat > lockfile; exit"), false, true),
     ];
-    for name in ["sshd", "sshd-session"] {
-        for by in ["pipe", "sockets"] {
-            for (script, is_refused) in &cases {
-                let world = World::new();
-                let output =
-                    program(&world, &["python3", "-c", serve, name, by, "sh", "-c", script]).output();
-                let output = output.unwrap();
-                let said = String::from_utf8(output.stderr).unwrap();
-                let code = if *is_refused { 64 } else { 0 };
-                assert_eq!(output.status.code(), Some(code), "{name} {by}: {script}: {said}");
-                assert_eq!(said.contains("--for"), *is_refused, "{said}");
+    for (name, by) in ["sshd", "sshd-session"]
+        .into_iter()
+        .flat_map(|name| ["pipe", "sockets", "terminal"].map(|by| (name, by)))
+    {
+        let world = World::new();
+        for (script, is_refused, is_of_terminals) in &cases {
+            if by == "terminal" && !is_of_terminals {
+                continue;
             }
+            let mut server = python_named(&world, name, serve);
+            // Their status is the last part's.
+            let script = format!("unset PYTHONHOME; exec 2> why; {script}");
+            let output = server.args([by, "bash", "-c", &script]).output().unwrap();
+            let why = world.read("why");
+            let told = format!("{name} {by}: {script}: {why} {output:?}");
+            assert_eq!(why.contains("--for"), *is_refused, "{told}");
+            assert!(
+                script.contains('|') || output.status.code() == Some(if *is_refused { 64 } else { 0 }),
+                "{told}"
+            );
+            eventually("it is free", || !world.held("x"));
         }
+    }
+}
+
+/// An init script of a server has its name.
+#[test]
+fn a_script_that_has_the_name_of_a_server_is_none() {
+    for name in ["sshd", "dropbear"] {
+        let world = World::new();
+        world.write(
+            "script",
+            "#!/bin/sh\nlock=$(\"$CLINCH\" acquire x) || exit; \"$CLINCH\" show x > show; exit\n",
+        );
+        world.install(world.path("script"), name);
+        let output = program(&world, &[world.path(name).to_str().unwrap()]).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        assert!(world.read("show").contains("held"), "{output:?}");
     }
 }
 

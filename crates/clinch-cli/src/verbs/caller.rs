@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::iter::successors;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -36,6 +37,8 @@ pub(crate) enum Other {
     Above(i32),
     /// Which sends it to another host, and ends with that connection.
     Elsewhere(i32),
+    /// Which is yet to be started, where it may be a part of what is sent there.
+    Unread,
 }
 
 /// Who called us; `None` where nothing can be seen. Never one further up than is known: a lock that ends too soon is seen to be lost, and one that
@@ -43,7 +46,7 @@ pub(crate) enum Other {
 pub(crate) async fn caller() -> Option<Caller> {
     for _ in 1..LOOKS {
         match seen() {
-            Some(Caller { or: Some(Other::Original(_) | Other::Above(_)), .. }) => {
+            Some(Caller { or: Some(Other::Original(_) | Other::Above(_) | Other::Unread), .. }) => {
                 tokio::time::sleep(LOOK_AGAIN).await
             }
             known => return known,
@@ -57,8 +60,8 @@ pub(crate) fn seen() -> Option<Caller> {
     has_own_proc().ok()?;
     let parent = starter()?;
     let answer = Pipe::answer();
-    if let Some(server) = answer.and_then(|answer| server(parent, answer)) {
-        return Some(Caller { pid: parent, or: Some(Other::Elsewhere(server)) });
+    if is_server(&parent) {
+        return Some(Caller { pid: parent, or: Some(Other::Elsewhere(parent)) });
     }
     if answer.is_some_and(|answer| answer.is_read_by(parent)) {
         return Some(Caller { pid: parent, or: reader(parent).map(Other::Original) });
@@ -69,17 +72,37 @@ pub(crate) fn seen() -> Option<Caller> {
     if let Some(pid) = above.find_map(reader) {
         return Some(Caller { pid, or: reader(pid).map(Other::Original) });
     }
-    Some(Caller { pid: parent, or: answer.and_then(|answer| reader_above(parent, answer)).map(Other::Above) })
+    let or = answer.and_then(|answer| {
+        sent_elsewhere(parent, answer).or_else(|| reader_above(parent, answer).map(Other::Above))
+    });
+    Some(Caller { pid: parent, or })
 }
 
-/// The server that our caller is, or has started to write into the same, as in `ssh host clinch acquire x`. What it has open nobody may see.
-fn server(caller: i32, answer: Pipe) -> Option<i32> {
-    let is_server = |pid: &i32| {
-        let is = |name| Pid::from_raw(*pid).is_some_and(|pid| is_named(pid, name));
-        [c"sshd", c"sshd-session", c"dropbear"].into_iter().any(is)
-    };
-    let above = parent(caller).filter(|_| answer.is_written_by(caller));
-    [Some(caller), above].into_iter().flatten().find(is_server)
+/// Whether a process serves a connection from another host. A script may have the name of a server, whose program is a shell; but others' programs
+/// nobody may see.
+fn is_server(pid: &i32) -> bool {
+    let names = [c"sshd", c"sshd-session", c"dropbear"];
+    let is_named = Pid::from_raw(*pid).is_some_and(|pid| names.into_iter().any(|name| is_named(pid, name)));
+    is_named
+        && fs::read_link(format!("/proc/{pid}/exe")).ok().is_none_or(|program| {
+            let name = program.file_name().unwrap_or_default().as_bytes();
+            [&b"sshd"[..], b"dropbear"].iter().any(|server| name.starts_with(server))
+        })
+}
+
+/// Whether our answer goes where the shell writes that a server has started, as in `ssh host 'clinch acquire x | cat'`: that ends next, and the
+/// server with the connection. What it has open nobody may see.
+fn sent_elsewhere(caller: i32, answer: Pipe) -> Option<Other> {
+    let shell = successors(Some(caller), |pid| original(*pid)).last()?;
+    let server = parent(shell).filter(is_server)?;
+    if answer.is_written_by(shell) {
+        return Some(Other::Elsewhere(server));
+    }
+    match flow(answer, Pipe::written_by(shell)?, shell) {
+        Flow::Into => Some(Other::Elsewhere(server)),
+        Flow::Unread => Some(Other::Unread),
+        Flow::Elsewhere => None,
+    }
 }
 
 /// Who above our caller reads our answer, which went there with what that writes.
@@ -87,24 +110,32 @@ fn reader_above(caller: i32, answer: Pipe) -> Option<i32> {
     let pipe = if answer.is_written_by(caller) { answer } else { Pipe::written_by(caller)? };
     successors(parent(caller), |pid| parent(*pid))
         .find(|pid| pipe.is_read_by(*pid))
-        .filter(|_| flows_into(answer, pipe, caller))
+        .filter(|_| flow(answer, pipe, caller) == Flow::Into)
+}
+
+/// Where what is written into a pipe goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flow {
+    Into,
+    /// Nobody is there who reads it, or not yet.
+    Unread,
+    Elsewhere,
 }
 
 /// Whether what is written into a pipe comes out of another: by the parts of a pipeline, children of this process.
-fn flows_into(mut answer: Pipe, pipe: Pipe, of: i32) -> bool {
+fn flow(mut answer: Pipe, pipe: Pipe, of: i32) -> Flow {
     let children = Pid::from_raw(of).into_iter().flat_map(|of| children(of, true));
     let parts: Vec<i32> = children.map(|pid| pid.as_raw_nonzero().get()).collect();
     // Each part but once.
     for _ in 0..=parts.len() {
         if answer == pipe {
-            return true;
+            return Flow::Into;
         }
-        let next =
-            parts.iter().find(|part| answer.is_read_by(**part)).and_then(|part| Pipe::written_by(*part));
-        let Some(next) = next else { return false };
+        let Some(part) = parts.iter().find(|part| answer.is_read_by(**part)) else { return Flow::Unread };
+        let Some(next) = Pipe::written_by(*part) else { return Flow::Elsewhere };
         answer = next;
     }
-    false
+    Flow::Elsewhere
 }
 
 /// Our parent, or who started that where it is a command that has nothing to do but to run us, as in `$(timeout 5 clinch ...)`.
@@ -162,8 +193,11 @@ impl Pipe {
         Some(Pipe { device: open.dev(), inode: open.ino(), maker: None })
     }
 
+    /// Who reads it cannot be seen of a socket.
     fn written_by(pid: i32) -> Option<Pipe> {
-        Pipe::at(format!("/proc/{pid}/fd/1"))
+        let open = fs::metadata(format!("/proc/{pid}/fd/1")).ok()?;
+        let is_one = open.file_type().is_fifo() || open.file_type().is_socket();
+        is_one.then(|| Pipe { device: open.dev(), inode: open.ino(), maker: None })
     }
 
     fn is_written_by(self, pid: i32) -> bool {
