@@ -182,6 +182,29 @@ fn the_job_of_a_killed_wrapper_has_no_more_time_than_is_left_of_the_notice() {
     assert_eq!(eviction.code(), 0);
 }
 
+/// What is the job's to end is spent on the search for its parts, on a host of many processes: it is killed unasked, though most of the notice is
+/// left.
+#[test]
+fn the_job_of_a_killed_wrapper_is_asked_to_end_though_it_was_looked_for_for_long() {
+    let world = World::new();
+    let job = "trap 'echo > told; exit' TERM; echo $$ > job.pid; while :; do sleep 0.02; done";
+    let run = world.start(["run", "x", "sh", "-c", job]);
+    let job = world.pid("job.pid");
+    run.signal(Signal::KILL);
+    let watch = watch_over(job);
+    let mut eviction = world.start(["break", "--yes", "x"]);
+    // It takes a while where it is stopped meanwhile.
+    let start = std::time::Instant::now();
+    while state(job) != Some('T') && runs(job) {
+        assert!(start.elapsed().as_secs() < 30, "nobody looks for it");
+    }
+    assert!(kill(watch, Signal::STOP));
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    kill(watch, Signal::CONT);
+    assert_eq!(eviction.code(), 0);
+    assert!(!runs(job) && world.path("told").exists(), "it was killed unasked");
+}
+
 /// A newcomer holds the lock beside the job, which nobody tells.
 #[test]
 fn the_job_of_a_killed_wrapper_ends_when_the_file_of_its_lock_or_its_directory_is_removed() {

@@ -2,8 +2,9 @@
 //! for what else runs under that lock.
 
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use clinch::backend::NOTICE;
 use clinch::{ClaimId, Env, Lane, Locks};
 use rustix::process::Pid;
 
@@ -25,7 +26,9 @@ pub(crate) fn run(store: &Store, args: &EndJob) -> Outcome {
     match &args.keep {
         _ if args.ended => {}
         None => {
-            Parts::new(job.and_then(Part::who_has), told_of(claim, args.all || job.is_some())).kill();
+            let mut parts =
+                Parts::new(job.and_then(Part::who_has), told_of(claim, args.all || job.is_some()));
+            parts.kill(Instant::now() + NOTICE);
         }
         Some(name) => {
             let grace = args.grace.map(Duration::from_millis);

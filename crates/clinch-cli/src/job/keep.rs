@@ -75,8 +75,8 @@ impl Kept<'_> {
                 // The first look at once: the lock may be gone since before this began to keep it.
                 let mut pause = Duration::ZERO;
                 while timeout(pause, running.ended()).await.is_err() {
-                    if let Some(grace) = looks.lost().await {
-                        self.end(first, Some(&running), grace).await;
+                    if let Some(time) = looks.lost().await {
+                        self.end(first, Some(&running), time).await;
                         return Ok(Ending::TakenAway);
                     }
                     pause = LOOKS_EVERY;
@@ -87,9 +87,9 @@ impl Kept<'_> {
         while let Some(one) = all_of(&is_of_it).next() {
             while is_of_it(one.pid()) == Some(true) {
                 if looks.is_due()
-                    && let Some(grace) = looks.lost().await
+                    && let Some(time) = looks.lost().await
                 {
-                    self.end(None, None, grace).await;
+                    self.end(None, None, time).await;
                     return Ok(Ending::TakenAway);
                 }
                 sleep(LEFT_BEHIND).await;
@@ -100,19 +100,21 @@ impl Kept<'_> {
 
     /// Ends all of it, as the wrapper would: what is asked to end, and has not in time, is killed. Nobody else has the lock before all are gone, or the
     /// notice is over. Of its first process nothing may be told but that it runs: of another user's, where `/proc` hides those (`hidepid`).
-    async fn end(&self, first: Option<Part>, running: Option<&ProcessEnd>, grace: Duration) {
+    async fn end(&self, first: Option<Part>, running: Option<&ProcessEnd>, time: Time) {
         sys::set_name(watcher::ENDS);
         let since = Instant::now();
         let mut parts = Parts::new(first, told_of(self.claim, self.all || running.is_some()));
-        if !grace.is_zero() {
-            parts.ask_to_end(|| since.elapsed() >= grace);
+        // To find them may take a while. What they have begins when they hear of it.
+        if Instant::now() < time.until && parts.ask_to_end(time.until.into_std()) {
+            let until = time.until.min(Instant::now() + time.grace);
+            while Instant::now() < until && (parts.are_left() || runs(running).await) {
+                sleep(ROUND).await;
+            }
         }
-        while since.elapsed() < grace && (parts.are_left() || runs(running).await) {
-            sleep(ROUND).await;
-        }
+        let until = since + NOTICE;
         loop {
-            parts.kill();
-            if since.elapsed() > NOTICE || !(parts.are_left() || runs(running).await) {
+            parts.kill(until.into_std());
+            if Instant::now() > until || !(parts.are_left() || runs(running).await) {
                 return;
             }
             sleep(ROUND).await;
@@ -134,6 +136,15 @@ struct Looks<'a> {
     last: Option<Instant>,
 }
 
+/// What a job has to end when the lock was taken away.
+#[derive(Clone, Copy, Debug)]
+struct Time {
+    /// For so long, from when it is asked.
+    grace: Duration,
+    /// But no longer than until then.
+    until: Instant,
+}
+
 /// What a look has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
@@ -149,8 +160,8 @@ impl Looks<'_> {
         self.last.is_none_or(|last| last.elapsed() >= LOOKS_EVERY)
     }
 
-    /// How long the job has to end, if the lock was taken away.
-    async fn lost(&mut self) -> Option<Duration> {
+    /// The time that the job has to end, if the lock was taken away.
+    async fn lost(&mut self) -> Option<Time> {
         self.last = Some(Instant::now());
         let grace = self.kept.grace?;
         // What a look says is left was so before it.
@@ -163,8 +174,10 @@ impl Looks<'_> {
         }
         match seen {
             Seen::Held => None,
-            Seen::Ending(left) => Some(grace.min(left.saturating_sub(begun.elapsed() + KILLED_IN))),
-            Seen::Gone => Some(Duration::ZERO),
+            Seen::Ending(left) if !grace.is_zero() => {
+                Some(Time { grace, until: begun + left.saturating_sub(KILLED_IN) })
+            }
+            Seen::Ending(_) | Seen::Gone => Some(Time { grace, until: begun }),
         }
     }
 

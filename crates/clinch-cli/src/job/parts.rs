@@ -79,29 +79,33 @@ impl<F: Fn(Pid) -> Option<bool>> Parts<F> {
         Parts { known: first.into_iter().collect(), is_of_it }
     }
 
-    /// Asks all of them to end, each once: to be asked again may mean to end at once. Where it is too late when all are found, they stay stopped.
-    pub(super) fn ask_to_end(&mut self, is_too_late: impl Fn() -> bool) {
+    /// Asks all of them to end, each once: to be asked again may mean to end at once. Says whether: where all are found too late, they stay stopped.
+    pub(super) fn ask_to_end(&mut self, until: Instant) -> bool {
         // Nobody ends, or starts another, before all are found: those that it leaves behind would not be. Others may take a while to be told.
-        self.stop(false);
-        let all = self.stop(true);
-        if is_too_late() {
-            return;
+        // Half of the time, though some may be started without end by one that may not be stopped.
+        let now = Instant::now();
+        let found = now + until.saturating_duration_since(now) / 2;
+        self.stop(false, found);
+        let all = self.stop(true, found);
+        if Instant::now() >= until {
+            return false;
         }
         for signal in [Signal::TERM, Signal::CONT] {
             // Children first: no parent sees that one was stopped.
             all.iter().for_each(|part| _ = part.send(signal));
         }
+        true
     }
 
-    /// Kills all of them.
-    pub(super) fn kill(&mut self) {
+    /// Kills all of them, and those that are started meanwhile, until then.
+    pub(super) fn kill(&mut self, until: Instant) {
         // As above.
-        self.stop(false);
+        self.stop(false, until.min(Instant::now() + BECOMING));
         let mut killed = HashSet::new();
         loop {
-            let (all, before) = (self.stop(true), killed.len());
+            let (all, before) = (self.stop(true, until.min(Instant::now() + BECOMING)), killed.len());
             killed.extend(all.into_iter().filter(|part| part.send(Signal::KILL)));
-            if killed.len() == before {
+            if killed.len() == before || Instant::now() >= until {
                 return;
             }
         }
@@ -116,8 +120,9 @@ impl<F: Fn(Pid) -> Option<bool>> Parts<F> {
         !self.known.is_empty()
     }
 
-    /// Stops all who are known or below those, and all `others`, until nobody is left who could start another; tells them, children first.
-    fn stop(&mut self, others: bool) -> Vec<Part> {
+    /// Stops all who are known or below those, and all `others`, until nobody is left who could start another, or for so long; tells them, children
+    /// first.
+    fn stop(&mut self, others: bool, until: Instant) -> Vec<Part> {
         let mut stopped = HashSet::new();
         loop {
             let before = stopped.len();
@@ -126,13 +131,13 @@ impl<F: Fn(Pid) -> Option<bool>> Parts<F> {
                 self.known.extend(all_of(&self.is_of_it).inspect(|part| _ = part.send(Signal::STOP)));
             }
             let all = below(self.known.iter().copied(), |part| {
-                // Who may not be stopped may start others without end.
+                // Who may not be stopped is met in each round.
                 if part.send(Signal::STOP) {
                     stopped.insert(part);
                 }
             });
             self.known.extend(&all);
-            if stopped.len() == before {
+            if stopped.len() == before || Instant::now() >= until {
                 return all;
             }
         }

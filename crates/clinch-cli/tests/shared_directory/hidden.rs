@@ -82,3 +82,30 @@ sys.exit(process.returncode)";
         assert_eq!(why.contains("--for"), is_refused, "{way}: {output:?}");
     }
 }
+
+/// One that may not be stopped starts parts of the job anew, in each round in which all are to be stopped, or killed: its watch never ends.
+#[test]
+fn the_watch_over_the_job_of_a_killed_wrapper_ends_though_parts_of_it_are_started_without_end() {
+    let start = "import os,subprocess,sys,threading
+threading.Thread(target=lambda: (sys.stdin.read(),os._exit(0)),daemon=True).start()
+nothing=os.open('/dev/null',os.O_RDWR)
+while True: subprocess.Popen(['sleep','30'],user=int(sys.argv[1]),group=int(sys.argv[1]),stdin=nothing,close_fds=False)";
+    let host = Host::new();
+    for name in ["job.pid", "held", "told"] {
+        host.0.write(name, "");
+        std::fs::set_permissions(host.0.path(name), Permissions::from_mode(0o666)).unwrap();
+    }
+    let job = "trap 'echo told > told; exit' TERM; echo $CLINCH_HELD > held; echo $$ > job.pid; while :; do sleep 0.02; done";
+    let run = host.start(ALICE, &["run", "x", "sh", "-c", job]);
+    let job = host.0.pid("job.pid");
+    let watch = watch_of(run.pid());
+    run.signal(Signal::KILL);
+    let mut starter = Command::new("python3");
+    starter.args(["-c", start, &ALICE.to_string()]).env("CLINCH_HELD", host.0.read("held").trim());
+    let starter = Running(starter.current_dir("/").stdin(Stdio::piped()).spawn().unwrap());
+    let mut eviction = host.start(ROOT, &["break", "--yes", "x"]);
+    eventually("the watch has ended", || !runs(watch));
+    assert!(!runs(job) && host.0.read("told") == "told\n", "it was killed unasked");
+    starter.kill();
+    assert_eq!(eviction.code(), 0);
+}
