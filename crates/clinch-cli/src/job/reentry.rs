@@ -75,7 +75,9 @@ pub(crate) fn is_gone(claim: &ClaimState) -> bool {
     let pid = i32::try_from(claim.owner.pid).ok().and_then(Pid::from_raw);
     is_here(&claim.owner)
         && pid.is_some_and(|pid| {
-            let is_over = |stat: Stat| stat.is_over || !had_begun(&stat, claim);
+            // The wall clock may have been set since: a wrapper that lives is not taken for another by that alone.
+            let is_another = |stat: &Stat| !had_begun(stat, claim) && !may_be_wrapper(pid);
+            let is_over = |stat: Stat| stat.is_over || is_another(&stat);
             test_kill_process(pid) == Err(Errno::SRCH) || Stat::of(pid).is_some_and(is_over)
         })
 }
@@ -227,5 +229,46 @@ mod tests {
         let churn = [1, 2, 3, 4, 5, 6, 7, 8, 9].map(|pid| [pid]);
         let churn = churn.each_ref().map(|met| (false, &met[..]));
         assert_eq!(look_at(&churn), (false, LOOKS));
+    }
+
+    /// Which would look so after a step of the wall clock, though the wrapper lives.
+    #[test]
+    fn a_wrapper_that_seems_to_have_begun_after_its_claim_is_not_gone_but_another_program_is() {
+        for (name, is_gone_then) in [("clinch", false), ("sleeper", true)] {
+            let dir = tempfile::tempdir().unwrap();
+            let program = dir.path().join(name);
+            // By another process: a child of a test beside this one may have what we write open.
+            let copied = std::process::Command::new("sh")
+                .args(["-c", "cp \"$(command -v sleep)\" \"$0\""])
+                .arg(&program)
+                .status();
+            assert!(copied.unwrap().success());
+            let mut process = std::process::Command::new(&program).arg("60").spawn().unwrap();
+            let began = std::time::Instant::now();
+            let is_named = || {
+                fs::read(format!("/proc/{}/comm", process.id())).unwrap() == format!("{name}\n").as_bytes()
+            };
+            while !is_named() {
+                assert!(began.elapsed() < Duration::from_secs(30), "it becomes {name}");
+            }
+            let claim = ClaimState {
+                id: ClaimId::from_bits(1),
+                mode: clinch::Mode::Exclusive,
+                granted: true,
+                token: None,
+                owner: Owner {
+                    host: String::from_utf8(uname().nodename().to_bytes().to_vec()).unwrap(),
+                    pid: process.id(),
+                    user: String::new(),
+                    label: String::new(),
+                },
+                since: SystemTime::now() - Duration::from_secs(3600),
+                expires_in: None,
+            };
+            let then = is_gone(&claim);
+            process.kill().unwrap();
+            process.wait().unwrap();
+            assert_eq!((then, is_gone(&claim)), (is_gone_then, true), "{name}");
+        }
     }
 }
