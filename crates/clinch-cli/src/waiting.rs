@@ -8,7 +8,7 @@ use std::future::{Future, pending};
 use std::pin::pin;
 use std::time::{Duration, SystemTime};
 
-use clinch::backend::{ClaimState, LockState};
+use clinch::backend::{ClaimState, LockState, NOTICE};
 use clinch::{ClaimId, Instant, Locks};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
@@ -132,8 +132,9 @@ impl<'a> Waiting<'a> {
                     true => "which this has become: it waits for itself",
                     false => "from which this descends and which may be waiting for this",
                 };
-                // Where no lease ends by itself, one that does is of an `acquire`. Elsewhere it may be as well what a program holds that renews it.
-                match holder.expires_in.filter(|_| !locks.capabilities().expiry) {
+                // Where no lease ends by itself, one that does is of an `acquire`. Elsewhere it may be as well what a program holds that renews it,
+                // and what has a notice left at most may be taken away from one.
+                match holder.expires_in.filter(|left| !locks.capabilities().expiry && *left > NOTICE) {
                     Some(left) => say(format_args!(
                         "lock \"{name}\" is held by `clinch acquire` for process {pid}, {who}; that lasts for {} unless it is renewed, and `clinch release` \
                          ends it",

@@ -320,12 +320,22 @@ fn a_wait_for_what_a_program_holds_that_has_started_it_is_told() {
     runtime.block_on(async {
         let locks = clinch::connect(&world.url()).await.unwrap();
         let guard = locks.mutex("x").unwrap().lock().await.unwrap();
-        // The store is asked in this thread, which need not hear it.
-        let output = world.output(["run", "-w", "3", "x", "true"]);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains(&format!("held by process {}", std::process::id())), "{said}");
-        assert!(!said.contains("clinch release") && !said.contains("clinch acquire"), "{said}");
+        let mut eviction = None;
+        // What is taken away has an end, too.
+        for is_evicted in [false, true] {
+            if is_evicted {
+                eviction = Some(world.start(["break", "--yes", "x"]));
+                let is_ending = |claim: &serde_json::Value| claim["expires_in_ms"].is_u64();
+                eventually("it is taken away", || world.claims("x", "held").iter().any(is_ending));
+            }
+            // The store is asked in this thread, which need not hear it.
+            let output = world.output(["run", "-w", "3", "x", "true"]);
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert!(said.contains(&format!("held by process {}", std::process::id())), "{said}");
+            assert!(!said.contains("clinch release") && !said.contains("clinch acquire"), "{said}");
+        }
         guard.release().await.unwrap();
+        assert_eq!(eviction.unwrap().code(), 0);
     });
 }
 
