@@ -46,9 +46,8 @@ pub(crate) enum Other {
 pub(crate) async fn caller() -> Option<Caller> {
     for _ in 1..LOOKS {
         match seen() {
-            Some(Caller { or: Some(Other::Original(_) | Other::Above(_) | Other::Unread), .. }) => {
-                tokio::time::sleep(LOOK_AGAIN).await
-            }
+            // A part of a pipeline writes where the shell does until it has opened what it is to write to.
+            Some(Caller { or: Some(_), .. }) => tokio::time::sleep(LOOK_AGAIN).await,
             known => return known,
         }
     }
