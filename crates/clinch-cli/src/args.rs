@@ -270,8 +270,9 @@ pub(crate) struct Show {
 /// TTL has run out without `clinch renew`, or, on file://, until the process for_pid has ended: the one that reads this line, in
 /// `$(...)` the shell, in `( ... ) &` that part of it, or else the one that called this command, unless --for names another. Where nobody can tell
 /// which is meant, --for has to say it, else nothing is taken (64): where a part of a shell reads it whose own output the shell reads, and where what
-/// the one that called writes is read by another program, which may have called a helper, or note what a script says; or where sshd sends it to
-/// another host, or has started this command itself, as in `ssh host clinch acquire x`. The lock is kept by a process, `clinch hold`, that is deaf to all signals but
+/// the one that called writes is read by another program, which may have called a helper, or note what a script says; or where sshd has started
+/// this command itself, or is seen to send the answer to another host, as in `ssh host clinch acquire x`. It is not seen of a shell on a terminal (`ssh -t`):
+/// give --for there. The lock is kept by a process, `clinch hold`, that is deaf to all signals but
 /// KILL; `clinch release` ends it, or `clinch break`. On other stores it is bound to no process, and for_pid is empty. If that line cannot
 /// be written, the lock is released at once, and the exit code is 74; if this command was stopped until its lease was nearly over, it is 79. Check the exit code before the line is used, as in the example:
 /// who was killed prints nothing, and an `eval` of nothing goes on. What fails otherwise prints `(exit N)`, so that an `eval`

@@ -226,6 +226,8 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid,0)[1]))";
         (format!("({acquire} || exit; :); exit"), true, false),
         (format!("{acquire} --json | cat; exit"), true, false),
         (format!("{acquire} | sed 's/ .*//' | cut -c 1-9; exit"), true, false),
+        // Who reads it is a part of a part.
+        (format!("({acquire} | cat); exit"), true, false),
         (format!("{acquire} --for $$; exit"), false, true),
         (format!("{acquire} > lockfile; exit"), false, true),
         (format!("lock=$({acquire}); exit"), false, true),

@@ -284,7 +284,11 @@ async fn owner_of(args: &Acquire) -> Result<i32, Failure> {
         Some(Caller { or: Some(Other::Elsewhere(server)), .. }) => Err(Failure::usage(format!(
             "process {server} sends the answer to another host, and ends with the connection, as does what it has started; {name}, on this host"
         ))),
-        Some(caller) => Ok(caller.pid),
+        Some(Caller { pid, or: Some(Other::Unread) }) => Err(Failure::usage(format!(
+            "nobody is seen who reads what process {pid} passes on, and it may go to another host, with whose connection the lock would end; \
+             {name}, such as `--for $$` in a script that goes on"
+        ))),
+        Some(Caller { pid, or: None }) => Ok(pid),
     }
 }
 
