@@ -210,13 +210,19 @@ fn a_user_whose_home_is_not_there_has_the_one_of_the_environment() {
     assert!(world.path("home/.local/state/clinch").is_dir());
 }
 
+/// Makes a directory for everybody, in which somebody's link leads to one of root's: gives both.
+fn plant_a_link(host: &Host) -> (PathBuf, PathBuf) {
+    let (open, target) = (host.make("open", ROOT, 0o1777), host.make("target", ROOT, 0o755));
+    symlink(&target, open.join("link")).unwrap();
+    std::os::unix::fs::lchown(open.join("link"), Some(ALICE), None).unwrap();
+    (open, target)
+}
+
 /// Root would make directories wherever somebody's link leads.
 #[test]
 fn root_makes_no_directory_where_a_planted_link_leads() {
     let host = Host::new();
-    let (open, target) = (host.make("open", ROOT, 0o1777), host.make("target", ROOT, 0o755));
-    symlink(&target, open.join("link")).unwrap();
-    std::os::unix::fs::lchown(open.join("link"), Some(ALICE), None).unwrap();
+    let (open, target) = plant_a_link(&host);
     let at = |way: &str| {
         let url = format!("file://{}/{way}", open.display());
         host.clinch_in(&[], ROOT, &url, &["run", "x", "true"]).output().unwrap()
@@ -236,9 +242,7 @@ fn root_makes_no_directory_where_a_planted_link_leads() {
 #[test]
 fn root_makes_no_directory_behind_a_link_that_comes_meanwhile() {
     let host = Host::new();
-    let (open, target) = (host.make("open", ROOT, 0o1777), host.make("target", ROOT, 0o755));
-    symlink(&target, open.join("link")).unwrap();
-    std::os::unix::fs::lchown(open.join("link"), Some(ALICE), None).unwrap();
+    let (open, target) = plant_a_link(&host);
     let mut strace = Command::new("strace");
     strace.args([
         "-f",
