@@ -16,7 +16,7 @@ const USAGE: &str = "\
 Usage: cargo xtask <TASK>
 
   test      all tests: installs what they need, then unit, conformance, process and documentation tests,
-            the commands of the README, and a fifth of the planted mutants, another each day, each of which must be caught
+            the commands of the README, and a tenth of the planted mutants, another each day, each of which must be caught
   lint      formatting, clippy, documentation, each feature compiled alone, and whether the mutants apply
   mutants   only the planted mutants; names after it choose some. With --check first it only says whether they
             still apply to the source; --today plants those that the suite plants today

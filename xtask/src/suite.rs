@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::shell::{Result, cargo, line};
 
 /// How many executables run at a time. Of each run as many tests as there are processors.
-const AT_ONCE: usize = 2;
+const AT_ONCE: usize = 3;
 
 /// A test executable, as cargo has built it.
 struct Executable {

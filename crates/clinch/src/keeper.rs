@@ -22,7 +22,7 @@ use crate::lease;
 use crate::process::Process;
 use crate::release::Releases;
 use crate::sync::lock;
-use crate::tenure::{CHECK_EVERY, Policy, Standing, Tenure};
+use crate::tenure::{Asking, CHECK_EVERY, Policy, Standing, Tenure};
 use crate::token::Token;
 
 /// Claims per call of [`Backend::renew`]: a trip's cost is well spread, and one answer stays small.
@@ -272,7 +272,7 @@ impl Shared {
             }
             match review.renew {
                 Some(_) if tenure.policy.manual => look.push(tenure.clone()),
-                Some(patience) => renew.push((tenure.clone(), patience)),
+                Some(asking) => renew.push((tenure.clone(), asking)),
                 None => {}
             }
             match review.next {
@@ -297,8 +297,7 @@ impl Shared {
 struct Todo {
     /// Those of which somebody is to be told.
     tell: Vec<Arc<Tenure>>,
-    /// With how long that may take.
-    renew: Vec<(Arc<Tenure>, Duration)>,
+    renew: Vec<(Arc<Tenure>, Asking)>,
     look: Vec<Arc<Tenure>>,
     free: Vec<Arc<Tenure>>,
     next: Instant,
@@ -328,11 +327,14 @@ async fn keep(keeping: Keeping, env: Env) {
     let shared = &keeping.0;
     // Over all turns: what it has begun, as a question to the store, would be begun anew with each and may never come to its end.
     let mut told = pin!(news(&*shared.backend, &env));
-    while let Some(todo) = shared.review(env.now()) {
+    loop {
+        // Before it is known what is asked for: who asks for another TTL meanwhile has asked later.
+        let sent = env.now();
+        let Some(todo) = shared.review(sent) else { return };
         todo.tell.iter().for_each(|tenure| tenure.tell());
         for batch in batches(&*shared.backend, todo.renew) {
             // Each in its own task: one that hangs on a slow server delays no other.
-            env.process().spawn(renew(shared.clone(), env.clone(), batch));
+            env.process().spawn(renew(shared.clone(), env.clone(), batch, sent));
         }
         for tenure in todo.look {
             env.process().spawn(look(shared.clone(), env.clone(), tenure));
@@ -362,43 +364,47 @@ async fn news(backend: &dyn Backend, env: &Env) -> Vec<(ClaimId, Loss)> {
     }
 }
 
+/// Renewals that share a trip.
+#[derive(Default)]
+struct Batch {
+    tenures: Vec<Arc<Tenure>>,
+    /// Of each what to ask for.
+    claims: Vec<Arc<Claim>>,
+    patience: Duration,
+}
+
 /// Splits renewals into batches of which each concerns one server and leases of about one length: a batch is given up when its
 /// shortest lease cannot wait any more, and a long one must not lose its renewal by that.
-fn batches(
-    backend: &dyn Backend,
-    renew: Vec<(Arc<Tenure>, Duration)>,
-) -> impl Iterator<Item = Vec<Arc<Tenure>>> {
-    let mut alike: BTreeMap<(u64, u32), Vec<Vec<Arc<Tenure>>>> = BTreeMap::new();
-    for (tenure, patience) in renew {
-        let patience = patience.as_millis().max(1).ilog2();
-        let batches = alike.entry((shard(backend, &tenure.claim.name), patience)).or_default();
-        match batches.last_mut().filter(|batch| batch.len() < RENEW_BATCH) {
-            Some(batch) => batch.push(tenure),
-            None => batches.push(vec![tenure]),
+fn batches(backend: &dyn Backend, renew: Vec<(Arc<Tenure>, Asking)>) -> impl Iterator<Item = Batch> {
+    let mut alike: BTreeMap<(u64, u32), Vec<Batch>> = BTreeMap::new();
+    for (tenure, Asking { claim, patience }) in renew {
+        let length = patience.as_millis().max(1).ilog2();
+        let batches = alike.entry((shard(backend, &claim.name), length)).or_default();
+        if batches.last().is_none_or(|batch| batch.claims.len() == RENEW_BATCH) {
+            batches.push(Batch { patience, ..Batch::default() });
         }
+        let Some(batch) = batches.last_mut() else { continue };
+        batch.tenures.push(tenure);
+        batch.claims.push(claim);
+        batch.patience = batch.patience.min(patience);
     }
     alike.into_values().flatten()
 }
 
 /// Renews one batch, once.
-async fn renew(shared: Arc<Shared>, env: Env, batch: Vec<Arc<Tenure>>) {
-    // Before it is known what is asked for: who asks for another TTL meanwhile has asked later.
-    let sent = env.now();
-    let claims: Vec<Arc<Claim>> = batch.iter().map(|tenure| tenure.asking()).collect();
-    let patience = batch.iter().map(|tenure| tenure.patience()).min().unwrap_or(CHECK_EVERY);
-    let mut answers = tokio::select! {
+async fn renew(shared: Arc<Shared>, env: Env, batch: Batch, sent: Instant) {
+    let answers = tokio::select! {
         biased;
-        answers = caught(shared.backend.renew(&claims)) => answers.unwrap_or_default(),
-        () = env.sleep_until(sent + patience) => Vec::new(),
-    }
-    .into_iter();
-    let now = env.now();
-    for tenure in &batch {
+        answers = caught(shared.backend.renew(&batch.claims)) => answers.unwrap_or_default(),
+        () = env.sleep_until(sent + batch.patience) => Vec::new(),
+    };
+    let (now, mut answers) = (env.now(), answers.into_iter());
+    for tenure in &batch.tenures {
         let answer = answers.next().unwrap_or_else(|| Renewal::Failed(no_answer()));
         // A failure is retried at the instant that `answer` has set, and told when the deadline passes.
         let _ = tenure.answer(answer, sent, now, env.random().jitter());
     }
-    shared.look_again(&batch, now);
+    shared.look_again(&batch.tenures, now);
 }
 
 /// Looks whether a lease that nobody renews is still there. That makes it no longer, and no answer proves nothing.

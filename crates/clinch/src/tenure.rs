@@ -235,11 +235,6 @@ impl Tenure {
         self.asked_with(longest, self.claim.isolated)
     }
 
-    /// How long one attempt at its renewal may take.
-    pub(crate) fn patience(&self) -> Duration {
-        patience(&lock(&self.state))
-    }
-
     /// Nobody will look after the claim any more.
     pub(crate) fn abandon(&self) {
         self.change(|state| {
@@ -387,8 +382,11 @@ impl Tenure {
         }
         let ttl = state.ttl.unwrap_or(CHECK_EVERY);
         let is_due = state.renew_at.is_some_and(|at| at <= now + lease::coalesce(ttl));
-        let renew = is_due.then(|| patience(&state));
-        if let Some(patience) = renew {
+        let renew = is_due.then(|| {
+            let claim = self.asked_with(state.ask, state.isolated);
+            Asking { claim, patience: patience(&state) }
+        });
+        if let Some(Asking { patience, .. }) = &renew {
             // Not due again before this attempt has failed or timed out.
             let attempt = if self.policy.manual { CHECK_EVERY } else { patience.mul_f64(1.5) };
             state.renew_at = Some(now + attempt);
@@ -449,10 +447,17 @@ fn left() -> Loss {
     Loss::new(LossKind::Unverifiable, "the lock is held by the process that this one was forked from")
 }
 
+/// A renewal that is due, or a look where nobody renews.
+pub(crate) struct Asking {
+    /// The claim as it is to be renewed.
+    pub(crate) claim: Arc<Claim>,
+    /// How long one attempt may take.
+    pub(crate) patience: Duration,
+}
+
 /// What a look at a tenure found.
 pub(crate) struct Review {
-    /// How long an attempt at the renewal that is due may take, or at a look where nobody renews.
-    pub(crate) renew: Option<Duration>,
+    pub(crate) renew: Option<Asking>,
     /// Whether [`Tenure::tell`] is to be called, once the keeper's schedule is unlocked.
     pub(crate) news: bool,
     /// When to look again; `None`: it is over.

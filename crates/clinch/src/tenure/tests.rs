@@ -158,11 +158,12 @@ fn a_renewal_is_due_a_little_early_and_then_not_before_it_has_failed() {
     let tenure = lease(policy());
     let due = lease::renewal(SENT, TTL, 0.0);
     let early = due - lease::coalesce(TTL);
-    assert_eq!(tenure.review(early - Duration::from_nanos(1)).renew, None);
+    assert!(tenure.review(early - Duration::from_nanos(1)).renew.is_none());
     let review = tenure.review(early);
-    assert!(review.renew.is_some() && !review.news);
-    assert_eq!(review.next, Some(early + tenure.patience().mul_f64(1.5)));
-    assert_eq!(tenure.review(due).renew, None);
+    let asking = review.renew.unwrap();
+    assert!(Arc::ptr_eq(&asking.claim, &tenure.claim) && !review.news);
+    assert_eq!(review.next, Some(early + asking.patience.mul_f64(1.5)));
+    assert!(tenure.review(due).renew.is_none());
     // Where nobody renews it is looked at, less often than an attempt of a short lease would take.
     let unkept = lease(manual());
     let look = SENT + CHECK_EVERY;
@@ -207,7 +208,8 @@ fn jeopardy_is_told_and_ends_with_a_renewal() {
 #[test]
 fn one_attempt_takes_a_part_of_the_lease_but_all_of_one_that_was_handed_over_short() {
     let (short, whole) = (SECOND, Duration::from_secs(12));
-    let patience = |token, ttl| with(claim(whole), token, Some(ttl), policy()).patience();
+    let patience_of = |tenure: &Tenure| patience(&lock(&tenure.state));
+    let patience = |token, ttl| patience_of(&with(claim(whole), token, Some(ttl), policy()));
     assert_eq!(patience(Token::new(1), whole), whole / 6);
     assert_eq!(patience(Token::new(1), 2 * whole), whole / 6);
     assert_eq!(patience(Token::new(1), short), short);
@@ -217,7 +219,7 @@ fn one_attempt_takes_a_part_of_the_lease_but_all_of_one_that_was_handed_over_sho
     assert_eq!(patience(None, Duration::ZERO), MIN_ATTEMPT);
     let tenure = with(claim(whole), Token::new(1), Some(short), policy());
     renewed(&tenure, Some(short), SENT);
-    assert_eq!(tenure.patience(), short / 6, "it was renewed since");
+    assert_eq!(patience_of(&tenure), short / 6, "it was renewed since");
 }
 
 #[test]

@@ -67,6 +67,11 @@ impl Claims {
         lock(&self.table).entries.carrier(id).map(read)
     }
 
+    /// Whether a claim's key hangs on this lease for sure, and the claim is not lost.
+    pub(super) fn rests_on(&self, id: ClaimId, session: &Arc<Session>) -> bool {
+        lock(&self.table).entries.rests_on(id, session)
+    }
+
     /// Finds a key for a claim that is about to be made. One that is made anew on the same lease keeps its own, unless a
     /// delete of that is on its way. `None`: its former key may still stand, and has to be ended first.
     pub(super) fn begin(
@@ -248,15 +253,13 @@ impl Claims {
         drop(entry);
     }
 
-    /// The keys of some claims that hang on a lease, others each round.
-    pub(super) fn some_of(&self, lease: i64, count: usize, round: usize) -> Vec<Made> {
+    /// The keys of some claims that hang on a lease: those that follow this one, and then from the first on.
+    pub(super) fn some_of(&self, lease: i64, count: usize, after: ClaimId) -> Vec<Made> {
         let table = lock(&self.table);
         let hang = |(_, entry): &(ClaimId, &Entry)| {
             entry.known.carrier().lease == lease && entry.known.lost.is_none()
         };
-        let made: Vec<_> = table.entries.on(lease).filter(hang).filter_map(made).collect();
-        let skipped = round.wrapping_mul(count) % made.len().max(1);
-        made.iter().cycle().skip(skipped).take(made.len().min(count)).cloned().collect()
+        table.entries.on_after(lease, after).filter(hang).filter_map(made).take(count).collect()
     }
 
     /// The claims that may hang on a lease, and whose keys were not seen at this revision or later.

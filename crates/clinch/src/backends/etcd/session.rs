@@ -25,6 +25,7 @@ use super::flight::Flights;
 use super::keys;
 use super::watch::{KeyGuard, Watcher};
 use super::wire::{self, PutRequest, TxnRequest};
+use crate::claim::ClaimId;
 use crate::clock::Instant;
 use crate::drift::Drift;
 use crate::error::{Error, ErrorKind, Result};
@@ -60,7 +61,8 @@ struct State {
     fence: i64,
     /// Keepalives since the last read of claims' keys.
     unread: u32,
-    reads: usize,
+    /// The last of the claims whose keys were read.
+    read_to: ClaimId,
     ended: bool,
     /// Tells of the key's end.
     guard: Option<KeyGuard>,
@@ -76,8 +78,15 @@ impl Session {
         value: Vec<u8>,
         granted: Instant,
     ) -> Session {
-        let state =
-            State { confirmed: granted, made: 0, fence: 0, unread: 0, reads: 0, ended: false, guard: None };
+        let state = State {
+            confirmed: granted,
+            made: 0,
+            fence: 0,
+            unread: 0,
+            read_to: ClaimId::from_bits(0),
+            ended: false,
+            guard: None,
+        };
         Session {
             lease,
             ttl,

@@ -135,10 +135,18 @@ impl Store {
         if is_kept {
             self.keep_those_to_be(claims);
         }
-        let kept = is_kept.then_some(session.lease);
+        // The engine counts from before this call; the server, perhaps, from a moment before that.
+        let left = session.left(now, self.client.env.drift());
+        let is_kept = is_kept && !session.is_over();
         let (mut answers, mut unsettled) = (Vec::with_capacity(claims.len()), Vec::new());
         for (at, claim) in claims {
-            match self.renewed_with(claim, kept, now) {
+            // It may have been moved meanwhile.
+            let is_renewed = is_kept && session.suffices(claim) && self.claims.rests_on(claim.id, &session);
+            let answer = match is_renewed {
+                true => Some(Renewal::Renewed(Some(claim.ttl.min(left)))),
+                false => self.not_renewed(claim, now),
+            };
+            match answer {
                 Some(answer) => answers.push((*at, answer)),
                 None => unsettled.push((*at, *claim)),
             }
@@ -149,28 +157,20 @@ impl Store {
         answers
     }
 
-    /// The answer for one claim, when this lease was just renewed, or the one that it hung on is gone. `None`: it has to be settled first
-    /// on which lease it hangs.
-    fn renewed_with(&self, claim: &Claim, kept: Option<i64>, now: Instant) -> Option<Renewal> {
-        let renewed = self.claims.with(claim.id, |known| {
-            // It may have been moved meanwhile.
-            let (is_settled, carrier) = (known.moves.are_settled(), known.carrier());
+    /// The answer for one claim that no renewal of a lease has renewed. `None`: it has to be settled first on which lease it hangs.
+    fn not_renewed(&self, claim: &Claim, now: Instant) -> Option<Renewal> {
+        let answer = self.claims.with(claim.id, |known| {
+            let is_over = known.carrier().is_over() && (claim.place || known.moves.are_settled());
             match &known.lost {
                 Some(loss) => Some(Renewal::Lost(loss.clone())),
-                None if carrier.is_over() && (claim.place || is_settled) => {
-                    Some(Renewal::Lost(session_ended()))
-                }
-                // The engine counts from before this call; the server, perhaps, from a moment before that.
-                None if claim.place
-                    || is_settled && kept == Some(carrier.lease) && carrier.suffices(claim) =>
-                {
-                    Some(Renewal::Renewed(Some(self.left_of(claim, known, now))))
-                }
+                None if is_over => Some(Renewal::Lost(session_ended())),
+                // Its key is moved by who waits alone: it lives for as long as where it may hang.
+                None if claim.place => Some(Renewal::Renewed(Some(self.left_of(claim, known, now)))),
                 None => None,
             }
         });
         let released = || Error::new(ErrorKind::Unknown, "the claim was just released");
-        renewed.unwrap_or_else(|| Some(Renewal::Failed(released())))
+        answer.unwrap_or_else(|| Some(Renewal::Failed(released())))
     }
 
     /// Renews a lease unless that was just done, and says when; `None`: it is gone.

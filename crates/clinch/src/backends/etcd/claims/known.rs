@@ -77,6 +77,11 @@ impl Known {
         left
     }
 
+    /// Whether its key hangs on its carrier for sure, and it is not lost.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.lost.is_none() && self.moves.are_settled()
+    }
+
     /// Whether a step of it may still reach the server.
     pub(in crate::backends::etcd) fn in_doubt(&self) -> bool {
         !self.doubts.iter().all(|session| session.is_over())

@@ -121,7 +121,7 @@ impl Claims {
 impl Table {
     fn leaving(&self, lease: i64, now: Instant, count: usize) -> Vec<(ClaimId, Known)> {
         let is_due = |entry: &Entry| entry.leaving.is_some_and(|from| from <= now);
-        let leaving = self.entries.on(lease).filter(|(_, entry)| is_due(entry));
+        let leaving = self.entries.busy_on(lease).filter(|(_, entry)| is_due(entry));
         leaving.map(|(id, entry)| (id, entry.known.clone())).take(count).collect()
     }
 }

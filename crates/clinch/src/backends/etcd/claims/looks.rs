@@ -35,7 +35,7 @@ fn looks(leases: i64) -> usize {
     for lease in 1..=leases {
         assert_eq!(claims.leaving(lease, now, 9).len(), 1);
         assert_eq!(claims.unread(lease, i64::MAX).len(), 1);
-        assert_eq!(claims.some_of(lease, 9, 9).len(), 1);
+        assert_eq!(claims.some_of(lease, 9, ClaimId::from_bits(9)).len(), 1);
         assert!(claims.hang_on(lease) && claims.unheard(lease, now, 9).is_empty());
         claims.session_ended(lease);
     }
@@ -72,4 +72,42 @@ fn a_claim_is_found_by_each_lease_that_it_may_hang_on_and_by_no_other() {
 #[test]
 fn a_lease_costs_what_hangs_on_it_however_many_others_there_are() {
     assert_eq!(looks(400), 2 * looks(200));
+}
+
+/// So many claims that are held on one lease.
+fn held(count: u128) -> Arc<Claims> {
+    let (claims, now) = (Arc::<Claims>::default(), Instant::from_nanos(0));
+    let session = Session::of_lease(1, Duration::from_secs(9), false);
+    for bits in 1..=count {
+        let id = ClaimId::from_bits(bits);
+        claims.begin(id, session.clone(), b"q/", &Step::new(Clock::host()), false, now).unwrap();
+        claims.made(id, 1);
+        assert!(claims.take_grant(id));
+        claims.steps(id, None);
+    }
+    claims
+}
+
+#[test]
+fn a_renewal_looks_at_no_claim_that_is_held_but_at_some_keys() {
+    let (claims, now) = (held(400), Instant::from_nanos(0));
+    claims.leave(ClaimId::from_bits(7), now);
+    LOOKS.set(0);
+    assert_eq!(claims.leaving(1, now, 9).len(), 1);
+    assert!(claims.unheard(1, now, 9).is_empty());
+    assert_eq!(claims.some_of(1, 9, ClaimId::from_bits(300)).len(), 9);
+    assert!(LOOKS.get() <= 40, "{} looks", LOOKS.get());
+}
+
+#[test]
+fn the_key_of_each_claim_is_read_in_turn() {
+    let claims = held(250);
+    let (mut read, mut last) = (Vec::new(), ClaimId::from_bits(0));
+    for _ in 0..5 {
+        let some = claims.some_of(1, 100, last);
+        last = some.last().unwrap().0;
+        read.extend(some.into_iter().map(|(id, ..)| id.bits()));
+    }
+    let in_turn: Vec<u128> = (1..=250).cycle().take(500).collect();
+    assert_eq!(read, in_turn);
 }

@@ -29,7 +29,7 @@ impl Claims {
     ) -> Vec<ClaimId> {
         let mut table = lock(&self.table);
         // The answer that tells on which it hangs may be the one that was not heard.
-        let unheard = table.entries.on(lease).filter(|(_, entry)| entry.is_unheard(before));
+        let unheard = table.entries.busy_on(lease).filter(|(_, entry)| entry.is_unheard(before));
         let mut unheard: Vec<_> =
             unheard.map(|(id, entry)| (entry.looked_at, entry.known.created, id)).collect();
         unheard.sort_unstable();

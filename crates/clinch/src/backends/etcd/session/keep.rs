@@ -159,16 +159,18 @@ impl Sessions {
     /// Reads the session's key linearizably, and with every third renewal some of its claims'. Where the session's was written,
     /// perhaps by who has evicted one, all those that were not read since.
     async fn is_there(self: &Arc<Sessions>, session: &Session) -> Result<bool> {
-        let (made, is_due, round) = {
-            let mut state = lock(&session.state);
-            let is_due = state.unread + 1 >= READ_EVERY;
-            state.reads = state.reads.wrapping_add(usize::from(is_due));
-            (state.made, is_due, state.reads)
+        let (made, is_due, read_to) = {
+            let state = lock(&session.state);
+            (state.made, state.unread + 1 >= READ_EVERY, state.read_to)
         };
         let claims = match is_due {
-            true => self.claims.some_of(session.lease, READ_BATCH, round),
+            true => self.claims.some_of(session.lease, READ_BATCH, read_to),
             false => Vec::new(),
         };
+        // Others the next time, whatever comes of these.
+        if let Some((id, ..)) = claims.last() {
+            lock(&session.state).read_to = *id;
+        }
         let found = self.prove(session, &claims).await?;
         let Some(own) = found.first().and_then(|own| own.kvs.first()) else {
             self.end(session);
