@@ -4,7 +4,10 @@
 //! happened before is read by whoever cares, once the watch is known to be open. That is also how a stream that broke,
 //! or a past that was compacted, is survived: open again, then read.
 
-use std::collections::{BTreeMap, HashMap};
+mod feed;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -22,11 +25,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lane::caught;
 use crate::sync::lock;
 
+pub(super) use feed::{Change, News};
+use feed::{Feed, Reader};
+
 /// Pause before a stream that broke is opened again, doubling from the first to the second.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
-
-/// Events that wait for their reader. Whoever falls further behind reads anew.
-const MAX_EVENTS: usize = 1024;
 
 /// Keys that are read at once after a stream was opened again; etcd takes 128 operations in a transaction.
 const READ_BATCH: usize = 100;
@@ -43,7 +46,7 @@ struct State {
     last_id: i64,
     subs: HashMap<i64, Arc<Sub>>,
     /// Those that more readers can join, by key, and by whether they are of all that begins like that.
-    read: HashMap<(Arc<[u8]>, bool), Arc<Sub>>,
+    read: HashMap<(Arc<[u8]>, bool), ReadBy>,
     /// Leads into the open stream.
     orders: Option<mpsc::UnboundedSender<WatchRequest>>,
     /// Whether a watch was refused, and none opened since.
@@ -61,69 +64,28 @@ struct Sub {
     /// From which revision on it is opened first; 0: from the present.
     start: i64,
     purpose: Purpose,
-    readers: Mutex<Readers>,
 }
 
+/// What a watch is for. Each held lock has one that guards, so that is to be small.
 enum Purpose {
-    /// Somebody reads the events: all waiters of this client who wait for the same.
-    Read,
-    /// The key is there, and this is called once it is not, or says that its claim was evicted.
-    Guard(Box<dyn Fn() + Send + Sync>),
+    /// Somebody reads the events.
+    Read(Arc<Feed>),
+    /// The key is there, and `gone` is called once it is not, or says that its claim was evicted.
+    Guard {
+        gone: Box<dyn Fn() + Send + Sync>,
+        /// How often it was opened.
+        opened: AtomicU64,
+    },
 }
 
-/// How far a watch is, and who reads it.
-#[derive(Default)]
-struct Readers {
-    /// How often it was opened.
-    opened: u64,
-    /// What came later than this revision will be told to whoever joins.
-    since: i64,
-    last: u64,
-    all: BTreeMap<u64, Arc<Reader>>,
-}
-
-impl Readers {
-    fn join(&mut self) -> (u64, Arc<Reader>) {
-        self.last += 1;
-        let news = News { opened: self.opened, since: self.since, ..News::default() };
-        let reader = Arc::new(Reader { news: Mutex::new(news), told: Notify::new() });
-        self.all.insert(self.last, reader.clone());
-        (self.last, reader)
-    }
-}
-
-/// One who reads a watch.
-struct Reader {
-    news: Mutex<News>,
-    told: Notify,
-}
-
-/// What a watch has told one reader.
-#[derive(Debug, Default)]
-pub(super) struct News {
-    /// How often it was opened; events may have been missed before each time.
-    pub(super) opened: u64,
-    /// The store's revision when it was opened last: all that came later is told.
-    pub(super) since: i64,
-    pub(super) changes: Vec<Arc<Change>>,
-    /// Why it cannot be opened.
-    pub(super) refused: Option<Error>,
-    /// Since when somebody could have taken this.
-    unread_since: Option<Instant>,
-}
-
-/// A key was written or deleted.
-#[derive(Debug)]
-pub(super) struct Change {
-    /// As it stands now; of one that was deleted, the key alone.
-    pub(super) place: Place,
-    pub(super) deleted: bool,
-}
+/// A watch, and what its readers are told.
+type ReadBy = (Arc<Sub>, Arc<Feed>);
 
 /// A watch that is open for as long as this lives.
 pub(super) struct Subscription {
     watcher: Weak<Watcher>,
     sub: Arc<Sub>,
+    feed: Arc<Feed>,
     number: u64,
     reader: Arc<Reader>,
 }
@@ -145,20 +107,17 @@ impl Drop for KeyGuard {
 impl Subscription {
     /// Takes what was told since the last call.
     pub(super) fn news(&self) -> News {
-        let mut news = lock(&self.reader.news);
-        let (changes, refused) = (std::mem::take(&mut news.changes), news.refused.take());
-        news.unread_since = None;
-        News { opened: news.opened, since: news.since, changes, refused, unread_since: None }
+        self.reader.news()
     }
 
     /// Since when nobody has taken what was told.
     pub(super) fn unread_since(&self) -> Option<Instant> {
-        lock(&self.reader.news).unread_since
+        self.reader.unread_since()
     }
 
     /// Waits for something to be told.
     pub(super) async fn told(&self) {
-        self.reader.told.notified().await;
+        self.reader.told().await;
     }
 
     /// The key that is watched, or where the range begins.
@@ -170,7 +129,7 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         if let Some(watcher) = self.watcher.upgrade() {
-            watcher.leave(&self.sub, self.number);
+            watcher.leave(self);
         }
     }
 }
@@ -184,12 +143,19 @@ impl Watcher {
     pub(super) fn read(self: &Arc<Watcher>, key: &[u8], range: bool) -> Result<Subscription> {
         let mut state = lock(&self.state);
         let shared = (key.into(), range);
-        if let Some(sub) = state.read.get(&shared).cloned() {
-            return Ok(self.join(sub));
-        }
-        let sub = self.begin(&mut state, shared.0.clone(), range, 0, Purpose::Read)?;
-        state.read.insert(shared, sub.clone());
-        Ok(self.join(sub))
+        let (sub, feed) = match state.read.get(&shared).cloned() {
+            Some(open) => open,
+            None => {
+                let feed = Arc::<Feed>::default();
+                let purpose = Purpose::Read(feed.clone());
+                let sub = self.begin(&mut state, shared.0.clone(), range, 0, purpose)?;
+                state.read.insert(shared, (sub.clone(), feed.clone()));
+                (sub, feed)
+            }
+        };
+        // With the state locked, so that nobody ends it meanwhile.
+        let (number, reader) = feed.join();
+        Ok(Subscription { watcher: Arc::downgrade(self), sub, feed, number, reader })
     }
 
     /// Calls `gone` once when a key that was last seen at this revision is not there any more.
@@ -199,7 +165,7 @@ impl Watcher {
         seen: i64,
         gone: impl Fn() + Send + Sync + 'static,
     ) -> Result<KeyGuard> {
-        let purpose = Purpose::Guard(Box::new(gone));
+        let purpose = Purpose::Guard { gone: Box::new(gone), opened: AtomicU64::new(0) };
         let sub = self.begin(&mut lock(&self.state), key, false, seen.saturating_add(1), purpose)?;
         Ok(KeyGuard { watcher: Arc::downgrade(self), sub })
     }
@@ -218,7 +184,7 @@ impl Watcher {
             state.alive = Some(self.follow_all()?);
         }
         state.last_id += 1;
-        let sub = Arc::new(Sub { id: state.last_id, key, range, start, purpose, readers: Mutex::default() });
+        let sub = Arc::new(Sub { id: state.last_id, key, range, start, purpose });
         state.subs.insert(sub.id, sub.clone());
         match &state.orders {
             Some(orders) => drop(orders.send(sub.create(start))),
@@ -245,24 +211,13 @@ impl Watcher {
         Ok(alive)
     }
 
-    /// One more who reads a watch; with the state locked, so that nobody ends it meanwhile.
-    fn join(self: &Arc<Watcher>, sub: Arc<Sub>) -> Subscription {
-        let (number, reader) = lock(&sub.readers).join();
-        Subscription { watcher: Arc::downgrade(self), sub, number, reader }
-    }
-
     /// Ends a watch with its last reader.
-    fn leave(&self, sub: &Arc<Sub>, number: u64) {
+    fn leave(&self, subscription: &Subscription) {
         let mut state = lock(&self.state);
-        {
-            let mut readers = lock(&sub.readers);
-            readers.all.remove(&number);
-            if !readers.all.is_empty() {
-                return;
-            }
+        if subscription.feed.leave(subscription.number) {
+            state.unshare(&subscription.sub);
+            state.end(&subscription.sub);
         }
-        state.unshare(sub);
-        state.end(sub);
     }
 
     /// Takes in what the stream said; gives the key that is to be read, if one is.
@@ -280,19 +235,24 @@ impl Watcher {
             return Ok(None);
         }
         if answer.created {
-            let again = sub.opened(wire::revision(answer.header.as_ref()), self.client.env.now()) > 1;
-            let again = again || sub.start == 0;
             lock(&self.state).denied = false;
-            return Ok((again && matches!(sub.purpose, Purpose::Guard(_))).then_some(sub));
+            let again = match &sub.purpose {
+                Purpose::Guard { opened, .. } => opened.fetch_add(1, Ordering::Relaxed) > 0 || sub.start == 0,
+                Purpose::Read(feed) => {
+                    feed.opened(wire::revision(answer.header.as_ref()), self.client.env.now());
+                    false
+                }
+            };
+            return Ok(again.then_some(sub));
         }
         match &sub.purpose {
-            Purpose::Guard(gone) => {
+            Purpose::Guard { gone, .. } => {
                 let ends = |event: &Event| event.kind == DELETED || event.kv.as_ref().is_some_and(is_evicted);
                 if answer.events.iter().any(ends) {
                     gone();
                 }
             }
-            Purpose::Read => sub.tell(answer.events, self.client.env.now()),
+            Purpose::Read(feed) => feed.tell(answer.events, self.client.env.now()),
         }
         Ok(None)
     }
@@ -305,19 +265,15 @@ impl Watcher {
         if state.denied {
             return Err(Stale);
         }
-        let unopened: Vec<_> =
-            state.subs.values().filter(|sub| lock(&sub.readers).opened == 0).cloned().collect();
-        for sub in unopened {
-            // Who comes later asks anew.
-            state.unshare(&sub);
-            sub.tell_all(self.client.env.now(), |news| {
-                news.refused = Some(Error::new(
-                    ErrorKind::Refused,
-                    format!(
-                        "etcd does not let this user watch the lock: {reason}; see the documentation of the etcd store"
-                    ),
-                ));
-            });
+        let refused = Error::new(
+            ErrorKind::Refused,
+            format!(
+                "etcd does not let this user watch the lock: {reason}; see the documentation of the etcd store"
+            ),
+        );
+        // Who comes later asks anew.
+        for (_, (_, feed)) in state.read.extract_if(|_, (_, feed)| feed.times_opened() == 0) {
+            feed.refuse(&refused, self.client.env.now());
         }
         Ok(())
     }
@@ -325,7 +281,9 @@ impl Watcher {
     /// The server gave a watch up, for its past was compacted. Opened again from the present, it counts as opened anew,
     /// and is read.
     fn canceled(&self, sub: &Arc<Sub>) {
-        lock(&sub.readers).opened += 1;
+        if let Purpose::Guard { opened, .. } = &sub.purpose {
+            opened.fetch_add(1, Ordering::Relaxed);
+        }
         if let Some(orders) = &lock(&self.state).orders {
             let _ = orders.send(sub.create(0));
         }
@@ -345,7 +303,7 @@ impl State {
     /// Has nobody join a watch any more.
     fn unshare(&mut self, sub: &Arc<Sub>) {
         let key = (sub.key.clone(), sub.range);
-        if self.read.get(&key).is_some_and(|shared| Arc::ptr_eq(shared, sub)) {
+        if self.read.get(&key).is_some_and(|(shared, _)| Arc::ptr_eq(shared, sub)) {
             self.read.remove(&key);
         }
     }
@@ -365,50 +323,11 @@ impl Sub {
         WatchRequest { order: Some(WatchOrder::Create(create)) }
     }
 
-    /// Notes that it was opened at this revision, and says how often it was.
-    fn opened(&self, revision: i64, now: Instant) -> u64 {
-        let opened = {
-            let mut readers = lock(&self.readers);
-            (readers.opened, readers.since) = (readers.opened + 1, revision);
-            readers.opened
-        };
-        self.tell_all(now, |news| (news.opened, news.since) = (news.opened + 1, revision));
-        opened
-    }
-
-    fn tell(&self, events: Vec<Event>, now: Instant) {
-        let changed = |event: Event| {
-            let deleted = event.kind == DELETED;
-            event.kv.map(|kv| (kv.mod_revision, Arc::new(Change { place: Place::read(&kv), deleted })))
-        };
-        let (revisions, changes): (Vec<i64>, Vec<_>) = events.into_iter().filter_map(changed).unzip();
-        {
-            // Whoever joins has to read what was told before.
-            let mut readers = lock(&self.readers);
-            readers.since = revisions.into_iter().fold(readers.since, i64::max);
-        }
-        self.tell_all(now, |news| {
-            if news.changes.len() + changes.len() > MAX_EVENTS {
-                news.changes.clear();
-                // As if it had been opened anew at a later revision: the reader looks for itself.
-                news.opened += 1;
-                news.since = i64::MAX;
-            } else {
-                news.changes.extend(changes.iter().cloned());
-            }
-        });
-    }
-
-    /// Tells all readers.
-    fn tell_all(&self, now: Instant, tell: impl Fn(&mut News)) {
-        let readers: Vec<_> = lock(&self.readers).all.values().cloned().collect();
-        for reader in readers {
-            {
-                let mut news = lock(&reader.news);
-                tell(&mut news);
-                news.unread_since.get_or_insert(now);
-            }
-            reader.told.notify_one();
+    /// How often it was opened.
+    fn times_opened(&self) -> u64 {
+        match &self.purpose {
+            Purpose::Read(feed) => feed.times_opened(),
+            Purpose::Guard { opened, .. } => opened.load(Ordering::Relaxed),
         }
     }
 }
@@ -453,7 +372,7 @@ impl Watcher {
         }
         let (sender, orders) = mpsc::unbounded_channel();
         for sub in state.subs.values() {
-            let start = if lock(&sub.readers).opened == 0 { sub.start } else { 0 };
+            let start = if sub.times_opened() == 0 { sub.start } else { 0 };
             let _ = sender.send(sub.create(start));
         }
         state.orders = Some(sender);
@@ -507,7 +426,7 @@ async fn read_guarded(watcher: Weak<Watcher>, client: Arc<Client>, link: Arc<Lin
         if let Ok(answer) = client.read(reads).await {
             for (sub, found) in batch.iter().zip(answer.ranges) {
                 let is_gone = found.kvs.first().is_none_or(is_evicted);
-                if let (true, Purpose::Guard(gone)) = (is_gone, &sub.purpose) {
+                if let (true, Purpose::Guard { gone, .. }) = (is_gone, &sub.purpose) {
                     gone();
                 }
             }
@@ -515,46 +434,5 @@ async fn read_guarded(watcher: Weak<Watcher>, client: Arc<Client>, link: Arc<Lin
         }
         client.env.sleep_until(client.env.now() + pause).await;
         pause = (pause * 2).min(BACKOFF.1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_joins_a_watch_knows_what_was_told_before() {
-        let sub = Sub {
-            id: 1,
-            key: b"q/"[..].into(),
-            range: true,
-            start: 0,
-            purpose: Purpose::Read,
-            readers: Mutex::default(),
-        };
-        let now = Instant::from_nanos(0);
-        let event = |mod_revision| {
-            let kv = KeyValue { key: b"q/1f-0".to_vec(), mod_revision, ..KeyValue::default() };
-            Event { kind: DELETED, kv: Some(kv) }
-        };
-        let join = || lock(&sub.readers).join().1;
-        let of = |reader: &Reader| {
-            let news = lock(&reader.news);
-            (news.opened, news.since, news.changes.len())
-        };
-        let first = join();
-        assert_eq!(of(&first), (0, 0, 0));
-        sub.opened(5, now);
-        sub.tell(vec![event(7), event(9)], now);
-        let second = join();
-        sub.tell(vec![event(11)], now);
-        assert_eq!(of(&first), (1, 5, 3));
-        // What it read before the ninth revision has to be read again.
-        assert_eq!(of(&second), (1, 9, 1));
-        // Each counts openings for itself: one that missed events, those as well.
-        sub.tell((0..=MAX_EVENTS as i64).map(event).collect(), now);
-        let before = of(&first).0;
-        sub.opened(99, now);
-        assert_eq!(of(&first), (before + 1, 99, 0));
     }
 }
