@@ -114,7 +114,7 @@ pub(crate) async fn connect(store: &Store) -> clinch::Result<Locks> {
     connect_within(store, &env, &Limits::of_a_question(&env)).await
 }
 
-/// Whether there is a store to look at: who only looks makes no directory. Says so where there is none, whose URL may be misspelt.
+/// Whether there is a store to look at: who takes no lock makes no directory. Says so where there is none, whose URL may be misspelt.
 pub(crate) fn is_there(store: &Store) -> clinch::Result<bool> {
     let is_unmade = Locks::is_unmade(&store.url, Env::host(Lane::here()?))?;
     if let Some(dir) = file::dir_of(&store.url).filter(|_| is_unmade) {

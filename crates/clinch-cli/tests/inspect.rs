@@ -182,11 +182,15 @@ fn times_are_in_the_zone_of_tz() {
 
 /// A URL that is misspelt is a directory from then on, and a monitor never hears that it asks the wrong one.
 #[test]
-fn a_look_makes_no_directory_and_says_that_there_is_none() {
+fn who_takes_no_lock_makes_no_directory_and_says_that_there_is_none() {
     let world = World::new();
+    let claim = "0123456789abcdef0123456789abcdef";
     for (args, code) in [
         (&["ls"][..], 0),
         (&["ls", "--json"], 0),
+        (&["renew", "x", claim], 79),
+        (&["release", "x", claim], 79),
+        (&["release", "--json", "x", claim], 79),
         (&["show", "x"], 1),
         (&["show", "--json", "x"], 1),
         (&["break", "--yes", "x"], 1),

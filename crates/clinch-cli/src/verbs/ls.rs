@@ -16,6 +16,8 @@ use crate::table::{Look, table};
 pub(crate) async fn run(store: &Store, ls: &Ls) -> Outcome {
     let wanted = Wanted::of(ls);
     if let Some(every) = ls.watch {
+        // It may be made later: then that is looked at.
+        is_there(store)?;
         return watch::run(store, wanted, every).await;
     }
     let Survey { mut locks, unread } = match is_there(store)? {

@@ -1,16 +1,19 @@
 //! `clinch release`: the end of a lease of `clinch acquire`.
 
-use clinch::Released;
+use clinch::{Loss, LossKind, Released};
 
 use crate::args::{Release, Store};
-use crate::connect::ask;
+use crate::connect::{ask, is_there};
 use crate::documents::{ResultJson, ResultWord, document};
 use crate::exit::{Failure, LOST, Outcome};
 use crate::output::answer;
 
 pub(crate) async fn run(store: &Store, args: &Release) -> Outcome {
     let claim = args.claim.parse()?;
-    let released = ask(store, async |locks| locks.release_detached(&args.name, claim).await).await?;
+    let released = match is_there(store)? {
+        true => ask(store, async |locks| locks.release_detached(&args.name, claim).await).await?,
+        false => Released::AlreadyLost(Loss::new(LossKind::Deleted, "nobody has locked anything there")),
+    };
     let result = if released == Released::Released { ResultWord::Released } else { ResultWord::Lost };
     if args.json {
         answer(&document(ResultJson::new(&args.name, claim, result))?)?;
