@@ -8,6 +8,8 @@
 //! | `signals.rs` | which signals are caught, and when |
 //! | `children.rs` | reaping: the child, and orphans |
 //! | `kin.rs` | what a job has started in other process groups |
+//! | `search.rs` | finding that, also where it is hidden |
+//! | `ask.rs` | telling all of it a signal, a while at a time |
 //! | `namespace.rs` | the job of a process 1, where nothing shows it |
 //! | `stat.rs` | what the kernel says of a process |
 //! | `watch.rs` | sees to the job where we cannot: killed, stopped, hanging |
@@ -23,6 +25,7 @@
 //! | `events.rs` | the JSON lines of `--events` |
 //! | `sys.rs` | the few unsafe system calls |
 
+mod ask;
 pub(crate) mod children;
 pub(crate) mod door;
 pub(crate) mod end;
@@ -37,6 +40,7 @@ pub(crate) mod namespace;
 pub(crate) mod nesting;
 mod parts;
 pub(crate) mod reentry;
+mod search;
 pub(crate) mod signals;
 pub(crate) mod spawn;
 pub(crate) mod stat;

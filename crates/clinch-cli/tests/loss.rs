@@ -3,11 +3,13 @@
 mod common;
 
 use std::fs::{Permissions, set_permissions};
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{PermissionsExt as _, chown};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use clinch_testkit::Redis;
-use common::{Running, World, eventually, kill, runs};
+use common::{MANY, Running, World, end_large_job, eventually, kill, large_job, runs};
 use rustix::process::Signal;
 
 const STUBBORN: &str = "trap 'echo TERM >> log' TERM; echo $$ > job.pid; while :; do sleep 0.02; done";
@@ -233,4 +235,47 @@ fn a_part_that_cannot_be_stopped_is_named() {
     kill(part, Signal::KILL);
     assert_eq!(output.status.code(), Some(79), "needs root: {said}");
     assert_eq!(said.matches(&format!("process {part} of the job is another user's")).count(), 1, "{said}");
+}
+
+/// Who starts one process after another there has a line written for each.
+#[test]
+fn of_parts_that_cannot_be_stopped_the_topmost_is_named() {
+    let world = World::new();
+    world.install("/usr/bin/setpriv", "as-root");
+    set_permissions(world.path("as-root"), Permissions::from_mode(0o4755)).unwrap();
+    world.install(env!("CARGO_BIN_EXE_clinch"), "clinch");
+    chown(world.path("."), Some(65_534), Some(65_534)).unwrap();
+    let job = "while [ ! -e stop ]; do /bin/sleep 0.01; done";
+    let mut run = Command::new("setpriv");
+    run.args(["--reuid=65534", "--regid=65534", "--clear-groups", "./clinch", "run", "--max-hold", "1s"]);
+    run.args(["--grace", "0.1s", "x", "./as-root", "--reuid=0", "sh", "-c", job]);
+    run.current_dir(world.path(".")).stderr(Stdio::piped());
+    let url = format!("file://{}", world.path("theirs").display());
+    let mut run = Running(run.env("CLINCH_URL", url).env_remove("CLINCH_HELD").spawn().unwrap());
+    let mut said = BufReader::new(run.0.stderr.take().unwrap()).lines();
+    let mut named = said.by_ref().map(Result::unwrap).filter(|line| line.contains("another user's"));
+    assert!(named.next().is_some());
+    // It goes on for some hundred more.
+    std::thread::sleep(Duration::from_secs(3));
+    world.write("stop", "");
+    run.wait();
+    // One may have been orphaned right then.
+    assert!(named.count() < 4, "each is named");
+}
+
+/// Some are told to end and have their time, of many the others are killed unasked.
+#[test]
+fn all_of_a_large_job_are_told_to_end() {
+    let world = World::new();
+    let job = large_job("signal.signal(signal.SIGTERM,signal.SIG_IGN)");
+    let mut run =
+        world.start(["run", "--max-hold", "24s", "--grace", "12s", "-q", "x", "python3", "-c", &job]);
+    eventually("all run", || world.lines("begun") == MANY);
+    eventually("all are told", || world.lines("told") == MANY || run.0.try_wait().unwrap().is_some());
+    let told = world.lines("told");
+    // Whoever was not is killed unasked.
+    let _ = kill(run.pid(), Signal::KILL);
+    kill(world.pid("job.pid"), Signal::KILL);
+    end_large_job(&world);
+    assert_eq!(told, MANY);
 }

@@ -3,8 +3,9 @@
 mod common;
 
 use std::os::unix::process::ExitStatusExt;
+use std::time::{Duration, Instant};
 
-use common::{Running, World, eventually, runs};
+use common::{MANY, Running, World, end_large_job, eventually, large_job, runs};
 use rustix::process::Signal;
 
 const LOGGING_JOB: &str = r#"
@@ -73,6 +74,24 @@ fn a_signal_reaches_the_job_of_a_run_inside_once() {
             std::fs::remove_file(world.path(file)).unwrap();
         }
     }
+}
+
+/// Some hear of it, the first process among them; the others work on when the lock is free.
+#[test]
+fn a_large_job_is_told_as_a_whole() {
+    let world = World::new();
+    let job = large_job("signal.signal(signal.SIGTERM,signal.SIG_DFL)");
+    let mut run = world.start(["run", "-q", "x", "python3", "-c", &job]);
+    world.pid("job.pid");
+    eventually("all run", || world.lines("begun") == MANY);
+    run.signal(Signal::TERM);
+    assert_eq!(run.code(), 128 + 15);
+    // Who was told before may say so a little later.
+    let began = Instant::now();
+    while world.lines("told") < MANY && began.elapsed() < Duration::from_secs(10) {}
+    let told = world.lines("told");
+    end_large_job(&world);
+    assert_eq!(told, MANY, "others run on without the lock");
 }
 
 /// A job that leads a session of its own hears nothing; its children there, neither.

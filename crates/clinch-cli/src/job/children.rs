@@ -79,8 +79,28 @@ impl Child {
     }
 
     /// Passes a signal on to the job, which has it already as far as it is in our process group where that has it.
-    pub(crate) fn pass_on(&self, signal: Signal, group_has_it: bool) {
+    pub(crate) fn pass_on(&mut self, signal: Signal, group_has_it: bool) {
         self.kin.pass_on(signal, self.pid, group_has_it);
+    }
+
+    /// Passes a signal on to the runs that it has left behind.
+    pub(crate) fn pass_on_to_inner(&mut self, signal: Signal, group_has_it: bool) {
+        self.kin.pass_on_to_inner(signal, self.door.inner(), group_has_it);
+    }
+
+    /// Whether some of it have yet to hear of a signal.
+    pub(crate) fn is_asking(&self) -> bool {
+        self.kin.is_asking()
+    }
+
+    /// Goes on to tell them, for a while; tells who cannot be told.
+    pub(crate) fn go_on_asking(&mut self) -> Vec<Pid> {
+        self.kin.go_on()
+    }
+
+    /// How many processes it has at least, as far as is known.
+    pub(crate) fn most(&self) -> usize {
+        self.kin.most()
     }
 
     /// Whether its first process is stopped.
@@ -132,7 +152,7 @@ impl Child {
         }
         let but = group_has_it.then(sys::group);
         for pid in children(getpid(), true).filter(|pid| self.kin.has(*pid)) {
-            let has_it = but.is_some() && Stat::of(pid).map(|stat| stat.group) == but;
+            let has_it = but.is_some() && sys::group_of(pid) == but;
             if !has_it {
                 let _ = kill_process(pid, signal);
             }
@@ -143,15 +163,18 @@ impl Child {
         }
     }
 
-    /// Sends a signal that is to end it to all of the job: also to parts that made process groups of their own, as `timeout`
-    /// does.
-    pub(crate) fn end(&mut self, signal: Signal) -> Reached {
-        if signal == Signal::KILL {
-            // Not sooner, since what ends by itself may need inner runs for that.
-            self.door.close();
-        }
+    /// Asks all of the job to end, also parts that made process groups of their own, as `timeout` does; tells who cannot be asked.
+    pub(crate) fn ask_to_end(&mut self) -> Vec<Pid> {
         self.kin.gather(self.pid);
-        self.kin.signal(signal, self.door.inner())
+        self.kin.ask_to_end(self.door.inner())
+    }
+
+    /// Kills all of it.
+    pub(crate) fn kill(&mut self) -> Reached {
+        // Not sooner, since what ends by itself may need inner runs for that.
+        self.door.close();
+        self.kin.gather(self.pid);
+        self.kin.kill(self.door.inner())
     }
 
     /// Lets the next run in that wants to enter the lock, as long as there is something to enter; or says that somebody has killed the watch.

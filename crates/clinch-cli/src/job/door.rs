@@ -132,7 +132,9 @@ impl Inner {
 
     /// It, and its parent.
     pub(crate) fn root(&self) -> Option<(Pid, Pid)> {
-        Some((self.pid, Pid::from_raw(Stat::of(self.pid)?.parent)?)).filter(|_| self.runs())
+        // One that is hidden since may have fallen to us.
+        let parent = Stat::of(self.pid).map_or(Some(getpid()), |stat| Pid::from_raw(stat.parent));
+        Some((self.pid, parent?)).filter(|_| self.runs())
     }
 }
 

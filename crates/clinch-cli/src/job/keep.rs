@@ -76,7 +76,7 @@ impl Kept<'_> {
                 let mut pause = Duration::ZERO;
                 while timeout(pause, running.ended()).await.is_err() {
                     if let Some(time) = looks.lost().await {
-                        self.end(first, Some(&running), time).await;
+                        self.end(first.clone(), Some(&running), time).await;
                         return Ok(Ending::TakenAway);
                     }
                     pause = LOOKS_EVERY;
@@ -99,7 +99,7 @@ impl Kept<'_> {
     }
 
     /// Ends all of it, as the wrapper would: what is asked to end, and has not in time, is killed. Nobody else has the lock before all are gone, or the
-    /// notice is over. Of its first process nothing may be told but that it runs: of another user's, where `/proc` hides those (`hidepid`).
+    /// notice is over. Of its first process nothing may be told but that it runs: where there are no descriptors to spare.
     async fn end(&self, first: Option<Part>, running: Option<&ProcessEnd>, time: Time) {
         sys::set_name(watcher::ENDS);
         let since = Instant::now();

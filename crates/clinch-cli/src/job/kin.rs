@@ -1,33 +1,28 @@
 //! All that descends from us, in whatever process groups: found anew for each signal, and remembered by
-//! nobody, since whoever loses its parent falls to us.
+//! nobody, since whoever loses its parent falls to us; or by a signal alone that is being told (`ask.rs`).
 //!
 //! What has left its parents and our process group before the job has to stop, a daemon, is no part of it any more, unless it is a run of
 //! the same lock.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
+use super::ask::{Ask, Beyond, To};
 use super::door::Inner;
 use super::reentry::settled;
-use super::signals::asks_to_end;
+use super::search::{Met, Search};
+use super::signals::asks_to_stop;
 use super::stat::Stat;
 use super::{namespace, sys, watcher};
 use crate::args::Orphans;
-
-/// How long is looked for those who are to be asked, which delays all else. Who is to be killed is looked for in any case.
-const LOOK_FOR: Duration = Duration::from_millis(50);
-
-/// How many are met in any case, however slow the host is.
-const FEW: usize = 64;
 
 /// The descendants of this process, but for those that are not of the job.
 #[derive(Debug)]
@@ -41,6 +36,10 @@ pub(crate) struct Kin {
     killed: Option<Instant>,
     /// Children that this process had before the job, daemons that this has left behind, and the watch.
     spared: HashSet<Pid>,
+    /// Signals that some have yet to hear, one after another.
+    asks: VecDeque<Ask>,
+    /// How many were met by the look that met most.
+    most: usize,
 }
 
 impl Kin {
@@ -50,7 +49,9 @@ impl Kin {
         let is_namespace = namespace::is_the_job();
         let before = (!is_init).then(|| children(getpid(), true)).into_iter().flatten();
         let leaves = orphans == Orphans::Leave && !is_init;
-        Kin { leaves, gathered: false, is_namespace, killed: None, spared: before.chain([watch]).collect() }
+        let spared = before.chain([watch]).collect();
+        let (killed, asks) = (None, VecDeque::new());
+        Kin { leaves, gathered: false, is_namespace, killed, spared, asks, most: 0 }
     }
 
     /// Whether a child of ours is of the job, as far as is known.
@@ -81,7 +82,8 @@ impl Kin {
     }
 
     /// Stops all who still run, also the runs that were let in with all below them; tells whom, and who is stopped by now.
-    pub(crate) fn hold(&self, leader: Pid, inner: &[Inner]) -> (Vec<OwnedFd>, HashSet<Pid>) {
+    pub(crate) fn hold(&mut self, leader: Pid, inner: &[Inner]) -> (Vec<OwnedFd>, HashSet<Pid>) {
+        self.forget_stops();
         if self.is_namespace {
             // The kernel stops no process 1, which goes on with the job.
             return (Vec::new(), HashSet::new());
@@ -93,17 +95,17 @@ impl Kin {
         let (mut held, mut met) = (Vec::new(), HashSet::new());
         loop {
             let before = met.len();
-            let mut stop = |stat: &Stat, process: &OwnedFd| {
+            let mut stop = |one: &Met| {
                 // Who was stopped before is not for us to wake.
-                if Pid::from_raw(stat.pid).is_some_and(|pid| met.insert(pid))
-                    && !stat.is_stopped
-                    && pidfd_send_signal(process, Signal::STOP).is_ok()
+                if met.insert(one.pid)
+                    && !one.is_stopped()
+                    && pidfd_send_signal(&one.held, Signal::STOP).is_ok()
                 {
-                    held.extend(process.try_clone());
+                    held.extend(one.held.try_clone());
                 }
                 true
             };
-            self.meet(spared.clone(), inner, || None, &mut stop);
+            search(&spared, inner).go_on(None, &mut stop);
             if met.len() == before {
                 return (held, met);
             }
@@ -113,76 +115,106 @@ impl Kin {
     /// Passes a signal on: to the first process of the job, and to whatever descends from us in our process group or that one's. Once to each: a
     /// `clinch run` among them passes it on to what is below it.
     /// Where our group has it already, only to that of the first process, if it is another.
-    pub(crate) fn pass_on(&self, signal: Signal, leader: Pid, group_has_it: bool) {
+    pub(crate) fn pass_on(&mut self, signal: Signal, leader: Pid, group_has_it: bool) {
+        if signal == Signal::CONT {
+            self.forget_stops();
+        }
         if self.is_namespace {
             return namespace::pass_on(signal, Some(leader), group_has_it);
         }
-        let (us, ours) = (getpid(), sys::group());
-        let theirs = Stat::of(leader).map(|stat| stat.group).filter(|group| *group != ours);
+        let ours = sys::group();
+        let theirs = sys::group_of(leader).filter(|group| *group != ours);
         let groups = [Some(ours).filter(|_| !group_has_it), theirs];
-        if groups == [None, None] {
-            return;
-        }
-        let mut seen = self.spared.clone();
-        // Twice, for whoever falls to us since its parent has just ended by that.
-        for _ in 0..2 {
-            let roots = children(us, true).map(|child| (child, us)).collect();
-            descend(roots, &mut seen, Some(Instant::now() + LOOK_FOR), |stat, held| {
-                if groups.contains(&Some(stat.group)) {
-                    let _ = pidfd_send_signal(held, signal);
-                }
-                !is_clinch(stat.pid)
-            });
+        if groups != [None, None] {
+            self.ask(signal, To::Groups(groups), search(&self.spared, &[]));
         }
     }
 
-    /// Sends a signal to all of them, and to the runs that were let in with all below them.
-    pub(crate) fn signal(&mut self, signal: Signal, inner: &[Inner]) -> Reached {
+    /// Passes a signal on to the runs that were let in, and to all below them, but for the members of our process group where they have it.
+    pub(crate) fn pass_on_to_inner(&mut self, signal: Signal, inner: &[Inner], group_has_it: bool) {
+        let next = inner.iter().filter_map(Inner::root).collect();
+        let but = group_has_it.then(sys::group);
+        self.ask(signal, To::AllBut(but), Search { next, seen: HashSet::new() });
+    }
+
+    /// Asks all of them to end, and the runs that were let in with all below them; tells who cannot be, as far as that is known yet.
+    pub(crate) fn ask_to_end(&mut self, inner: &[Inner]) -> Vec<Pid> {
         if self.is_namespace {
-            let since = match signal {
-                Signal::KILL => *self.killed.get_or_insert_with(Instant::now),
-                _ => Instant::now(),
-            };
-            return Reached { any: namespace::end(signal, since), beyond: Vec::new() };
+            namespace::end(Signal::TERM, Instant::now());
+            return Vec::new();
         }
-        // Who is only asked is killed later.
-        settled(|| self.signal_once(signal, inner), |reached| reached.any || signal != Signal::KILL)
+        self.ask(Signal::TERM, To::All, search(&self.spared, inner))
     }
 
-    /// As above, to those that one look meets, which it tells too.
-    fn signal_once(&self, signal: Signal, inner: &[Inner]) -> (Reached, HashSet<Pid>) {
-        let until = || (signal != Signal::KILL).then(|| Instant::now() + LOOK_FOR);
+    fn ask(&mut self, signal: Signal, to: To, search: Search) -> Vec<Pid> {
+        // One that nobody has heard yet is one with the next, as for the kernel.
+        if self.asks.iter().skip(1).any(|ask| ask.signal == signal && ask.to == to) {
+            return Vec::new();
+        }
+        self.asks.push_back(Ask::new(signal, to, search));
+        if self.asks.len() > 1 { Vec::new() } else { self.go_on() }
+    }
+
+    /// Whether some have yet to hear of a signal.
+    pub(crate) fn is_asking(&self) -> bool {
+        !self.asks.is_empty()
+    }
+
+    /// Goes on to tell them, for a while; tells who cannot be told.
+    pub(crate) fn go_on(&mut self) -> Vec<Pid> {
+        let Some(ask) = self.asks.front_mut() else { return Vec::new() };
+        let (is_over, beyond) = ask.go_on(ours);
+        self.most = self.most.max(ask.met());
+        if is_over {
+            self.asks.pop_front();
+        }
+        beyond
+    }
+
+    /// Those who were stopped meanwhile, or go on, are not to be stopped by what was told before.
+    fn forget_stops(&mut self) {
+        self.asks.retain(|ask| !asks_to_stop(ask.signal));
+    }
+
+    /// How many there are at least, as far as is known.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Kills all of them, and the runs that were let in with all below them.
+    pub(crate) fn kill(&mut self, inner: &[Inner]) -> Reached {
+        self.asks.clear();
+        if self.is_namespace {
+            let since = *self.killed.get_or_insert_with(Instant::now);
+            return Reached { any: namespace::end(Signal::KILL, since), beyond: Vec::new() };
+        }
+        settled(|| self.kill_once(inner), |reached| reached.any)
+    }
+
+    /// As above, those that one look meets, which it tells too.
+    fn kill_once(&self, inner: &[Inner]) -> (Reached, HashSet<Pid>) {
         // Who cannot look, perhaps for want of a descriptor, finds nobody, and knows nothing.
-        let mut reached = Reached { any: can_look().is_err(), beyond: Vec::new() };
-        let mut send = |stat: &Stat, held: &OwnedFd| {
-            match pidfd_send_signal(held, signal) {
-                Ok(()) => reached.any = true,
-                Err(Errno::PERM) if !stat.is_over => reached.beyond.extend(Pid::from_raw(stat.pid)),
-                Err(_) => {}
-            }
-            // Who is stopped does not hear it.
-            let _ = pidfd_send_signal(held, Signal::CONT);
+        let (mut any, mut beyond) = (can_look().is_err(), Beyond::default());
+        let mut search = search(&self.spared, inner);
+        search.go_on(None, |one| {
+            any |= beyond.send(Signal::KILL, one);
             true
-        };
-        let seen = self.meet(self.spared.clone(), inner, until, &mut send);
-        (reached, seen)
+        });
+        (Reached { any, beyond: beyond.topmost }, search.seen)
     }
+}
 
-    /// Meets all who descend from us but those that are spared, and then the runs that were let in with all below them, in any case.
-    fn meet(
-        &self,
-        spared: HashSet<Pid>,
-        inner: &[Inner],
-        until: impl Fn() -> Option<Instant>,
-        mut meet: impl FnMut(&Stat, &OwnedFd) -> bool,
-    ) -> HashSet<Pid> {
-        let (us, mut seen) = (getpid(), spared.clone());
-        descend(children(us, true).map(|child| (child, us)).collect(), &mut seen, until(), &mut meet);
-        let inner: Vec<_> = inner.iter().filter_map(Inner::root).collect();
-        seen.retain(|pid| !spared.contains(pid) || !inner.iter().any(|(inner, _)| inner == pid));
-        descend(inner, &mut seen, until(), &mut meet);
-        seen
-    }
+/// For all who descend from us but those that are spared, and the runs that were let in with all below them, in any case.
+fn search(spared: &HashSet<Pid>, inner: &[Inner]) -> Search {
+    let inner: Vec<_> = inner.iter().filter_map(Inner::root).collect();
+    let mut seen = spared.clone();
+    seen.retain(|pid| !inner.iter().any(|(inner, _)| inner == pid));
+    Search { next: ours().into_iter().chain(inner).collect(), seen }
+}
+
+/// Our children, each with us.
+fn ours() -> Vec<(Pid, Pid)> {
+    children(getpid(), true).map(|child| (child, getpid())).collect()
 }
 
 /// Whom a signal has reached.
@@ -190,14 +222,14 @@ impl Kin {
 pub(crate) struct Reached {
     /// Whether there was anybody.
     pub(crate) any: bool,
-    /// Those that run and may not be sent any: another user's, by `sudo`.
+    /// Those that run and may not be sent any: another user's, by `sudo`. The topmost of them.
     pub(crate) beyond: Vec<Pid>,
 }
 
 /// What the job has left behind in process groups of its own.
 fn daemons(leader: Pid) -> impl Iterator<Item = Pid> {
     let ours = sys::group();
-    let is_daemon = move |pid: &Pid| Stat::of(*pid).is_some_and(|stat| stat.group != ours);
+    let is_daemon = move |pid: &Pid| sys::group_of(*pid).is_some_and(|group| group != ours);
     children(getpid(), true).filter(move |pid| *pid != leader).filter(is_daemon)
 }
 
@@ -225,24 +257,8 @@ pub(crate) fn has_own_proc() -> io::Result<()> {
     )))
 }
 
-/// Sends a signal to a run that was let in, and to all below it, but for the members of our process group where they have it. A stopped
-/// one goes on if that asks it to end.
-pub(crate) fn signal_all(inner: &Inner, signal: Signal, group_has_it: bool) {
-    let until = Instant::now() + LOOK_FOR;
-    let but = group_has_it.then(sys::group);
-    descend(inner.root().into_iter().collect(), &mut HashSet::new(), Some(until), |stat, held| {
-        if but != Some(stat.group) {
-            let _ = pidfd_send_signal(held, signal);
-        }
-        if asks_to_end(signal) {
-            let _ = pidfd_send_signal(held, Signal::CONT);
-        }
-        true
-    });
-}
-
 /// Whether a process runs this very program.
-fn is_clinch(pid: i32) -> bool {
+pub(super) fn is_clinch(pid: i32) -> bool {
     let program =
         |of: &str| fs::metadata(format!("/proc/{of}/exe")).map(|file| (file.dev(), file.ino())).ok();
     program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))
@@ -265,45 +281,20 @@ pub(crate) fn may_be_wrapper(pid: Pid) -> bool {
 
 /// Whether a process has this name, or had it when it ended.
 pub(crate) fn is_named(pid: Pid, name: &CStr) -> bool {
-    fs::read(format!("/proc/{pid}/comm")).is_ok_and(|is| is.strip_suffix(b"\n") == Some(name.to_bytes()))
+    has_name(pid, &[name])
+}
+
+fn has_name(pid: Pid, names: &[&CStr]) -> bool {
+    let is_one = |is: &[u8]| names.iter().any(|name| is.strip_suffix(b"\n") == Some(name.to_bytes()));
+    fs::read(format!("/proc/{pid}/comm")).is_ok_and(|is| is_one(&is))
 }
 
 /// Whether a process watches over a run (`watcher.rs`), perhaps one inside the job: it is no part of that, and has to see to its own when this ends. It is
 /// known by its name and program, also while it becomes the verb, and by leading a session.
 pub(crate) fn is_watch(pid: Pid) -> bool {
-    [watcher::NAME, watcher::ENDS, watcher::BECOMES].iter().any(|name| is_named(pid, name))
+    has_name(pid, &[watcher::NAME, watcher::ENDS, watcher::BECOMES])
         && Stat::of(pid).is_some_and(|stat| stat.leads_session)
         && (is_clinch(raw(pid)) || is_any_clinch(raw(pid)))
-}
-
-/// Meets processes, each with its parent, and all below those of which `meet` says that it goes on there, but those that were seen.
-fn descend(
-    mut next: Vec<(Pid, Pid)>,
-    seen: &mut HashSet<Pid>,
-    until: Option<Instant>,
-    mut meet: impl FnMut(&Stat, &OwnedFd) -> bool,
-) {
-    let us = getpid();
-    while let Some((pid, parent)) = next.pop() {
-        if seen.len() >= FEW && until.is_some_and(|until| Instant::now() > until) {
-            break;
-        }
-        if !seen.insert(pid) || is_watch(pid) {
-            continue;
-        }
-        // By a descriptor, and one at a time: the id may be another's soon, and there may be few descriptors.
-        let Ok(held) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
-        // Who has that id now and that parent, or us for want of it, is who was found.
-        let Some(stat) = Stat::of(pid).filter(|stat| [parent, us].map(raw).contains(&stat.parent)) else {
-            continue;
-        };
-        let threads = stat.threads > 1;
-        let before: Vec<Pid> = children(pid, threads).collect();
-        if meet(&stat, &held) {
-            // Again: the kernel lets nobody start another who has yet to hear a signal.
-            next.extend(before.into_iter().chain(children(pid, threads)).map(|child| (child, pid)));
-        }
-    }
 }
 
 /// The children of a process: of its first thread, or of all of them.
@@ -320,6 +311,6 @@ pub(crate) fn children(of: Pid, threads: bool) -> impl Iterator<Item = Pid> {
     pids.collect::<Vec<_>>().into_iter()
 }
 
-fn raw(pid: Pid) -> i32 {
+pub(super) fn raw(pid: Pid) -> i32 {
     pid.as_raw_nonzero().get()
 }

@@ -2,8 +2,10 @@
 //! cleared. So all are found before the first of them hears anything, and remembered until they have ended.
 
 use std::collections::{HashSet, VecDeque};
-use std::fs;
+use std::hash::{Hash, Hasher};
 use std::iter::from_fn;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -12,6 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::kin::{children, is_watch};
 use super::reentry::{has_entered, was_told};
+use super::search::{everybody, runs, seen_children};
 use super::stat::Stat;
 use super::sys;
 
@@ -21,44 +24,80 @@ const BECOMING: Duration = Duration::from_secs(1);
 /// The pause for a process that is just becoming another.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A process. When it began tells it from others that have its id later: descriptors would, too, but there may be few.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// A process. When it began tells it from others that have its id later: descriptors would, too, but there may be few. One that `/proc` hides has one.
+#[derive(Clone, Debug)]
 pub(super) struct Part {
     pid: Pid,
     begun: Duration,
+    hidden: Option<Rc<OwnedFd>>,
+}
+
+impl PartialEq for Part {
+    fn eq(&self, other: &Part) -> bool {
+        (self.pid, self.begun) == (other.pid, other.begun)
+    }
+}
+
+impl Eq for Part {}
+
+impl Hash for Part {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.pid, self.begun).hash(state);
+    }
 }
 
 impl Part {
     /// The process that has this id.
     pub(super) fn who_has(pid: Pid) -> Option<Part> {
-        Part::who_had(pid, sys::since_boot())
+        Part::who_had(pid, sys::since_boot()).or_else(|| Part::hidden(pid))
     }
 
-    /// The process that had this id then; `None`: it is gone.
+    /// The process that had this id then; `None`: it is gone, or hidden.
     fn who_had(pid: Pid, then: Duration) -> Option<Part> {
         let begun = Stat::of(pid)?.begun;
-        (begun <= then).then_some(Part { pid, begun })
+        (begun <= then).then_some(Part { pid, begun, hidden: None })
     }
 
-    pub(super) fn pid(self) -> Pid {
+    /// The process that has this id, of which nothing is told.
+    fn hidden(pid: Pid) -> Option<Part> {
+        let held = pidfd_open(pid, PidfdFlags::empty()).ok().filter(|_| Stat::of(pid).is_none())?;
+        Some(Part { pid, begun: Duration::MAX, hidden: Some(Rc::new(held)) })
+    }
+
+    pub(super) fn pid(&self) -> Pid {
         self.pid
     }
 
-    fn runs(self) -> bool {
-        Stat::of(self.pid).is_some_and(|stat| stat.begun == self.begun && !stat.is_over)
+    fn runs(&self) -> bool {
+        match &self.hidden {
+            Some(held) => runs(held),
+            None => Stat::of(self.pid).is_some_and(|stat| stat.begun == self.begun && !stat.is_over),
+        }
     }
 
-    fn children(self) -> impl Iterator<Item = Part> {
-        let listed: Vec<Pid> = children(self.pid, true).collect();
+    fn children(&self) -> Vec<Part> {
+        let parent = self.pid;
+        let listed: Vec<Pid> = match &self.hidden {
+            // One that is hidden no more lists all of them.
+            Some(_) => children(parent, true).chain(seen_children(parent)).collect(),
+            None => children(parent, true).collect(),
+        };
         let then = sys::since_boot();
-        // They count also where it has ended meanwhile.
-        let is_anothers = Stat::of(self.pid).is_some_and(|stat| stat.begun != self.begun);
-        let parts = listed.into_iter().filter(move |pid| !is_anothers && !is_watch(*pid));
-        parts.filter_map(move |pid| Part::who_had(pid, then))
+        let is_anothers = match &self.hidden {
+            Some(held) => !runs(held),
+            // They count also where it has ended meanwhile.
+            None => Stat::of(parent).is_some_and(|stat| stat.begun != self.begun),
+        };
+        let is_listed = |part: &Part| children(parent, true).any(|child| child == part.pid);
+        let part = |pid| Part::who_had(pid, then).or_else(|| Part::hidden(pid).filter(is_listed));
+        listed.into_iter().filter(|pid| !is_anothers && !is_watch(*pid)).filter_map(part).collect()
     }
 
     /// Sends it a signal; says whether that may be.
-    fn send(self, signal: Signal) -> bool {
+    fn send(&self, signal: Signal) -> bool {
+        if let Some(held) = &self.hidden {
+            return pidfd_send_signal(held, signal).is_ok();
+        }
         // In this order: it is one process whose descriptor this is, and which began then.
         let held = pidfd_open(self.pid, PidfdFlags::empty());
         held.is_ok_and(|held| self.runs() && pidfd_send_signal(held, signal).is_ok())
@@ -104,7 +143,7 @@ impl<F: Fn(Pid) -> Option<bool>> Parts<F> {
         let mut killed = HashSet::new();
         loop {
             let (all, before) = (self.stop(true, until.min(Instant::now() + BECOMING)), killed.len());
-            killed.extend(all.into_iter().filter(|part| part.send(Signal::KILL)));
+            killed.extend(all.into_iter().filter(|part| part.send(Signal::KILL)).map(|part| part.pid));
             if killed.len() == before || Instant::now() >= until {
                 return;
             }
@@ -113,7 +152,7 @@ impl<F: Fn(Pid) -> Option<bool>> Parts<F> {
 
     /// Whether any of them runs. Finds what those have started that do.
     pub(super) fn are_left(&mut self) -> bool {
-        self.known = below(self.known.iter().copied(), |_| ()).into_iter().collect();
+        self.known = below(self.known.iter().cloned(), |_| ()).into_iter().collect();
         if self.known.is_empty() {
             self.known.extend(all_of(&self.is_of_it));
         }
@@ -130,13 +169,13 @@ impl<F: Fn(Pid) -> Option<bool>> Parts<F> {
                 // At once: of the next one it may not be told yet.
                 self.known.extend(all_of(&self.is_of_it).inspect(|part| _ = part.send(Signal::STOP)));
             }
-            let all = below(self.known.iter().copied(), |part| {
+            let all = below(self.known.iter().cloned(), |part| {
                 // Who may not be stopped is met in each round.
                 if part.send(Signal::STOP) {
-                    stopped.insert(part);
+                    stopped.insert(part.pid);
                 }
             });
-            self.known.extend(&all);
+            self.known.extend(all.iter().cloned());
             if stopped.len() == before || Instant::now() >= until {
                 return all;
             }
@@ -145,16 +184,17 @@ impl<F: Fn(Pid) -> Option<bool>> Parts<F> {
 }
 
 /// Those of these that run, and all below them, children first. Meets each before what it has started is listed.
-fn below(roots: impl Iterator<Item = Part>, mut meet: impl FnMut(Part)) -> Vec<Part> {
+fn below(roots: impl Iterator<Item = Part>, mut meet: impl FnMut(&Part)) -> Vec<Part> {
     let (mut seen, mut all) = (HashSet::new(), Vec::new());
     let mut next: Vec<(Part, bool)> = roots.map(|root| (root, false)).collect();
     while let Some((part, are_children_done)) = next.pop() {
         if are_children_done {
             all.push(part);
-        } else if part.runs() && seen.insert(part) {
-            meet(part);
+        } else if part.runs() && seen.insert(part.pid) {
+            meet(&part);
+            let children = part.children();
             next.push((part, true));
-            next.extend(part.children().map(|child| (child, false)));
+            next.extend(children.into_iter().map(|child| (child, false)));
         }
     }
     all
@@ -168,7 +208,8 @@ pub(super) fn told_of(claim: ClaimId, all: bool) -> impl Fn(Pid) -> Option<bool>
 
 /// All who are of it. Of whom that cannot be told yet is asked again last, for a while.
 pub(super) fn all_of(is_of_it: impl Fn(Pid) -> Option<bool>) -> impl Iterator<Item = Part> {
-    let (mut next, since) = (everybody().collect::<VecDeque<_>>(), Instant::now());
+    let next = everybody().filter(|pid| !is_watch(*pid));
+    let (mut next, since) = (next.collect::<VecDeque<_>>(), Instant::now());
     let then = sys::since_boot();
     from_fn(move || {
         loop {
@@ -186,10 +227,4 @@ pub(super) fn all_of(is_of_it: impl Fn(Pid) -> Option<bool>) -> impl Iterator<It
             }
         }
     })
-}
-
-fn everybody() -> impl Iterator<Item = Pid> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let all = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
-    all.filter(|pid| !is_watch(*pid))
 }

@@ -14,7 +14,6 @@ const TICKS: u64 = 100;
 
 /// What `/proc/PID/stat` says of a process.
 pub(crate) struct Stat {
-    pub(super) pid: i32,
     pub(crate) parent: i32,
     /// Zero where its first process is in another PID namespace.
     pub(crate) group: i32,
@@ -51,7 +50,6 @@ impl Stat {
         let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
         let (code, from, to) = (number(23)?, number(47)?, number(48)?);
         Some(Stat {
-            pid: pid.as_raw_nonzero().get(),
             // The kernel tells last where the program is.
             has_empty_environment: from == to && to > 0 && code > 0,
             // Its first thread may have ended before others.

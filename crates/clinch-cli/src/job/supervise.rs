@@ -1,6 +1,7 @@
 //! The loop around a running job: passes signals on, follows its stops, renews nothing (the keeper does) but stops the job
 //! when its lock is about to be lost, and returns when it has ended and was reaped.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use clinch::{Env, Guard, Instant, Loss, LossKind, Standing};
@@ -10,7 +11,6 @@ use tokio::signal::unix;
 use super::children::{Child, Exit};
 use super::events::{Event, Events, StopWord};
 use super::fork::{NotBegun, Start};
-use super::kin::signal_all;
 use super::loss::{Plan, Stage, Step};
 use super::signals::{Caught, Signals, asks_to_stop};
 use super::spawn::inherited;
@@ -22,6 +22,12 @@ use crate::output::say;
 
 /// How soon is looked again for what is left of a killed job.
 const ROUND: Duration = Duration::from_millis(10);
+
+/// The pause in which all else has its turn while many are told of a signal.
+const TURN: Duration = Duration::from_millis(1);
+
+/// How many are named that cannot be stopped, of which some may be orphaned without end.
+const MOST_NAMED: usize = 16;
 
 /// How long a job may take to stop after it was asked to, until we take it for one that does not.
 const STOPS_WITHIN: Duration = Duration::from_secs(5);
@@ -60,7 +66,7 @@ pub(crate) struct Progress {
     /// Whether it waits for a run of the same lock that the job has left behind.
     waits: bool,
     /// Those that could not be sent a signal.
-    beyond: Vec<Pid>,
+    beyond: HashSet<Pid>,
 }
 
 impl Default for Progress {
@@ -75,7 +81,7 @@ impl Default for Progress {
             looks_at: None,
             standing,
             waits: false,
-            beyond: Vec::new(),
+            beyond: HashSet::new(),
         }
     }
 }
@@ -111,8 +117,12 @@ impl Supervisor<'_> {
             }
             self.stop_if_asked(signals);
             self.wake_if_forgotten();
+            let beyond = self.child.go_on_asking();
+            self.name(beyond);
             let again = [self.hold_or_stop(), self.tell_watch()].into_iter().flatten().min();
-            let again = [again, self.progress.waits.then_some(LEFT_BEHIND)].into_iter().flatten().min();
+            let [waits, asks] =
+                [self.progress.waits.then_some(LEFT_BEHIND), self.child.is_asking().then_some(TURN)];
+            let again = [again, waits, asks].into_iter().flatten().min();
             let again = again.map(|time| self.env.clock().now() + time);
             let again = [again, self.progress.looks_at].into_iter().flatten().min();
             tokio::select! {
@@ -143,7 +153,7 @@ impl Supervisor<'_> {
             } else if self.progress.stage != Stage::Running {
                 // Of a job that had to stop, nothing may go on without the lock.
                 self.progress.stage = Stage::Killed;
-                self.end(Signal::KILL);
+                self.kill_all();
             }
             self.child.reap();
             self.ended(exit);
@@ -164,10 +174,11 @@ impl Supervisor<'_> {
         if self.progress.stage == Stage::Killed {
             // In rounds, since what was killed may just have started others, until there is nobody who can be.
             self.child.reap_all();
-            let left = self.end(Signal::KILL);
+            let left = self.kill_all();
             return self.progress.exit.filter(|_| !left);
         }
-        self.progress.exit.filter(|_| !waits)
+        // Whoever has yet to hear of a signal that ended the job would go on without the lock.
+        self.progress.exit.filter(|_| !waits && !self.child.is_asking())
     }
 
     /// Whether something that the job has left behind is waited for: all of it if that was asked for, else what runs under the same lock.
@@ -283,7 +294,7 @@ impl Supervisor<'_> {
             // They are stopped with us.
             Some(_) if asks_to_stop(signal) => {}
             Some(_) if self.run.orphans == Orphans::Wait => self.child.signal_orphans(signal, group_has_it),
-            Some(_) => self.child.inner().iter().for_each(|inner| signal_all(inner, signal, group_has_it)),
+            Some(_) => self.child.pass_on_to_inner(signal, group_has_it),
         }
     }
 
@@ -307,33 +318,37 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Sends all of the job a signal that is to end it; says whether there was anybody. Tells of whom none can be sent.
-    fn end(&mut self, signal: Signal) -> bool {
-        let reached = self.child.end(signal);
-        for pid in reached.beyond {
-            if !self.progress.beyond.contains(&pid) {
-                self.progress.beyond.push(pid);
-                if !self.run.quiet {
-                    let name = &self.run.name;
-                    say(format_args!(
-                        "lock \"{name}\": process {pid} of the job is another user's and cannot be stopped: it runs on without the lock"
-                    ));
-                }
+    /// Kills all of the job; says whether there was anybody.
+    fn kill_all(&mut self) -> bool {
+        let reached = self.child.kill();
+        self.name(reached.beyond);
+        reached.any
+    }
+
+    /// Tells, once, of those to whom no signal can be sent.
+    fn name(&mut self, beyond: Vec<Pid>) {
+        for pid in beyond {
+            if self.progress.beyond.len() < MOST_NAMED && self.progress.beyond.insert(pid) && !self.run.quiet
+            {
+                let name = &self.run.name;
+                say(format_args!(
+                    "lock \"{name}\": process {pid} of the job is another user's and cannot be stopped: it runs on without the lock"
+                ));
             }
         }
-        reached.any
     }
 
     fn terminate(&mut self) {
         self.progress.stage = Stage::Terminated;
         self.progress.told = Some(self.env.clock().now());
-        self.end(Signal::TERM);
+        let beyond = self.child.ask_to_end();
+        self.name(beyond);
         self.report_stopping(StopWord::Term);
     }
 
     fn kill(&mut self) {
         self.progress.stage = Stage::Killed;
-        self.end(Signal::KILL);
+        self.kill_all();
         self.report_stopping(StopWord::Kill);
     }
 

@@ -154,10 +154,16 @@ pub(crate) fn group() -> i32 {
     unsafe { libc::getpgrp() }
 }
 
+/// The process group of a process, as above; also of one that `/proc` hides.
+pub(crate) fn group_of(process: Pid) -> Option<i32> {
+    // SAFETY: as above.
+    let group = unsafe { libc::getpgid(process.as_raw_nonzero().get()) };
+    (group >= 0).then_some(group)
+}
+
 /// Whether a process is in our process group.
 pub(crate) fn is_in_our_group(process: Pid) -> bool {
-    // SAFETY: as above.
-    unsafe { libc::getpgid(process.as_raw_nonzero().get()) == group() }
+    group_of(process) == Some(group())
 }
 
 /// Sends a signal to all whom this process can see and signal, but itself and the first of its pid namespace.

@@ -308,8 +308,11 @@ impl Watcher<'_> {
     /// Has the parts go on that were stopped with us.
     fn wake_parts(&self) {
         for (part, _) in self.parts.iter().flatten() {
-            if stat::letter(*part) == Some(b'T') {
-                let _ = kill_process(*part, Signal::CONT);
+            match stat::letter(*part) {
+                Some(b'T') => _ = kill_process(*part, Signal::CONT),
+                // It is hidden, or gone.
+                None if Some(*part) == self.job => _ = self.tell(Signal::CONT),
+                _ => {}
             }
         }
     }

@@ -240,3 +240,30 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// How many parts a large job has: more than are met in one turn.
+pub const MANY: usize = 300;
+
+/// A job that starts so many, of which each says when it is told to end, and ends by that; and does this itself then.
+pub fn large_job(itself: &str) -> String {
+    format!(
+        "import os,signal
+def say(to): os.write(os.open(to,os.O_WRONLY|os.O_APPEND|os.O_CREAT,0o666),b'%d\\n'%os.getpid())
+def told(*_): say('told'); os._exit(0)
+signal.signal(signal.SIGTERM,told)
+for i in range({MANY}):
+    if os.fork()==0:
+        say('begun')
+        while True: signal.pause()
+{itself}
+open('job.pid','w').write(str(os.getpid())+'\\n')
+while True: signal.pause()"
+    )
+}
+
+/// Ends what is left of one.
+pub fn end_large_job(world: &World) {
+    for part in world.read("begun").lines().filter_map(|part| part.parse().ok()).filter(|part| runs(*part)) {
+        kill(part, Signal::KILL);
+    }
+}
