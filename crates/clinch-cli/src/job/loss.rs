@@ -20,11 +20,16 @@ const GRACE_AFTER_LOSS: Duration = Duration::from_secs(1);
 /// Time that is kept between KILL and the deadline: timers are late, and dying takes a moment.
 const MAX_KILL_MARGIN: Duration = Duration::from_millis(100);
 
+/// As well for each process of the job, which has to be found in `/proc`. Measured: 0.6 ms, by a build without optimization on a busy host.
+const KILL_MARGIN_EACH: Duration = Duration::from_millis(1);
+
 /// How a child is stopped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     on_lost: OnLost,
     grace: Duration,
+    /// How many processes are to be killed at least, as far as is known.
+    parts: usize,
 }
 
 /// How far the stopping has come.
@@ -72,7 +77,12 @@ impl Plan {
         }
         let shortest = [ttl, max_hold].into_iter().flatten().min();
         let default = shortest.map_or(MAX_DEFAULT_GRACE, |time| (time / 6).min(MAX_DEFAULT_GRACE));
-        Ok(Plan { on_lost, grace: grace.unwrap_or(default) })
+        Ok(Plan { on_lost, grace: grace.unwrap_or(default), parts: 0 })
+    }
+
+    /// So many processes were met.
+    pub(crate) fn meets(&mut self, parts: usize) {
+        self.parts = parts;
     }
 
     /// How long a child gets to stop when the lock was taken away; `None`: it is not stopped.
@@ -112,10 +122,17 @@ impl Plan {
         let left = if lost.is_some() {
             self.grace.min(GRACE_AFTER_LOSS).saturating_sub(told.unwrap_or_default())
         } else {
-            remaining.saturating_sub((self.grace / 4).min(MAX_KILL_MARGIN))
+            remaining.saturating_sub(kill_margin(self.grace, self.parts))
         };
         if left.is_zero() { Step::Kill } else { Step::Wait(Some(left)) }
     }
+}
+
+/// How long before the deadline a job of so many processes is killed: half of its grace is its own in any case.
+fn kill_margin(grace: Duration, parts: usize) -> Duration {
+    let each = KILL_MARGIN_EACH.saturating_mul(u32::try_from(parts).unwrap_or(u32::MAX));
+    let margin = (grace / 4).min(MAX_KILL_MARGIN);
+    margin.saturating_add(each).min(grace / 2)
 }
 
 #[cfg(test)]
@@ -137,6 +154,19 @@ mod tests {
         assert_eq!(soon, Step::Wait(Some(MS(800))));
         assert_eq!(plan.step(Stage::Terminated, Some(MS(100)), None, Some(MS(900))), Step::Kill);
         assert_eq!(plan.step(Stage::Killed, Some(MS(0)), Some(LossKind::Expired), None), Step::Wait(None));
+    }
+
+    #[test]
+    fn many_are_killed_sooner_but_have_half_of_their_grace() {
+        for (grace, parts, margin) in
+            [(1000, 0, 100), (200, 0, 50), (1000, 2, 102), (5000, 1500, 1600), (1000, 1500, 500), (0, 9, 0)]
+        {
+            assert_eq!(kill_margin(MS(grace), parts), MS(margin), "{grace} {parts}");
+        }
+        assert_eq!(kill_margin(MS(1000), usize::MAX), MS(500));
+        let mut plan = plan(OnLost::Term);
+        plan.meets(400);
+        assert_eq!(plan.step(Stage::Terminated, Some(MS(300)), None, Some(MS(700))), Step::Kill);
     }
 
     #[test]

@@ -301,6 +301,7 @@ impl Supervisor<'_> {
     /// Stops the job if it is time; says when to look again.
     fn hold_or_stop(&mut self) -> Option<Duration> {
         loop {
+            self.plan.meets(self.child.most());
             let Progress { stage, told, .. } = self.progress;
             let told = told.map(|told| self.env.clock().now().since(told));
             let lost = match self.guard.standing() {
