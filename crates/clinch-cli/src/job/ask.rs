@@ -15,7 +15,7 @@ use super::sys;
 const LOOK_FOR: Duration = Duration::from_millis(50);
 
 /// How long is looked for them at all, for which the lock of a job that has ended is kept.
-const ASK_FOR: Duration = Duration::from_secs(10);
+const ASK_FOR: Duration = Duration::from_secs(30);
 
 /// Who is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
