@@ -244,7 +244,6 @@ impl Store {
                 self.client.delete_as_seen(evicted).await?;
             }
             self.claims.deleted(claim.id, created);
-            self.settle(claim.id);
             return Ok(Entered::Again);
         };
         // Perhaps it was moved by a step whose answer did not come: what was known before tells nothing of its lease.
@@ -402,13 +401,6 @@ impl Store {
     fn made(&self, claim: &Claim, created: i64) -> Result<()> {
         self.claims.made(claim.id, created);
         self.claims.watch_later(claim.id, &self.client.env, &self.watcher)
-    }
-
-    /// Forgets a place in the queue that is gone, unless a step of it may still reach the server.
-    fn settle(&self, id: ClaimId) {
-        if self.claims.with(id, |known| !known.in_doubt()) == Some(true) {
-            self.claims.forget(id);
-        }
     }
 }
 

@@ -89,8 +89,9 @@ impl Claims {
         sweeping.collect()
     }
 
-    /// Forgets claims whose keys were deleted, unless a step of them may still come.
-    pub(in crate::backends::etcd) fn swept(&self, ids: impl Iterator<Item = ClaimId>) {
+    /// Forgets claims whose keys were deleted, unless a step of them may still come; gives the leases that they had for themselves.
+    #[must_use]
+    pub(in crate::backends::etcd) fn swept(&self, ids: impl Iterator<Item = ClaimId>) -> Vec<Arc<Session>> {
         let mut table = lock(&self.table);
         let mut gone = Vec::new();
         for id in ids {
@@ -99,8 +100,10 @@ impl Claims {
             }
         }
         drop(table);
+        let own = gone.iter().flat_map(|entry| entry.known.own_leases()).cloned().collect();
         // Ends watches, which takes other locks.
         drop(gone);
+        own
     }
 
     /// Notes that no step of these claims can come any more that rests on this session.

@@ -129,7 +129,7 @@ impl Sessions {
         let ids: Vec<ClaimId> = sweeping.iter().map(|sweeping| sweeping.id).collect();
         sweeping.into_iter().for_each(|Sweeping { deleting, .. }| deleting.came_to(&swept));
         if let Ok(Some(())) = swept {
-            self.claims.swept(ids.into_iter());
+            self.give_back(self.claims.swept(ids.into_iter()));
         }
     }
 
