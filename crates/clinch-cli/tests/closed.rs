@@ -88,6 +88,21 @@ fn a_failed_run_gives_its_turn_back_if_it_is_asked_to() {
     assert_eq!(World::new().code(["run", "--retry-failed", "x", "true"]), 64);
 }
 
+/// Each start of a job that fails, or is broken, leaves something on the server until the job's next turn would have come, and for ever where
+/// elections begin its time anew.
+#[test]
+fn what_was_closed_and_is_opened_leaves_no_lease_behind() {
+    let etcd = Etcd::start();
+    let world = World::on(etcd.url());
+    for _ in 0..3 {
+        assert_eq!(world.code(["run", "-n", "--once-per", "30days", "--retry-failed", "x", "false"]), 1);
+    }
+    assert_eq!(world.code(["run", "--min-hold", "1h", "--once-per", "30days", "y", "true"]), 0);
+    assert_eq!(etcd.leases().len(), 2, "y is closed, and its turn is");
+    assert_eq!(world.code(["break", "y", "--yes"]), 0);
+    eventually("nothing is left", || etcd.leases().is_empty());
+}
+
 /// A job that ended well keeps others out for longer than it asked for, or one that never began does at all.
 #[test]
 fn what_is_kept_closed_opens_in_time() {

@@ -30,6 +30,8 @@ use common::{PATIENCE, lock, release};
 
 #[path = "etcd_faults/closed.rs"]
 mod closed;
+#[path = "etcd_faults/closings.rs"]
+mod closings;
 #[path = "etcd_faults/cluster.rs"]
 mod cluster;
 #[path = "etcd_faults/detached.rs"]

@@ -84,6 +84,7 @@
 
 mod claims;
 mod client;
+mod closing;
 mod cuttable;
 mod enter;
 mod examine;

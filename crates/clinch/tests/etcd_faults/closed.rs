@@ -5,10 +5,10 @@ use std::time::SystemTime;
 use super::*;
 
 /// For how long the locks of these tests are closed, unless etcd starts that anew.
-const CLOSED: Duration = Duration::from_secs(3600);
+pub(super) const CLOSED: Duration = Duration::from_secs(3600);
 
 /// How far clocks of hosts may be apart, and a little.
-const LATE: Duration = Duration::from_secs(61);
+pub(super) const LATE: Duration = Duration::from_secs(61);
 
 /// Leaves a lock closed, since so long ago.
 async fn leave_closed(etcd: &Etcd, locks: &Locks, name: &str, since: Duration) {
@@ -17,7 +17,7 @@ async fn leave_closed(etcd: &Etcd, locks: &Locks, name: &str, since: Duration) {
 }
 
 /// Has the record of a lock's only key say that it was written so long ago.
-fn backdate(etcd: &Etcd, name: &str, since: Duration) {
+pub(super) fn backdate(etcd: &Etcd, name: &str, since: Duration) {
     let [key] = &keys(etcd, name)[..] else { panic!("{name} has no key, or several") };
     let value = etcd.ctl(&["get", "--print-value-only", key]);
     let (head, rest) = value.split_once("\"since\":\"").unwrap();

@@ -139,7 +139,7 @@ async fn a_renewal_by_another_client_that_arrives_very_late_moves_nothing() {
 }
 
 /// Of a lease that nobody else has.
-const OWN_TTL: Duration = Duration::from_secs(3601);
+pub(super) const OWN_TTL: Duration = Duration::from_secs(3601);
 
 /// Whether a request asks for such a lease.
 fn asks_for_own(request: &[u8]) -> bool {

@@ -9,15 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::claims::{Claims, Known};
-use super::client::Client;
-use super::grant::Granted;
 use super::keys;
 use super::moves::{hang, touch};
 use super::record::{self, Place, Standing};
 use super::session::Session;
 use super::slots::STANDS_FOR;
 use super::store::Store;
-use super::view::View;
 use super::wire::{self, Compare, KeyValue, PutRequest, RequestOp, TxnRequest, TxnResponse};
 use crate::backend::{Freed, NOTICE};
 use crate::claim::{Claim, ClaimId, Mode};
@@ -70,6 +67,10 @@ impl Store {
     pub(super) async fn free(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
         let Some(known) = self.claims.get(claim.id) else {
             let places = self.places(&claim.name).await?;
+            if !places.iter().any(|place| place.is(claim.id)) {
+                let closes = |lease| places.iter().any(|place| place.lease == lease);
+                self.sessions.settle_closings(claim.id, closes).await;
+            }
             return match places.iter().find(|place| place.is(claim.id) || place.is_evicted(claim.id)) {
                 Some(place) if place.is_evicted(claim.id) => {
                     self.client.delete_as_seen(place).await?;
@@ -123,6 +124,7 @@ impl Store {
         // One that was evicted has only kept the lock closed.
         let is_own = |kv: &KeyValue| !Place::read(kv).is_evicted(id);
         let found = answer?.prev_kvs;
+        self.sessions.settle_closings(id, |_| false).await;
         Ok(if found.first().is_some_and(is_own) { Freed::Removed } else { Freed::Absent })
     }
 
@@ -168,7 +170,7 @@ impl Store {
                 failure: [wire::get(key).into()].into_iter().chain(fences).collect(),
             };
             if let Some(lease) = &mut closing {
-                lease.keep();
+                self.sessions.closings.begin(claim.id, lease.keep());
             }
             let answer = match self.client.txn(txn).await {
                 // On a full server the fence cannot be raised, but the key can be deleted.
@@ -178,7 +180,15 @@ impl Store {
                     maybe_freed = stand.is_some();
                     continue;
                 }
-                answer => answer?,
+                Ok(answer) => answer,
+                Err(error) => {
+                    let may_be_done = matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Exhausted);
+                    if let Some(lease) = closing.as_mut().filter(|_| !may_be_done && !maybe_freed) {
+                        lease.let_go();
+                        self.sessions.closings.fail(claim.id, lease.id);
+                    }
+                    return Err(error);
+                }
             };
             let Some(answer) = answer else {
                 // Whatever was still to come is gone with the lease that is gone.
@@ -191,14 +201,17 @@ impl Store {
                 doubted.drain(..).for_each(|session| session.raise_fence(answer.revision()));
             }
             if answer.succeeded {
+                let closes = |lease| closing.as_ref().is_some_and(|closing| closing.id == lease);
+                self.sessions.settle_closings(claim.id, closes).await;
                 return Ok(Freed::Removed);
             }
             match Stand::found(&answer, claim.id) {
                 Some(found) => stand = Some(found),
                 None => {
-                    // Unless the server has done what it refused.
-                    closing.iter_mut().filter(|_| !maybe_freed).for_each(Granted::let_go);
                     let place = answer.ranges().next().and_then(|range| range.kvs.first()).map(Place::read);
+                    // An attempt of before may have closed it unheard, or the server has done what it refused.
+                    let closes = |lease| place.as_ref().is_some_and(|place| place.lease == lease);
+                    self.sessions.settle_closings(claim.id, closes).await;
                     let is_freed = maybe_freed && place.is_none();
                     if let Some(place) = place.filter(|place| place.is_evicted(claim.id)) {
                         self.client.delete_as_seen(&place).await?;
@@ -208,37 +221,6 @@ impl Store {
             }
         }
         Err(Error::new(ErrorKind::Unknown, "the claim was moved from lease to lease while it was released"))
-    }
-
-    /// What closes a lock: the claim's key stays, and with it its place, ahead of everybody; but it hangs on a lease
-    /// that ends when the lock opens, and says that nobody holds it. So it closes the lock to every program.
-    async fn close(&self, claim: &Claim, key: &[u8], linger: Duration) -> Result<(RequestOp, Granted)> {
-        // Before it is read in which term that is.
-        let lease = self.sessions.grant(linger).await?;
-        let (term, wall) = (self.client.history.term(), self.client.env.clock().wall());
-        let value = record::closed(claim, linger, term, wall)?;
-        let put = PutRequest { key: key.to_vec(), value, lease: lease.id, ..PutRequest::default() };
-        Ok((put.into(), lease))
-    }
-
-    /// Opens a lock whose time is up: leases count whole seconds, and two at least.
-    pub(super) async fn open_again(&self, view: &View) -> Result<()> {
-        let up = view.closed_until.is_some_and(|open| open <= self.now());
-        if let Some(place) = view.ahead.last().filter(|_| up) {
-            self.client.delete_as_seen(place).await?;
-        }
-        Ok(())
-    }
-
-    /// Opens a lock that was released closed, if that is over by now whatever its lease says; tells whether there was such.
-    pub(super) async fn open_overdue(&self, places: &[Place]) -> Result<bool> {
-        let (term, wall) = (self.client.history.term(), self.client.env.clock().wall());
-        let is_overdue = |place: &&Place| place.overdue_from(term).is_some_and(|from| from <= wall);
-        let overdue: Vec<&Place> = places.iter().filter(is_overdue).collect();
-        for place in &overdue {
-            self.client.delete_as_seen(place).await?;
-        }
-        Ok(!overdue.is_empty())
     }
 
     /// An operator's release; opens a lock that lingers closed as well.
@@ -288,6 +270,9 @@ impl Store {
         let success = [wire::delete(&place.key)].into_iter().chain(opens(lingering)).collect();
         let txn = TxnRequest { compare, success, failure: Vec::new() };
         let deleted = self.client.txn(txn).await?.is_some_and(|answer| answer.succeeded);
+        if deleted {
+            self.sessions.give_back_closed(opened(lingering)).await;
+        }
         Ok(if deleted { Freed::Removed } else { Freed::Absent })
     }
 
@@ -345,6 +330,7 @@ impl Store {
         }
         // If this fails, it stays closed for longer to who does not wait for it, unless it is evicted again.
         let _ = self.persist(|| self.shorten(Stand { lease, ..stand }, &place.key, time)).await;
+        self.sessions.give_back_closed(opened(lingering)).await;
         // A holder that lives renews its own and gives it back, and is not to hear that it ended. Of a shell's, nobody would.
         if unrenewed >= NOTICE {
             self.sessions.give_back_theirs(place.lease).await;
@@ -420,26 +406,17 @@ impl Store {
     }
 }
 
-impl Client {
-    /// Deletes a key if it is still the one that was seen.
-    pub(super) async fn delete_as_seen(self: &Arc<Client>, place: &Place) -> Result<Freed> {
-        let mut compare = vec![Compare::created(&place.key, place.created)];
-        // What keeps a lock closed does nothing else any more, whichever lease that is on.
-        if !matches!(place.standing, Standing::Closed { .. }) {
-            compare.push(Compare::lease(&place.key, place.lease));
-        }
-        let txn = TxnRequest { compare, success: vec![wire::delete(&place.key)], failure: Vec::new() };
-        let deleted = self.txn(txn).await?.is_some_and(|answer| answer.succeeded);
-        Ok(if deleted { Freed::Removed } else { Freed::Absent })
-    }
-}
-
 /// Opens a lock that lingers closed, as far as it still does. Along with the eviction: else it goes to the evicted claim first.
 fn opens(lingering: &[Place]) -> impl Iterator<Item = RequestOp> {
-    lingering.iter().take(OTHERS).map(|closed| {
+    opened(lingering).map(|closed| {
         let compare = vec![Compare::created(&closed.key, closed.created)];
         TxnRequest { compare, success: vec![wire::delete(&closed.key)], failure: Vec::new() }.into()
     })
+}
+
+/// Those of them that are opened so.
+fn opened(lingering: &[Place]) -> impl Iterator<Item = &Place> {
+    lingering.iter().take(OTHERS)
 }
 
 /// Those of all ahead who alone keep a claim waiting; `None` when it holds the lock.

@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 
 use super::claims::Claims;
 use super::client::Client;
+use super::closing::Closings;
 use super::flight::Flights;
 use super::keys;
 use super::watch::{KeyGuard, Watcher};
@@ -176,6 +177,7 @@ pub(super) struct Sessions {
     shared: Mutex<HashMap<u64, Arc<Session>>>,
     /// Those that are being made.
     opening: Flights<u64, Arc<Session>>,
+    pub(super) closings: Closings,
     host: String,
 }
 
@@ -194,8 +196,8 @@ struct Record {
 impl Sessions {
     pub(super) fn new(client: Arc<Client>, watcher: Arc<Watcher>, claims: Arc<Claims>) -> Arc<Sessions> {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let (shared, opening) = (Mutex::default(), Flights::default());
-        let sessions = Arc::new(Sessions { client, watcher, claims, shared, opening, host });
+        let (shared, opening, closings) = (Mutex::default(), Flights::default(), Closings::default());
+        let sessions = Arc::new(Sessions { client, watcher, claims, shared, opening, closings, host });
         let all = Arc::downgrade(&sessions);
         sessions.client.history.when_turned_back(move || {
             if let Some(sessions) = all.upgrade() {

@@ -251,6 +251,7 @@ impl Backend for Store {
     fn forget(&self, claim: &Claim) {
         self.claims.answered(claim.id);
         self.claims.forget_isolated(claim.id, self.now());
+        self.sessions.closings.forget(claim.id);
     }
 
     async fn wait(&self, claim: &Claim) -> Result<Wake> {

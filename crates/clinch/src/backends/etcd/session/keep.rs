@@ -129,7 +129,10 @@ impl Sessions {
         let ids: Vec<ClaimId> = sweeping.iter().map(|sweeping| sweeping.id).collect();
         sweeping.into_iter().for_each(|Sweeping { deleting, .. }| deleting.came_to(&swept));
         if let Ok(Some(())) = swept {
-            self.give_back(self.claims.swept(ids.into_iter()));
+            self.give_back(self.claims.swept(ids.iter().copied()));
+            for id in ids {
+                self.settle_closings(id, |_| false).await;
+            }
         }
     }
 
@@ -153,6 +156,9 @@ impl Sessions {
             return Ok(Some(()));
         }
         let answer = self.client.txn(TxnRequest { success: deletes, ..TxnRequest::default() }).await?;
+        if answer.is_some() {
+            self.give_back_closed(own.iter().map(|(_, place)| place)).await;
+        }
         Ok(answer.map(drop))
     }
 
