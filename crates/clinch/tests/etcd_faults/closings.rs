@@ -128,6 +128,26 @@ async fn a_lock_that_could_not_be_closed_and_is_freed_leaves_no_lease() {
     }
 }
 
+/// An evictor that has ended could not shorten what it closed: that would last for as long as the holder's TTL, and longer.
+#[tokio::test]
+async fn a_holder_that_opens_what_its_evictor_closed_leaves_no_lease() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (backend, operator) = (open(&etcd.url()).await, open(&sieve.url()).await);
+    let claim = ghosts::claim(1, "job", LONG_TTL);
+    ghosts::granted(&*backend, &claim).await;
+    sieve.catch(Fate::Late, |request| contains(request, b"\"evicted\":true"));
+    let evicting = claim.clone();
+    let evicted = tokio::spawn(async move { operator.evict(&evicting.name, evicting.id).await });
+    sieve.caught().await;
+    evicted.abort();
+    assert!(evicted.await.is_err(), "the evictor has ended");
+    sieve.let_go().await;
+    assert!(carrier(&etcd, &backend.key(claim.id).unwrap()).1 > LONG_TTL.as_secs(), "it is evicted");
+    assert_eq!(backend.release(&claim, Duration::ZERO).await.unwrap(), Freed::Absent);
+    has_so_many_leases(&etcd, 1, "the one that its claims share is left").await;
+}
+
 /// The lease of its TTL is made when a waiter begins, and goes with it into its next place.
 #[tokio::test]
 async fn a_waiter_that_queues_again_leaves_no_lease_of_its_own() {

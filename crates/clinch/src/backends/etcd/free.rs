@@ -15,7 +15,7 @@ use super::record::{self, Place, Standing};
 use super::session::Session;
 use super::slots::STANDS_FOR;
 use super::store::Store;
-use super::wire::{self, Compare, KeyValue, PutRequest, RequestOp, TxnRequest, TxnResponse};
+use super::wire::{self, Compare, PutRequest, RequestOp, TxnRequest, TxnResponse};
 use crate::backend::{Freed, NOTICE};
 use crate::claim::{Claim, ClaimId, Mode};
 use crate::clock::Instant;
@@ -121,11 +121,11 @@ impl Store {
         let Some(deleting) = self.claims.deleting(id) else { return Ok(Freed::Absent) };
         let answer = self.client.delete(deleting.key()).await;
         deleting.came_to(&answer);
-        // One that was evicted has only kept the lock closed.
-        let is_own = |kv: &KeyValue| !Place::read(kv).is_evicted(id);
-        let found = answer?.prev_kvs;
+        let found = answer?.prev_kvs.first().map(Place::read);
+        self.sessions.give_back_closed(&found).await;
         self.sessions.settle_closings(id, |_| false).await;
-        Ok(if found.first().is_some_and(is_own) { Freed::Removed } else { Freed::Absent })
+        // One that was evicted has only kept the lock closed.
+        Ok(if found.is_some_and(|place| !place.is_evicted(id)) { Freed::Removed } else { Freed::Absent })
     }
 
     /// Ends the key of a claim of this client, wherever it stands, and says whether a step of it may still come.
