@@ -269,10 +269,11 @@ pub(crate) struct Show {
 /// Prints `name=... claim=... token=... for_pid=...`, quoted for the shell. The lock stays taken until `clinch release`, until its
 /// TTL has run out without `clinch renew`, or, on file://, until the process for_pid has ended: the one that reads this line, in
 /// `$(...)` the shell, in `( ... ) &` that part of it, or else the one that called this command, unless --for names another. Where nobody can tell
-/// which is meant, --for has to say it, else nothing is taken (64): where a part of a shell reads it whose own output the shell reads, and where what
-/// the one that called writes is read by another program, which may have called a helper, or note what a script says; or where sshd has started
-/// this command itself, or is seen to send the answer to another host, as in `ssh host clinch acquire x`. It is not seen of a shell on a terminal (`ssh -t`):
-/// give --for there. The lock is kept by a process, `clinch hold`, that is deaf to all signals but
+/// which is meant, --for has to say it, else nothing is taken (64): where a part of a shell reads it whose own output the shell reads; where what
+/// the one that called writes is read by another program, which may have called a helper, or note what a script says, by a pipe, a socket, or a terminal as
+/// `script` makes; where it is not seen who reads it, as of a script of another user's or outside of a container, which sudo, su, or docker exec may have
+/// been called by; where only a program like timeout, su, or xargs has called, which ends next; or where it goes to another host, as in
+/// `ssh host clinch acquire x`. At a prompt it is that shell's, also with `ssh -t`. The lock is kept by a process, `clinch hold`, that is deaf to all signals but
 /// KILL; `clinch release` ends it, or `clinch break`. On other stores it is bound to no process, and for_pid is empty. If that line cannot
 /// be written, the lock is released at once, and the exit code is 74; if this command was stopped until its lease was nearly over, it is 79. Check the exit code before the line is used, as in the example:
 /// who was killed prints nothing, and an `eval` of nothing goes on. What fails otherwise prints `(exit N)`, so that an `eval`

@@ -12,7 +12,7 @@ use clinch::{Env, ErrorKind, Instant, Lane, Locks, Released, Renew};
 use rustix::process::Signal;
 use tokio::net::unix::pipe::Receiver;
 
-use super::caller::{self, Caller, Other, caller};
+use super::caller::{self, Caller, caller};
 use super::hold::{KEEP, Report, read_line};
 use crate::args::{Acquire, Share, Store};
 use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, close, connect_within, is_transient};
@@ -244,8 +244,8 @@ async fn take(
 ) -> Result<Lease, Failed> {
     let mut locks = locks.clone().renew(Renew::Never);
     // Not us, who end next.
-    if let Some(owner) = caller::seen() {
-        locks = locks.on_behalf_of(owner.pid.unsigned_abs());
+    if let Some(owner) = caller::nearest() {
+        locks = locks.on_behalf_of(owner.unsigned_abs());
     }
     let request = Request::new(&locks, &args.name, &args.share)?;
     let left = limits.keep(async {
@@ -273,21 +273,7 @@ async fn owner_of(args: &Acquire) -> Result<i32, Failure> {
     let name = "name one with --for, whose end frees the lock";
     match caller().await {
         None => Err(Failure::usage(format!("the calling process cannot be told; {name}"))),
-        Some(Caller { pid, or: Some(Other::Original(reader)) }) => Err(Failure::usage(format!(
-            "the answer is read by process {pid}, a part of process {reader}, which reads what that writes: either may be about to \
-             use the lock; {name}, such as `--for $$` for the shell itself"
-        ))),
-        Some(Caller { pid, or: Some(Other::Above(reader)) }) => Err(Failure::usage(format!(
-            "process {pid} called, and what it writes is read by process {reader}: either may be about to use the lock; {name}, such as \
-             `--for {reader}` where process {pid} only passes the answer on, or `--for $$` in a script that goes on"
-        ))),
-        Some(Caller { or: Some(Other::Elsewhere(server)), .. }) => Err(Failure::usage(format!(
-            "process {server} sends the answer to another host, and ends with the connection, as does what it has started; {name}, on this host"
-        ))),
-        Some(Caller { pid, or: Some(Other::Unread) }) => Err(Failure::usage(format!(
-            "nobody is seen who reads what process {pid} passes on, and it may go to another host, with whose connection the lock would end; \
-             {name}, such as `--for $$` in a script that goes on"
-        ))),
+        Some(Caller { pid, or: Some(or) }) => Err(Failure::usage(or.of(pid, name))),
         Some(Caller { pid, or: None }) => Ok(pid),
     }
 }

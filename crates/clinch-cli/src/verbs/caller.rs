@@ -4,19 +4,21 @@
 //! What tells them apart is the way of the answer: the first write it into a pipe that the shell reads, the second read it themselves. Where who reads it is
 //! no copy's original, as with a helper that is captured, nothing tells whether the caller ends next or goes on.
 
+mod output;
+mod way;
+
+use std::ffi::{CStr, OsStr};
 use std::fs;
 use std::iter::successors;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::{Pid, getppid};
 
-use crate::job::kin::{children, has_own_proc, is_named};
+use self::output::Output;
+use self::way::End;
+use crate::job::kin::{has_own_proc, is_named};
 use crate::job::stat::Stat;
-use crate::job::sys;
 
 /// How long one is looked at that reads our answer, and may have the pipe only while it starts another to read it: and how often.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -29,16 +31,49 @@ pub(crate) struct Caller {
     pub(crate) or: Option<Other>,
 }
 
-/// A process that reads what the one that called us writes.
+/// Why nobody can tell.
 pub(crate) enum Other {
     /// Of which that is a copy, and reads our answer: a function may pass it on.
     Original(i32),
-    /// Of which it is none: what it writes may be a helper's answer, or but noted.
-    Above(i32),
-    /// Which sends it to another host, and ends with that connection.
+    /// Who reads what that writes, which may be a helper's answer, or but noted.
+    Reader(i32),
+    /// Who sends it to another host, and ends with that connection.
     Elsewhere(i32),
-    /// Which is yet to be started, where it may be a part of what is sent there.
+    /// Nobody is seen who reads it, and somebody does.
     Unread,
+    /// The terminal that it goes to ends with us.
+    Alone,
+    /// That only runs other commands.
+    Runner,
+}
+
+impl Other {
+    /// Why this process may not be meant, and what to do.
+    pub(crate) fn of(&self, pid: i32, name: &str) -> String {
+        match self {
+            Other::Original(reader) => format!(
+                "the answer is read by process {pid}, a part of process {reader}, which reads what that writes: either may be about to \
+                 use the lock; {name}, such as `--for $$` for the shell itself"
+            ),
+            Other::Reader(reader) => format!(
+                "process {pid} called, and what it writes is read by process {reader}: either may be about to use the lock; {name}, such as \
+                 `--for {reader}` where process {pid} only passes the answer on, or `--for $$` in a script that goes on"
+            ),
+            Other::Elsewhere(server) => format!(
+                "process {server} sends the answer to another host, and ends with the connection, as does what it has started; {name}, on this host"
+            ),
+            Other::Unread => format!(
+                "process {pid} called, and it is not seen who reads what that passes on, perhaps another user's process: either may be about to use the \
+                 lock; {name}, such as `--for $$` in the script that uses it"
+            ),
+            Other::Alone => format!(
+                "nothing but this command runs on its terminal, which ends with it, and it is not known who reads what is seen there; {name}"
+            ),
+            Other::Runner => format!(
+                "process {pid} only runs other commands, and works under no lock; {name}, such as `--for $$` in the script that uses it"
+            ),
+        }
+    }
 }
 
 /// Who called us; `None` where nothing can be seen. Never one further up than is known: a lock that ends too soon is seen to be lost, and one that
@@ -55,91 +90,137 @@ pub(crate) async fn caller() -> Option<Caller> {
 }
 
 /// The same, at first sight.
-pub(crate) fn seen() -> Option<Caller> {
+fn seen() -> Option<Caller> {
     has_own_proc().ok()?;
     let parent = starter()?;
-    let answer = Pipe::answer();
-    if is_server(&parent) {
+    // Of one that is hidden not even the name is told.
+    stat(parent)?;
+    if is_server(parent) {
         return Some(Caller { pid: parent, or: Some(Other::Elsewhere(parent)) });
     }
-    if answer.is_some_and(|answer| answer.is_read_by(parent)) {
-        return Some(Caller { pid: parent, or: reader(parent).map(Other::Original) });
+    if is_runner(parent) {
+        return Some(Caller { pid: parent, or: Some(Other::Runner) });
     }
-    // In `$(function | tee log)` our parent is but a part of the pipeline, and does not see what passes by into that.
-    let passes_by = |pid: &i32| answer.is_some_and(|answer| answer.is_written_by(*pid));
-    let mut above = successors(Some(parent), |pid| Some(*pid).filter(passes_by).and_then(original));
-    if let Some(pid) = above.find_map(reader) {
+    let answer = Output::own();
+    if answer.is_pipe() && answer.is_read_by(parent) {
+        let passed_on = || Some(parent).filter(|pid| is_given(*pid, answer)).map(|pid| way::of(pid, pid));
+        let or = reader(parent).map(Other::Original).or_else(|| doubt(parent, passed_on()?));
+        return Some(Caller { pid: parent, or });
+    }
+    if let Some(pid) = reader_of_part(parent, answer) {
         return Some(Caller { pid, or: reader(pid).map(Other::Original) });
     }
-    let or = answer.and_then(|answer| {
-        sent_elsewhere(parent, answer).or_else(|| reader_above(parent, answer).map(Other::Above))
-    });
-    Some(Caller { pid: parent, or })
+    Some(Caller { pid: parent, or: doubt(parent, way::of_answer(parent)) })
 }
 
-/// Whether a process serves a connection from another host. A script may have the name of a server, whose program is a shell; but others' programs
-/// nobody may see.
-fn is_server(pid: &i32) -> bool {
-    let names = [c"sshd", c"sshd-session", c"dropbear"];
-    let is_named = Pid::from_raw(*pid).is_some_and(|pid| names.into_iter().any(|name| is_named(pid, name)));
-    is_named
-        && fs::read_link(format!("/proc/{pid}/exe")).ok().is_none_or(|program| {
-            let name = program.file_name().unwrap_or_default().as_bytes();
-            [&b"sshd"[..], b"dropbear"].iter().any(|server| name.starts_with(server))
-        })
+/// As far as is known without a look at others: whose name a lock bears that is bound to no process.
+pub(crate) fn nearest() -> Option<i32> {
+    has_own_proc().ok()?;
+    let (parent, answer) = (starter()?, Output::own());
+    let reads = answer.is_pipe() && answer.is_read_by(parent);
+    reads.then_some(parent).or_else(|| reader_of_part(parent, answer)).or(Some(parent))
 }
 
-/// Whether our answer goes where the shell writes that a server has started, as in `ssh host 'clinch acquire x | cat'`: that ends next, and the
-/// server with the connection. What it has open nobody may see.
-fn sent_elsewhere(caller: i32, answer: Pipe) -> Option<Other> {
-    let shell = successors(Some(caller), |pid| original(*pid)).last()?;
-    let server = parent(shell).filter(is_server)?;
-    if answer.is_written_by(shell) {
-        return Some(Other::Elsewhere(server));
-    }
-    match flow(answer, Pipe::written_by(shell)?, shell) {
-        Flow::Into => Some(Other::Elsewhere(server)),
-        Flow::Unread => Some(Other::Unread),
-        Flow::Elsewhere => None,
-    }
-}
-
-/// Who above our caller reads our answer, which went there with what that writes.
-fn reader_above(caller: i32, answer: Pipe) -> Option<i32> {
-    let pipe = if answer.is_written_by(caller) { answer } else { Pipe::written_by(caller)? };
-    successors(parent(caller), |pid| parent(*pid))
-        .find(|pid| pipe.is_read_by(*pid))
-        .filter(|_| flow(answer, pipe, caller) == Flow::Into)
-}
-
-/// Where what is written into a pipe goes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Flow {
-    Into,
-    /// Nobody is there who reads it, or not yet.
-    Unread,
-    Elsewhere,
-}
-
-/// Whether what is written into a pipe comes out of another: by the parts of a pipeline, children of this process.
-fn flow(mut answer: Pipe, pipe: Pipe, of: i32) -> Flow {
-    let children = Pid::from_raw(of).into_iter().flat_map(|of| children(of, true));
-    let parts: Vec<i32> = children.map(|pid| pid.as_raw_nonzero().get()).collect();
-    // Each part but once.
-    for _ in 0..=parts.len() {
-        if answer == pipe {
-            return Flow::Into;
+fn doubt(caller: i32, end: End) -> Option<Other> {
+    match end {
+        End::Kept => None,
+        End::Read(reader) if is_server(reader) => Some(Other::Elsewhere(reader)),
+        End::Read(reader) => Some(Other::Reader(reader)),
+        // What a server has open nobody may see.
+        End::Unread => {
+            let shell = successors(Some(caller), |pid| original(*pid)).last();
+            let server = shell.and_then(parent).filter(|pid| is_server(*pid));
+            Some(server.map_or(Other::Unread, Other::Elsewhere))
         }
-        let Some(part) = parts.iter().find(|part| answer.is_read_by(**part)) else { return Flow::Unread };
-        let Some(next) = Pipe::written_by(*part) else { return Flow::Elsewhere };
-        answer = next;
+        End::Alone => Some(Other::Alone),
     }
-    Flow::Elsewhere
+}
+
+/// Servers of connections from other hosts.
+const SERVERS: [&CStr; 3] = [c"sshd", c"sshd-session", c"dropbear"];
+
+/// What starts other programs and works under no lock itself. Where its command line ends with ours, we are not for it, but for who has started it.
+const RUNNERS: [&CStr; 26] = [
+    c"su",
+    c"sudo",
+    c"doas",
+    c"runuser",
+    c"pkexec",
+    c"unshare",
+    c"nsenter",
+    c"bwrap",
+    c"script",
+    c"timeout",
+    c"time",
+    c"flock",
+    c"strace",
+    c"ltrace",
+    c"xargs",
+    c"find",
+    c"systemd",
+    c"init",
+    c"tini",
+    c"dumb-init",
+    c"docker-init",
+    c"containerd-shim",
+    c"conmon",
+    c"cron",
+    c"crond",
+    c"atd",
+];
+
+const SHELLS: [&str; 10] = ["sh", "dash", "bash", "zsh", "ksh", "ksh93", "mksh", "lksh", "yash", "fish"];
+
+/// Programs that are many, by the name with which they are called.
+const BOXES: [&str; 3] = ["busybox", "toybox", "coreutils"];
+
+/// Whether a process serves a connection from another host.
+fn is_server(pid: i32) -> bool {
+    is_any(pid, &SERVERS, |program| ["sshd", "dropbear"].iter().any(|name| program.starts_with(name)))
+}
+
+fn is_runner(pid: i32) -> bool {
+    is_any(pid, &RUNNERS, |program| {
+        BOXES.contains(&program)
+            || RUNNERS.iter().any(|name| name.to_str().is_ok_and(|name| program.starts_with(name)))
+    })
+}
+
+/// Whether a process has one of these names, and such a program: a script may have that name, too, whose program is a shell. But others' programs nobody may see.
+fn is_any(pid: i32, names: &[&CStr], is_program: impl FnOnce(&str) -> bool) -> bool {
+    Pid::from_raw(pid).is_some_and(|pid| names.iter().any(|name| is_named(pid, name)))
+        && fs::read_link(format!("/proc/{pid}/exe"))
+            .ok()
+            .is_none_or(|program| program.file_name().and_then(OsStr::to_str).is_some_and(is_program))
+}
+
+/// Who reads what a part of a shell writes, to where our answer goes or not. In `$(function | tee log)` our parent is but a part of the pipeline, and does
+/// not see what passes by into that.
+fn reader_of_part(caller: i32, answer: Output) -> Option<i32> {
+    let passes_by = |pid: &i32| answer.is_pipe() && answer.is_written_by(*pid);
+    let mut above = successors(Some(caller), |pid| Some(*pid).filter(passes_by).and_then(original));
+    above.find_map(reader)
+}
+
+/// Whether a process was given the pipe to read when it was started, as its stdin or by a word of its command line. It has not called us then: a part of a
+/// shell has, which it has become since, as in `$(cat <(...))`. A shell itself may have it as stdin for a command of its own, as `read`.
+fn is_given(pid: i32, answer: Output) -> bool {
+    let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    if program.file_name().and_then(OsStr::to_str).is_some_and(|name| SHELLS.contains(&name)) {
+        return false;
+    }
+    let words = words(pid);
+    answer.read_at(pid).filter_map(|path| Some(path.file_name()?.as_bytes().to_vec())).any(|at| {
+        let is_named = |place: &[u8]| {
+            let name = [place, &at, b"\0"].concat();
+            words.windows(name.len()).any(|part| part == name)
+        };
+        at == b"0" || is_named(b"/dev/fd/") || is_named(b"/proc/self/fd/")
+    })
 }
 
 /// Our parent, or who started that where it is a command that has nothing to do but to run us, as in `$(timeout 5 clinch ...)`.
 fn starter() -> Option<i32> {
-    let words = |pid| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let ours = [&b"\0"[..], &words(i32::try_from(std::process::id()).ok()?)].concat();
     let above = successors(Some(getppid()?.as_raw_nonzero().get()), |pid| {
         let runs_us = ours.len() > 1 && words(*pid).ends_with(&ours);
@@ -148,9 +229,14 @@ fn starter() -> Option<i32> {
     above.last()
 }
 
+/// The words of a process' command line, each with its end.
+fn words(pid: i32) -> Vec<u8> {
+    fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()
+}
+
 /// Who reads what a process writes to its stdout, among those of which it is a copy.
 fn reader(of: i32) -> Option<i32> {
-    let pipe = Pipe::written_by(of)?;
+    let pipe = Output::of(of).filter(|output| output.is_pipe())?;
     successors(original(of), |pid| original(*pid)).find(|pid| pipe.is_read_by(*pid))
 }
 
@@ -168,60 +254,4 @@ fn parent(pid: i32) -> Option<i32> {
 
 fn stat(pid: i32) -> Option<Stat> {
     Stat::of(Pid::from_raw(pid)?)
-}
-
-/// A pipe, by what its two ends have in common; or a socket that is used as one, by the end that is written to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Pipe {
-    device: u64,
-    inode: u64,
-    /// Who made the pair of sockets, and has the other end.
-    maker: Option<i32>,
-}
-
-impl Pipe {
-    /// What our answer goes into.
-    fn answer() -> Option<Pipe> {
-        let Some(maker) = maker_of_stdout() else { return Pipe::at("/proc/self/fd/1") };
-        let open = fs::metadata("/proc/self/fd/1").ok()?;
-        Some(Pipe { device: open.dev(), inode: open.ino(), maker: Some(maker) })
-    }
-
-    fn at(path: impl AsRef<Path>) -> Option<Pipe> {
-        let open = fs::metadata(path).ok().filter(|open| open.file_type().is_fifo())?;
-        Some(Pipe { device: open.dev(), inode: open.ino(), maker: None })
-    }
-
-    /// Who reads it cannot be seen of a socket.
-    fn written_by(pid: i32) -> Option<Pipe> {
-        let open = fs::metadata(format!("/proc/{pid}/fd/1")).ok()?;
-        let is_one = open.file_type().is_fifo() || open.file_type().is_socket();
-        is_one.then(|| Pipe { device: open.dev(), inode: open.ino(), maker: None })
-    }
-
-    fn is_written_by(self, pid: i32) -> bool {
-        let open = fs::metadata(format!("/proc/{pid}/fd/1"));
-        open.is_ok_and(|open| (open.dev(), open.ino()) == (self.device, self.inode))
-    }
-
-    /// Whether a process has the end open from which is read. Not, where that may not be seen.
-    fn is_read_by(self, pid: i32) -> bool {
-        if let Some(maker) = self.maker {
-            return maker == pid;
-        }
-        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        open.map(|entry| entry.path()).any(|path| {
-            // The link itself says for what it is open.
-            let for_reading =
-                fs::symlink_metadata(&path).is_ok_and(|link| link.permissions().mode() & 0o400 != 0);
-            for_reading && Pipe::at(&path) == Some(self)
-        })
-    }
-}
-
-/// Who made the pair of sockets of which one is our stdout, as Node does for its children. A socket with a name is a service's, as the journal's.
-fn maker_of_stdout() -> Option<i32> {
-    let socket = UnixStream::from(rustix::stdio::stdout().try_clone_to_owned().ok()?);
-    let is_pair = socket.peer_addr().is_ok_and(|peer| peer.is_unnamed());
-    is_pair.then(|| sys::peer(&socket)).flatten().map(|maker| maker.as_raw_nonzero().get())
 }

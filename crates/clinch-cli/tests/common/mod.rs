@@ -143,6 +143,23 @@ impl Drop for World {
     }
 }
 
+/// A program that finds `$CLINCH` and the store, in the directory.
+pub fn program(world: &World, words: &[&str]) -> Command {
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).current_dir(world.path(".")).stdin(Stdio::null());
+    command.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env("CLINCH_URL", world.url());
+    command.env_remove("CLINCH_HELD");
+    command
+}
+
+/// Those that are installed here; `sh` is everywhere.
+pub fn shells() -> Vec<&'static str> {
+    let is_there = |shell: &str| Command::new(shell).args(["-c", ":"]).status().is_ok_and(|s| s.success());
+    let mut shells = vec!["sh"];
+    shells.extend(["dash", "bash", "zsh", "ksh", "mksh"].into_iter().filter(|shell| is_there(shell)));
+    shells
+}
+
 /// A process that does not outlive its test.
 pub struct Running(pub Child);
 
