@@ -96,6 +96,42 @@ fn a_large_job_is_told_as_a_whole() {
     assert_eq!(told, MANY, "others run on without the lock");
 }
 
+/// A part whose parent dies of the same signal falls to a reaper in the job, is found nowhere any more, and runs on without the lock.
+#[test]
+fn a_part_that_falls_to_a_reaper_in_the_job_is_told() {
+    const PARTS: usize = 60;
+    let world = World::new();
+    // The first process is as `tini -s`. It stays until it is killed.
+    let job = "import ctypes,os,signal
+def say(to): os.write(os.open(to,os.O_WRONLY|os.O_APPEND|os.O_CREAT,0o666),b'%d\n'%os.getpid())
+def told(*_): say('told'); os._exit(0)
+ctypes.CDLL(None).prctl(36,1,0,0,0)
+for i in range(20):
+    if os.fork()==0:
+        for j in range(3):
+            if os.fork()==0:
+                signal.signal(signal.SIGTERM,told); say('begun')
+                while True: signal.pause()
+        while True: signal.pause()
+signal.signal(signal.SIGTERM,lambda *_: None)
+open('job.pid','w').write(str(os.getpid())+'\n')
+while True:
+    try: os.waitpid(-1,0)
+    except ChildProcessError: signal.pause()";
+    let mut run = world.start(["run", "-q", "x", "python3", "-c", job]);
+    let first = world.pid("job.pid");
+    eventually("all run", || world.lines("begun") == PARTS);
+    run.signal(Signal::TERM);
+    let began = Instant::now();
+    while world.lines("told") < PARTS && began.elapsed() < Duration::from_secs(30) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let told = world.lines("told");
+    end_large_job(&world);
+    common::kill(first, Signal::KILL);
+    assert_eq!((told, run.code()), (PARTS, 128 + 9), "others run on without the lock");
+}
+
 /// A job that leads a session of its own hears nothing; its children there, neither.
 #[test]
 fn a_job_that_has_left_our_group_is_told() {

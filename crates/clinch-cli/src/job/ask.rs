@@ -69,7 +69,8 @@ impl Ask {
         Ask { signal, to, search, since, met: None, has_told: false, beyond }
     }
 
-    /// Goes on for a while, says whether it is over, and who could not be told. Whoever has lost its parents meanwhile is a child of ours.
+    /// Goes on for a while, says whether it is over, and who could not be told. Whoever has lost its parents meanwhile is a child of ours, or of a
+    /// reaper in the job.
     pub(super) fn go_on(&mut self, ours: impl Fn() -> Vec<(Pid, Pid)>) -> (bool, Vec<Pid>) {
         let until = Instant::now() + LOOK_FOR;
         let is_over = loop {
@@ -88,14 +89,15 @@ impl Ask {
             self.met.get_or_insert_with(sys::since_boot);
             self.has_told = false;
             // What falls to us from an inner run is as well what the job has left behind.
-            self.search.next = if matches!(self.to, To::AllBut(_)) { Vec::new() } else { ours() };
+            let next = if matches!(self.to, To::AllBut(_)) { Vec::new() } else { ours() };
+            self.search.begin_anew(next);
         };
         (is_over, std::mem::take(&mut self.beyond.topmost))
     }
 
     /// How many were met.
     pub(super) fn met(&self) -> usize {
-        self.search.seen.len()
+        self.search.count()
     }
 }
 

@@ -134,7 +134,7 @@ impl Kin {
     pub(crate) fn pass_on_to_inner(&mut self, signal: Signal, inner: &[Inner], group_has_it: bool) {
         let next = inner.iter().filter_map(Inner::root).collect();
         let but = group_has_it.then(sys::group);
-        self.ask(signal, To::AllBut(but), Search { next, seen: HashSet::new() });
+        self.ask(signal, To::AllBut(but), Search::new(next, HashSet::new()));
     }
 
     /// Asks all of them to end, and the runs that were let in with all below them; tells who cannot be, as far as that is known yet.
@@ -200,7 +200,7 @@ impl Kin {
             any |= beyond.send(Signal::KILL, one);
             true
         });
-        (Reached { any, beyond: beyond.topmost }, search.seen)
+        (Reached { any, beyond: beyond.topmost }, search.into_seen())
     }
 }
 
@@ -209,7 +209,7 @@ fn search(spared: &HashSet<Pid>, inner: &[Inner]) -> Search {
     let inner: Vec<_> = inner.iter().filter_map(Inner::root).collect();
     let mut seen = spared.clone();
     seen.retain(|pid| !inner.iter().any(|(inner, _)| inner == pid));
-    Search { next: ours().into_iter().chain(inner).collect(), seen }
+    Search::new(ours().into_iter().chain(inner).collect(), seen)
 }
 
 /// Our children, each with us.
