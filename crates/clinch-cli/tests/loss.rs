@@ -121,6 +121,52 @@ fn all_parts_of_a_job_that_has_to_stop_die_with_it() {
     assert_eq!((parts.lines().count(), left.len()), (PARTS + 1, 0), "they work on without the lock");
 }
 
+/// Takes a while to end, and says when it is done with that.
+const WORKER: &str = "trap 'for i in 1 2 3 4 5; do sleep 0.05; done; echo cleaned >> log; exit' TERM
+    echo $$ > worker.pid; while :; do sleep 0.02; done";
+
+/// Takes the lock away under a shell that dies of TERM at once, and a worker of it that does not.
+fn a_worker_ends_in_time(world: &World, words: &[&str], take_away: impl FnOnce()) {
+    world.write("worker", WORKER);
+    let mut run = world
+        .start([&["run", "--events", "events"], words, &["x", "-c", "sh ./worker; true"]].concat());
+    world.pid("worker.pid");
+    take_away();
+    assert_eq!(run.code(), 79);
+    assert_eq!(world.read("log"), "cleaned\n", "it was killed in its time: {words:?}");
+    let is_stopping = |event: &serde_json::Value| event["event"] == "stopping";
+    let stopped = world.events("events").into_iter().filter(is_stopping).count();
+    assert_eq!(stopped, 1, "nobody is waited for who has ended: {words:?}");
+}
+
+/// The first process ends at once, and the others are killed while they clean up.
+#[test]
+fn a_part_has_its_time_to_end_after_its_parent() {
+    a_worker_ends_in_time(&World::new(), &["--max-hold", "6s", "--grace", "3s"], || ());
+    let world = World::new();
+    a_worker_ends_in_time(&world, &[], || assert_eq!(world.code(["break", "--yes", "x"]), 0));
+    let redis = Redis::start();
+    a_worker_ends_in_time(&World::on(redis.url()), &["--ttl", "6s", "--grace", "1s"], || {
+        redis.call(&["DEL", "clinch:x"]);
+    });
+}
+
+/// The wrapper is killed when only parts are left that have yet to end, and they run on without the lock.
+#[test]
+fn a_part_that_has_its_time_to_end_ends_with_a_killed_wrapper() {
+    let redis = Redis::start();
+    let world = World::on(redis.url());
+    world.write("worker", &WORKER.replace("exit'", "'"));
+    let words = ["run", "--max-hold", "8s", "--grace", "4s", "--events", "events", "x", "-c"];
+    let run = world.start(words.into_iter().chain(["sh ./worker; true"]));
+    let worker = world.pid("worker.pid");
+    eventually("the first process has ended", || world.read("events").contains("exited"));
+    run.signal(Signal::KILL);
+    assert!(runs(worker), "it has its time");
+    run.kill();
+    eventually("the worker is dead", || !runs(worker));
+}
+
 /// An operator takes the lock away, and the job goes on.
 #[test]
 fn a_broken_lock_stops_its_job() {

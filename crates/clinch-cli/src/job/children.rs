@@ -73,9 +73,17 @@ impl Child {
 
     /// Takes the ended child off the process table.
     pub(crate) fn reap(&mut self) {
+        if self.reaped {
+            return;
+        }
         self.watch.forget();
         self.wait(WaitIdOptions::NOHANG | WaitIdOptions::EXITED);
         self.reaped = true;
+    }
+
+    /// Whether it is all of our pid namespace, which nothing shows.
+    pub(crate) fn is_namespace(&self) -> bool {
+        self.kin.is_namespace()
     }
 
     /// Passes a signal on to the job, which has it already as far as it is in our process group where that has it.
@@ -138,7 +146,7 @@ impl Child {
 
     /// Has another watch over it, where somebody has killed the one before.
     pub(crate) fn watch_anew(&mut self, lock: Option<&OwnedFd>) -> io::Result<()> {
-        let job = self.exit.is_none().then_some(self.pid);
+        let job = (!self.reaped).then_some(self.pid);
         self.watch.replace(job, lock)?;
         self.kin.spare(self.watch.pid());
         Ok(())

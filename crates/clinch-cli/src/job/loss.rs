@@ -94,6 +94,12 @@ impl Plan {
         }
     }
 
+    /// How long what the first process has left behind may go on: no longer than its grace, though the lease may be renewed again.
+    pub(crate) fn left_for_the_rest(&self, remaining: Option<Duration>, told: Duration) -> Duration {
+        let left = self.grace.saturating_sub(told);
+        remaining.map_or(left, |remaining| remaining.min(left))
+    }
+
     /// What to do with `remaining` until the deadline (`None`: there is none), or when the lock is already `lost`, and how.
     /// `told` is how long ago the child was sent TERM.
     pub(crate) fn step(
@@ -180,6 +186,21 @@ mod tests {
         for (stage, told) in [(Stage::Running, None), (Stage::Terminated, Some(MS(100)))] {
             assert_eq!(plan.step(stage, Some(MS(0)), Some(LossKind::Expired), told), Step::Kill);
         }
+    }
+
+    /// A part that ignores TERM keeps the lock for ever once the store is back.
+    #[test]
+    fn a_renewed_lease_is_nothing_to_what_is_left_of_a_job() {
+        let plan = plan(OnLost::Term);
+        let step = |remaining, told| {
+            let left = plan.left_for_the_rest(remaining, told);
+            plan.step(Stage::Terminated, Some(left), None, Some(told))
+        };
+        for remaining in [Some(MS(5000)), None] {
+            assert_eq!(step(remaining, MS(100)), Step::Wait(Some(MS(800))));
+            assert_eq!(step(remaining, MS(1000)), Step::Kill);
+        }
+        assert_eq!(step(Some(MS(300)), MS(0)), Step::Wait(Some(MS(200))));
     }
 
     #[test]

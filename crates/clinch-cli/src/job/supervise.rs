@@ -150,27 +150,34 @@ impl Supervisor<'_> {
             if self.progress.stage == Stage::Running && !self.may_go_on() {
                 // The watch has seen the end of the lease before us.
                 self.kill();
-            } else if self.progress.stage != Stage::Running {
-                // Of a job that had to stop, nothing may go on without the lock.
-                self.progress.stage = Stage::Killed;
-                self.kill_all();
             }
-            self.child.reap();
             self.ended(exit);
             if self.start.failure().is_some() {
                 // It has left nothing behind.
+                self.child.reap();
                 return Some(exit);
             }
+        }
+        let has_ended = self.progress.exit.is_some();
+        // While others have time to end, the watch is to know of it, which finds them by that if we are killed. A namespace ends with us.
+        if has_ended && (self.progress.stage != Stage::Terminated || self.child.is_namespace()) {
+            self.child.reap();
         }
         if died {
             self.child.watch().wake();
         }
-        let left = (died || self.progress.exit.is_some()) && self.child.reap_all();
-        let waits = left && self.progress.stage != Stage::Killed && self.waits();
-        if self.progress.exit.is_some() && !waits && self.progress.stage == Stage::Terminated {
-            // What it had to end for has ended; what that has started has not.
+        let left = (died || has_ended) && self.child.reap_all();
+        if has_ended && self.progress.stage == Stage::Terminated {
+            // All of it has its time to end. Of a run of the lock that is below a daemon nobody tells us that it has.
+            self.progress.waits = !left && !self.child.inner().is_empty();
+            if left || self.progress.waits {
+                return None;
+            }
+            // Whoever that has missed.
             self.progress.stage = Stage::Killed;
+            self.child.reap();
         }
+        let waits = left && self.progress.stage != Stage::Killed && self.waits();
         if self.progress.stage == Stage::Killed {
             // In rounds, since what was killed may just have started others, until there is nobody who can be.
             self.child.reap_all();
@@ -302,13 +309,18 @@ impl Supervisor<'_> {
     fn hold_or_stop(&mut self) -> Option<Duration> {
         loop {
             self.plan.meets(self.child.most());
-            let Progress { stage, told, .. } = self.progress;
+            let Progress { stage, told, exit, .. } = self.progress;
             let told = told.map(|told| self.env.clock().now().since(told));
+            let remaining = self.guard.remaining();
+            let remaining = match told.filter(|_| exit.is_some()) {
+                Some(told) => Some(self.plan.left_for_the_rest(remaining, told)),
+                None => remaining,
+            };
             let lost = match self.guard.standing() {
                 Standing::Lost(loss) => Some(loss.kind),
                 _ => None,
             };
-            match self.plan.step(stage, self.guard.remaining(), lost, told) {
+            match self.plan.step(stage, remaining, lost, told) {
                 Step::Wait(None) if stage == Stage::Killed => return Some(ROUND),
                 Step::Wait(time) => return time,
                 // Nobody is there yet to whom a grace could be of use, and who might begin then.
