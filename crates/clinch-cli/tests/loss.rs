@@ -101,7 +101,7 @@ fn all_parts_of_a_job_that_has_to_stop_die_with_it() {
     let world = World::new();
     world.write("part", "trap '' TERM; echo $$ >> parts; exec sleep 60");
     let job = format!(
-        "trap '(setsid sh part &); while [ $(wc -l < parts) -le {PARTS} ]; do sleep 0.02; done; exit 1' TERM
+        "trap 'while [ $(wc -l < parts) -le {PARTS} ]; do (setsid sh part &); sleep 0.2; done; exit 1' TERM
         for i in $(seq {PARTS}); do setsid sh part & done; while :; do sleep 0.02; done"
     );
     let mut limited = std::process::Command::new("sh");
@@ -118,7 +118,9 @@ fn all_parts_of_a_job_that_has_to_stop_die_with_it() {
     let parts = world.read("parts");
     let left: Vec<_> = parts.lines().map(|part| part.parse().unwrap()).filter(|part| runs(*part)).collect();
     left.iter().for_each(|part| _ = kill(*part, Signal::KILL));
-    assert_eq!((parts.lines().count(), left.len()), (PARTS + 1, 0), "they work on without the lock");
+    // One that is started while others are told may be told itself, and end before it ignores that.
+    assert!(parts.lines().count() > PARTS, "none was started when the job had to stop");
+    assert_eq!(left.len(), 0, "they work on without the lock");
 }
 
 /// Takes a while to end, and says when it is done with that.
@@ -128,8 +130,8 @@ const WORKER: &str = "trap 'for i in 1 2 3 4 5; do sleep 0.05; done; echo cleane
 /// Takes the lock away under a shell that dies of TERM at once, and a worker of it that does not.
 fn a_worker_ends_in_time(world: &World, words: &[&str], take_away: impl FnOnce()) {
     world.write("worker", WORKER);
-    let mut run = world
-        .start([&["run", "--events", "events"], words, &["x", "-c", "sh ./worker; true"]].concat());
+    let mut run =
+        world.start([&["run", "--events", "events"], words, &["x", "-c", "sh ./worker; true"]].concat());
     world.pid("worker.pid");
     take_away();
     assert_eq!(run.code(), 79);
@@ -161,8 +163,8 @@ fn a_part_that_has_its_time_to_end_ends_with_a_killed_wrapper() {
     let run = world.start(words.into_iter().chain(["sh ./worker; true"]));
     let worker = world.pid("worker.pid");
     eventually("the first process has ended", || world.read("events").contains("exited"));
-    run.signal(Signal::KILL);
     assert!(runs(worker), "it has its time");
+    run.signal(Signal::KILL);
     run.kill();
     eventually("the worker is dead", || !runs(worker));
 }

@@ -103,7 +103,7 @@ fn a_part_that_falls_to_a_reaper_in_the_job_is_told() {
     let world = World::new();
     // The first process is as `tini -s`. It stays until it is killed.
     let job = "import ctypes,os,signal
-def say(to): os.write(os.open(to,os.O_WRONLY|os.O_APPEND|os.O_CREAT,0o666),b'%d\n'%os.getpid())
+def say(to): os.write(os.open(to,os.O_WRONLY|os.O_APPEND|os.O_CREAT,0o666),b'%d\\n'%os.getpid())
 def told(*_): say('told'); os._exit(0)
 ctypes.CDLL(None).prctl(36,1,0,0,0)
 for i in range(20):
@@ -114,7 +114,7 @@ for i in range(20):
                 while True: signal.pause()
         while True: signal.pause()
 signal.signal(signal.SIGTERM,lambda *_: None)
-open('job.pid','w').write(str(os.getpid())+'\n')
+open('job.pid','w').write(str(os.getpid())+'\\n')
 while True:
     try: os.waitpid(-1,0)
     except ChildProcessError: signal.pause()";
@@ -130,6 +130,51 @@ while True:
     end_large_job(&world);
     common::kill(first, Signal::KILL);
     assert_eq!((told, run.code()), (PARTS, 128 + 9), "others run on without the lock");
+}
+
+/// What a run inside the job has told, and leaves behind, hears it again from us: to be asked twice may mean to end at once.
+#[test]
+fn what_a_run_inside_a_large_job_leaves_behind_is_told_once() {
+    let world = World::new();
+    world.write(
+        "part",
+        "trap 'echo TERM >> log' TERM; echo $$ > part.pid; while [ ! -e stop ]; do sleep 0.02; done",
+    );
+    let inner = "import subprocess
+subprocess.Popen([os.environ['CLINCH'],'run','y','-c','sh ./part & exec sleep 100'])
+signal.signal(signal.SIGTERM,lambda *_: None)";
+    let mut run = world.start(["run", "-q", "x", "python3", "-c", &large_job(inner)]);
+    let (first, part) = (world.pid("job.pid"), world.pid("part.pid"));
+    eventually("all run", || world.lines("begun") == MANY);
+    run.signal(Signal::TERM);
+    eventually("all are told", || world.lines("told") == MANY && world.lines("log") > 0);
+    // It ends when nobody is left to be told.
+    common::kill(first, Signal::KILL);
+    assert_eq!(run.code(), 128 + 9);
+    world.write("stop", "");
+    eventually("the part has ended", || !runs(part));
+    assert_eq!(world.read("log"), "TERM\n");
+}
+
+/// The wrapper is stopped for a job that has ended, and its lock is taken for as long.
+#[test]
+fn a_stop_that_ends_a_large_job_does_not_stop_the_wrapper() {
+    let world = World::new();
+    // More than are told in one turn in any case.
+    const PARTS: usize = 1500;
+    let job = large_job("signal.signal(signal.SIGTSTP,lambda *_: os._exit(3))")
+        .replace(&format!("range({MANY})"), &format!("range({PARTS})"));
+    let mut run = world.start(["run", "-q", "x", "python3", "-c", &job]);
+    world.pid("job.pid");
+    eventually("all run", || world.lines("begun") == PARTS);
+    run.signal(Signal::TSTP);
+    eventually("it ends or is stopped", || {
+        run.0.try_wait().unwrap().is_some() || common::state(run.pid()) == Some('T')
+    });
+    let is_stopped = common::state(run.pid()) == Some('T');
+    end_large_job(&world);
+    assert!(!is_stopped, "the lock is kept");
+    assert_eq!(run.code(), 3);
 }
 
 /// A job that leads a session of its own hears nothing; its children there, neither.

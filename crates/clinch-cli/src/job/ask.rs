@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 
-use super::kin::{is_clinch, raw};
+use super::kin::{children, is_clinch, raw};
 use super::search::{Met, Search};
 use super::signals::asks_to_end;
 use super::sys;
@@ -16,6 +16,9 @@ const LOOK_FOR: Duration = Duration::from_millis(50);
 
 /// How long is looked for them at all, for which the lock of a job that has ended is kept.
 const ASK_FOR: Duration = Duration::from_secs(30);
+
+/// How many are named that cannot be stopped, of which some may be orphaned without end.
+const MOST_NAMED: usize = 16;
 
 /// Who is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +37,14 @@ pub(super) struct Ask {
     pub(super) signal: Signal,
     pub(super) to: To,
     search: Search,
-    since: Instant,
+    /// How long was looked so far.
+    spent: Duration,
     /// When all were met for the first time. What one has started later is what it does about the signal.
     met: Option<Duration>,
     /// Whether anybody was told since.
     has_told: bool,
+    /// Those that were found below a `clinch run`, which hear it from that.
+    told_elsewhere: HashSet<Pid>,
     beyond: Beyond,
 }
 
@@ -62,25 +68,54 @@ impl Beyond {
     }
 }
 
+/// Those of them of which it was said.
+#[derive(Debug, Default)]
+pub(crate) struct Named {
+    all: HashSet<Pid>,
+    are_more: bool,
+}
+
+impl Named {
+    /// What is to be said of one, if it was not.
+    pub(crate) fn words(&mut self, pid: Pid) -> Option<String> {
+        if self.all.contains(&pid) {
+            return None;
+        }
+        if self.all.len() < MOST_NAMED {
+            self.all.insert(pid);
+            return Some(format!(
+                "process {pid} of the job is another user's and cannot be stopped: it runs on without the lock"
+            ));
+        }
+        let is_new = !std::mem::replace(&mut self.are_more, true);
+        is_new.then(|| "there are others of the job that cannot be stopped".to_owned())
+    }
+}
+
 impl Ask {
     /// Tells those who are found by this search.
     pub(super) fn new(signal: Signal, to: To, search: Search) -> Ask {
-        let (since, beyond) = (Instant::now(), Beyond::default());
-        Ask { signal, to, search, since, met: None, has_told: false, beyond }
+        let (spent, beyond) = (Duration::ZERO, Beyond::default());
+        let told_elsewhere = HashSet::new();
+        Ask { signal, to, search, spent, met: None, has_told: false, told_elsewhere, beyond }
     }
 
     /// Goes on for a while, says whether it is over, and who could not be told. Whoever has lost its parents meanwhile is a child of ours, or of a
     /// reaper in the job.
     pub(super) fn go_on(&mut self, ours: impl Fn() -> Vec<(Pid, Pid)>) -> (bool, Vec<Pid>) {
-        let until = Instant::now() + LOOK_FOR;
+        let begun = Instant::now();
+        let until = begun + LOOK_FOR;
         let is_over = loop {
-            let Ask { signal, to, search, met, has_told, beyond, .. } = self;
+            let Ask { signal, to, search, met, has_told, told_elsewhere, beyond, .. } = self;
             let are_met = search.go_on(Some(until), |one| {
                 let is_later = met.is_some_and(|met| one.begun().is_some_and(|begun| begun > met));
-                *has_told |= !is_later;
-                !is_later && tell(one, *signal, *to, beyond)
+                if is_later || told_elsewhere.contains(&one.pid) {
+                    return false;
+                }
+                *has_told = true;
+                tell(one, *signal, *to, told_elsewhere, beyond)
             });
-            if self.since.elapsed() > ASK_FOR || are_met && self.met.is_some() && !self.has_told {
+            if self.spent + begun.elapsed() > ASK_FOR || are_met && self.met.is_some() && !self.has_told {
                 break true;
             }
             if !are_met {
@@ -92,6 +127,7 @@ impl Ask {
             let next = if matches!(self.to, To::AllBut(_)) { Vec::new() } else { ours() };
             self.search.begin_anew(next);
         };
+        self.spent += begun.elapsed();
         (is_over, std::mem::take(&mut self.beyond.topmost))
     }
 
@@ -101,8 +137,15 @@ impl Ask {
     }
 }
 
+fn add_all_below(one: Pid, all: &mut HashSet<Pid>) {
+    let mut next = vec![one];
+    while let Some(parent) = next.pop() {
+        next.extend(children(parent, true).filter(|child| all.insert(*child)));
+    }
+}
+
 /// Whether to go on below it.
-fn tell(one: &Met, signal: Signal, to: To, beyond: &mut Beyond) -> bool {
+fn tell(one: &Met, signal: Signal, to: To, told_elsewhere: &mut HashSet<Pid>, beyond: &mut Beyond) -> bool {
     match to {
         To::All => {
             beyond.send(signal, one);
@@ -111,10 +154,15 @@ fn tell(one: &Met, signal: Signal, to: To, beyond: &mut Beyond) -> bool {
             true
         }
         To::Groups(groups) => {
+            let passes_on = is_clinch(raw(one.pid));
             if one.group().is_some_and(|group| groups.contains(&Some(group))) {
+                if passes_on {
+                    // Before it hears anything: when it ends by that, what it leaves behind falls to us.
+                    add_all_below(one.pid, told_elsewhere);
+                }
                 let _ = pidfd_send_signal(&one.held, signal);
             }
-            !is_clinch(raw(one.pid))
+            !passes_on
         }
         To::AllBut(but) => {
             if but.is_none() || but != one.group() {
@@ -125,5 +173,20 @@ fn tell(one: &Met, signal: Signal, to: To, beyond: &mut Beyond) -> bool {
             }
             true
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A line is written for each, without end; or nobody hears of the others.
+    #[test]
+    fn of_many_that_cannot_be_stopped_some_are_named() {
+        let mut named = Named::default();
+        let said: Vec<String> =
+            (1..=20).cycle().take(100).filter_map(|id| named.words(Pid::from_raw(id)?)).collect();
+        assert_eq!(said.len(), MOST_NAMED + 1);
+        assert!(said.last().is_some_and(|last| last.contains("others")), "{said:?}");
     }
 }

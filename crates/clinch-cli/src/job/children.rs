@@ -96,6 +96,11 @@ impl Child {
         self.kin.pass_on_to_inner(signal, self.door.inner(), group_has_it);
     }
 
+    /// Has nobody else stopped by what asked to stop before.
+    pub(crate) fn forget_stops(&mut self) {
+        self.kin.forget_stops();
+    }
+
     /// Whether some of it have yet to hear of a signal.
     pub(crate) fn is_asking(&self) -> bool {
         self.kin.is_asking()
@@ -146,8 +151,9 @@ impl Child {
 
     /// Has another watch over it, where somebody has killed the one before.
     pub(crate) fn watch_anew(&mut self, lock: Option<&OwnedFd>) -> io::Result<()> {
-        let job = (!self.reaped).then_some(self.pid);
+        let (job, before) = ((!self.reaped).then_some(self.pid), self.watch.pid());
         self.watch.replace(job, lock)?;
+        self.kin.forget(before);
         self.kin.spare(self.watch.pid());
         Ok(())
     }

@@ -171,8 +171,8 @@ impl Kin {
         beyond
     }
 
-    /// Those who were stopped meanwhile, or go on, are not to be stopped by what was told before.
-    fn forget_stops(&mut self) {
+    /// Those who were stopped meanwhile, or go on, or whose first process has ended, are not to be stopped by what was told before.
+    pub(crate) fn forget_stops(&mut self) {
         self.asks.retain(|ask| !asks_to_stop(ask.signal));
     }
 

@@ -1,13 +1,13 @@
 //! The loop around a running job: passes signals on, follows its stops, renews nothing (the keeper does) but stops the job
 //! when its lock is about to be lost, and returns when it has ended and was reaped.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use clinch::{Env, Guard, Instant, Loss, LossKind, Standing};
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 use tokio::signal::unix;
 
+use super::ask::Named;
 use super::children::{Child, Exit};
 use super::events::{Event, Events, StopWord};
 use super::fork::{NotBegun, Start};
@@ -23,11 +23,11 @@ use crate::output::say;
 /// How soon is looked again for what is left of a killed job.
 const ROUND: Duration = Duration::from_millis(10);
 
+/// As above at most, where nobody is left who can be killed: another user's first process may run for long.
+const LAST_ROUND: Duration = Duration::from_millis(500);
+
 /// The pause in which all else has its turn while many are told of a signal.
 const TURN: Duration = Duration::from_millis(1);
-
-/// How many are named that cannot be stopped, of which some may be orphaned without end.
-const MOST_NAMED: usize = 16;
 
 /// How long a job may take to stop after it was asked to, until we take it for one that does not.
 const STOPS_WITHIN: Duration = Duration::from_secs(5);
@@ -60,13 +60,19 @@ pub(crate) struct Progress {
     exit: Option<Exit>,
     /// By what we were asked to stop, and when.
     asked_to_stop: Option<(Signal, Instant)>,
+    /// Whether the job's group has that, too.
+    stops_with_group: bool,
     /// When to look whether the job goes on after it was stopped with us.
     looks_at: Option<Instant>,
     standing: Standing,
     /// Whether it waits for a run of the same lock that the job has left behind.
     waits: bool,
+    /// Whether it waits for anything that the job has left behind.
+    lingers: bool,
+    /// How soon is looked again for what is left of a killed job.
+    round: Duration,
     /// Those that could not be sent a signal.
-    beyond: HashSet<Pid>,
+    named: Named,
 }
 
 impl Default for Progress {
@@ -78,10 +84,13 @@ impl Default for Progress {
             told: None,
             exit: None,
             asked_to_stop: None,
+            stops_with_group: false,
             looks_at: None,
             standing,
             waits: false,
-            beyond: HashSet::new(),
+            lingers: false,
+            round: ROUND,
+            named: Named::default(),
         }
     }
 }
@@ -182,8 +191,10 @@ impl Supervisor<'_> {
             // In rounds, since what was killed may just have started others, until there is nobody who can be.
             self.child.reap_all();
             let left = self.kill_all();
+            self.progress.round = if left { ROUND } else { (self.progress.round * 2).min(LAST_ROUND) };
             return self.progress.exit.filter(|_| !left);
         }
+        self.progress.lingers = waits;
         // Whoever has yet to hear of a signal that ended the job would go on without the lock.
         self.progress.exit.filter(|_| !waits && !self.child.is_asking())
     }
@@ -205,6 +216,11 @@ impl Supervisor<'_> {
 
     fn ended(&mut self, exit: Exit) {
         self.progress.exit = Some(exit);
+        // Nobody is left who would be stopped, but for a key of the terminal.
+        self.child.forget_stops();
+        if !self.progress.stops_with_group {
+            self.progress.asked_to_stop = None;
+        }
         if self.start.failure().is_none() {
             let time = self.env.clock().now().since(self.progress.since.unwrap_or(self.env.clock().now()));
             self.events.emit(|| Event::exited(exit, time));
@@ -219,7 +235,11 @@ impl Supervisor<'_> {
         else {
             return;
         };
-        let is_stopped = self.progress.exit.is_some() || self.child.is_stopped();
+        // One that only has yet to tell others of a signal ends with that.
+        let is_stopped = match self.progress.exit {
+            Some(_) => self.progress.lingers,
+            None => self.child.is_stopped(),
+        };
         // Who was continued since is not stopped any more.
         if !is_stopped || self.progress.stage != Stage::Running || sys::has_come(Signal::CONT) {
             self.progress.asked_to_stop = Some((signal, at));
@@ -289,6 +309,7 @@ impl Supervisor<'_> {
         // For what is left behind, by the terminal alone, which stops that too.
         if asks_to_stop(signal) && (self.progress.exit.is_none() || group_has_it) {
             self.progress.asked_to_stop = Some((signal, self.env.clock().now()));
+            self.progress.stops_with_group = group_has_it;
         }
         if signal == Signal::CONT {
             self.progress.asked_to_stop = None;
@@ -321,7 +342,7 @@ impl Supervisor<'_> {
                 _ => None,
             };
             match self.plan.step(stage, remaining, lost, told) {
-                Step::Wait(None) if stage == Stage::Killed => return Some(ROUND),
+                Step::Wait(None) if stage == Stage::Killed => return Some(self.progress.round),
                 Step::Wait(time) => return time,
                 // Nobody is there yet to whom a grace could be of use, and who might begin then.
                 Step::Term if self.start.is_under_way() => self.kill(),
@@ -340,13 +361,10 @@ impl Supervisor<'_> {
 
     /// Tells, once, of those to whom no signal can be sent.
     fn name(&mut self, beyond: Vec<Pid>) {
-        for pid in beyond {
-            if self.progress.beyond.len() < MOST_NAMED && self.progress.beyond.insert(pid) && !self.run.quiet
-            {
-                let name = &self.run.name;
-                say(format_args!(
-                    "lock \"{name}\": process {pid} of the job is another user's and cannot be stopped: it runs on without the lock"
-                ));
+        let name = &self.run.name;
+        for words in beyond.into_iter().filter_map(|pid| self.progress.named.words(pid)) {
+            if !self.run.quiet {
+                say(format_args!("lock \"{name}\": {words}"));
             }
         }
     }
