@@ -6,7 +6,7 @@ mod common;
 
 use std::process::{Command, Stdio};
 
-use common::{Running, World, eventually, program, runs, shells};
+use common::{Running, World, eventually, program, python_named, runs, shells};
 use rustix::process::Signal;
 
 /// The process that keeps a lock for another.
@@ -163,19 +163,6 @@ fn whose_lock_it_is_has_to_be_said_where_a_helper_is_captured() {
             }
         }
     }
-}
-
-/// Makes a Python of this name, and a command that runs a script by it, in the directory.
-fn python_named(world: &World, name: &str, script: &str) -> Command {
-    let tell = "import os,sys;print(os.path.realpath(sys.executable),sys.base_prefix,sep='\\n')";
-    let told = Command::new("python3").args(["-c", tell]).output().unwrap();
-    let told = String::from_utf8(told.stdout).unwrap();
-    let (python, home) = told.trim().split_once('\n').unwrap();
-    world.install(python, name);
-    let own = world.path(name);
-    let mut command = program(world, &[own.to_str().unwrap(), "-c", script]);
-    command.env("PYTHONHOME", home);
-    command
 }
 
 /// `ssh host clinch acquire x` says that it holds a lock that ends with the connection.

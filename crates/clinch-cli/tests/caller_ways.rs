@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
 
 use common::pty::Screen;
-use common::{World, eventually, program, shells};
+use common::{World, eventually, program, python_named, shells};
 
 /// What a script calls for its lock, as people write it.
 const HELPER: &str = "#!/bin/sh\n\"$CLINCH\" acquire x 2> why\nexit\n";
@@ -142,6 +142,8 @@ fn nothing_is_taken_for_who_only_runs_another_command() {
         r#"echo x | xargs "$CLINCH" acquire > f 2> why"#,
         r#"find . -maxdepth 0 -exec "$CLINCH" acquire x --label {} \; > f 2> why"#,
         r#"flock own -c 'exec "$CLINCH" acquire x > f 2> why'"#,
+        r#""$CLINCH" run outer -c 'exec "$CLINCH" acquire x > f 2> why'"#,
+        r#"setsid --wait --fork sh -c 'exec "$CLINCH" acquire x > f 2> why'"#,
     ];
     let others = [
         ("su nobody -s /bin/sh -c true", r#"su -s /bin/sh nobody -c 'exec "$CLINCH" acquire x > f 2> why'"#),
@@ -291,4 +293,128 @@ fn a_lock_that_is_taken_at_a_prompt_is_the_shells() {
         eventually(&format!("{name} is shown"), || world.read(name).ends_with('\n'));
         assert!(world.read(name).contains("held"), "{line}: {}", world.read(name));
     }
+}
+
+/// As pexpect and its like do: a program opens a terminal, starts a command on it, and reads that.
+const ON_TERMINAL: &str = r#"import os, pty, sys
+pid, ours = pty.fork()
+if pid == 0: os.execvp(sys.argv[1], sys.argv[1:])
+said = b""
+try:
+    while (part := os.read(ours, 4096)): said += part
+except OSError: pass
+open("said", "wb").write(said)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"#;
+
+/// As sudo does where it is told to `use_pty`: what leads the session on its terminal runs the command as a group that has the terminal.
+const AS_SUDO: &str = r#"import fcntl, os, pty, signal, sys, termios
+ours, theirs = pty.openpty()
+monitor = os.fork()
+if monitor == 0:
+    os.setsid(); fcntl.ioctl(theirs, termios.TIOCSCTTY, 0); os.close(ours)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    command = os.fork()
+    if command == 0:
+        os.setpgid(0, 0); os.tcsetpgrp(theirs, os.getpid()); signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+        for at in range(3): os.dup2(theirs, at)
+        os.execvp(sys.argv[1], sys.argv[1:])
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(command, 0)[1]))
+os.close(theirs)
+try:
+    while (part := os.read(ours, 4096)): os.write(1, part)
+except OSError: pass
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(monitor, 0)[1]))"#;
+
+/// It keeps to itself what it reads, and its own output goes to a file.
+#[test]
+fn nothing_is_taken_where_a_program_reads_a_terminal() {
+    let world = world();
+    world.write("expect", ON_TERMINAL);
+    let output = program(&world, &["sh", "-c", "exec python3 expect ./helper.sh > log"]).output().unwrap();
+    let told = format!("{:?} {:?} {output:?}", world.read("said"), world.read("why"));
+    assert!(output.status.code() == Some(64) && world.read("why").contains("--for"), "{told}");
+    assert!(!world.read("said").contains("claim=") && !world.held("x"), "{told}");
+}
+
+/// Its terminal is no prompt at which somebody types; a shell with job control that it runs has one.
+#[test]
+fn nothing_is_taken_where_sudo_has_a_terminal_of_its_own() {
+    let world = world();
+    let output = python_named(&world, "sudo", AS_SUDO).arg("./helper.sh").output().unwrap();
+    let told = format!("{:?} {output:?}", world.read("why"));
+    assert!(output.status.code() == Some(64) && world.read("why").contains("--for"), "{told}");
+    assert!(!world.held("x"), "{told}");
+    let line = r#"unset PYTHONHOME; "$CLINCH" acquire x && "$CLINCH" show x > show; exit"#;
+    let output = python_named(&world, "sudo", AS_SUDO).args(["bash", "-ic", line]).output().unwrap();
+    assert!(output.status.success() && world.read("show").contains("held"), "{output:?}");
+}
+
+/// BusyBox is the shell of a script, also of one that has the name of what only runs others.
+#[test]
+fn a_script_of_busybox_is_told_from_what_that_is_itself() {
+    let world = world();
+    let shell = String::from_utf8(Command::new("sh").args(["-c", "command -v sh"]).output().unwrap().stdout);
+    world.install(shell.unwrap().trim(), "busybox");
+    for name in ["init", "cron", "find"] {
+        let busybox = world.path("busybox");
+        let line = r#""$CLINCH" acquire x > f || exit; "$CLINCH" show x > show; exit"#;
+        world.write("script", &format!("#!{}\n{line}\n", busybox.display()));
+        world.install(world.path("script"), name);
+        let output = program(&world, &[world.path(name).to_str().unwrap()]).output().unwrap();
+        assert!(output.status.success() && world.read("show").contains("held"), "{name}: {output:?}");
+        eventually("it is free", || !world.held("x"));
+    }
+    are_refused(
+        "sh",
+        [
+            r#"cp "$(command -v sh)" busybox; ln -s busybox timeout; ./timeout -c '"$CLINCH" acquire x > f 2> why; exit'"#,
+        ],
+    );
+}
+
+/// ksh93 captures by a file that has no name, as does who gives a command such a file in Python.
+#[test]
+fn nothing_is_taken_where_a_file_without_a_name_is_read() {
+    let script = r#"import os, subprocess, sys, tempfile
+file = tempfile.TemporaryFile() if sys.argv[1] == "file" else os.fdopen(os.memfd_create("x"), "w+b")
+code = subprocess.run(sys.argv[2:], stdout=file).returncode
+file.seek(0); open("said", "wb").write(file.read()); os.system('"$CLINCH" show x > show')
+os._exit(code)"#;
+    for kind in ["file", "memory"] {
+        let world = world();
+        let output = program(&world, &["python3", "-c", script, kind, "./helper.sh"]).output().unwrap();
+        let told = format!("{kind}: {:?} {:?} {output:?}", world.read("said"), world.read("why"));
+        assert!(output.status.code() == Some(64) && world.read("why").contains("--for"), "{told}");
+        assert!(!world.read("said").contains("claim=") && !world.held("x"), "{told}");
+        let clinch = env!("CARGO_BIN_EXE_clinch");
+        let output =
+            program(&world, &["python3", "-c", script, kind, clinch, "acquire", "x"]).output().unwrap();
+        assert!(output.status.success() && world.read("show").contains("held"), "{kind}: {output:?}");
+    }
+}
+
+/// Between its two forks the shell of a helper has the end of the pipe from which another part reads next.
+#[test]
+fn nothing_is_taken_where_another_reads_by_the_time_of_the_answer() {
+    let script = r#"import os, subprocess, sys, time
+def waits(pid):
+    words = b"\0--for-pid\0%d\0" % pid
+    for other in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if words in open(f"/proc/{other}/cmdline", "rb").read(): return True
+        except OSError: pass
+    return False
+held = subprocess.Popen([os.environ["CLINCH"], "run", "x", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+while subprocess.run([os.environ["CLINCH"], "run", "-n", "x", "true"], stderr=subprocess.DEVNULL).returncode != 75: time.sleep(0.02)
+read, write = os.pipe()
+taken = subprocess.Popen([os.environ["CLINCH"], "acquire", "x"], stdout=write, stderr=open("why", "w"))
+while not waits(os.getpid()) and taken.poll() is None: time.sleep(0.02)
+reader = subprocess.Popen(["cat"], stdin=read); os.close(read); os.close(write)
+held.stdin.close(); held.wait()
+code = taken.wait(); reader.wait(); os._exit(code)"#;
+    let world = world();
+    let output = program(&world, &["python3", "-c", script]).output().unwrap();
+    let told = format!("{:?} {output:?}", world.read("why"));
+    assert!(output.status.code() == Some(64) && world.read("why").contains("--for"), "{told}");
+    assert!(!told.contains("claim=") && !world.held("x"), "{told}");
 }

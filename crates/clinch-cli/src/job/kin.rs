@@ -258,7 +258,7 @@ pub(crate) fn has_own_proc() -> io::Result<()> {
 }
 
 /// Whether a process runs this very program.
-pub(super) fn is_clinch(pid: i32) -> bool {
+pub(crate) fn is_clinch(pid: i32) -> bool {
     let program =
         |of: &str| fs::metadata(format!("/proc/{of}/exe")).map(|file| (file.dev(), file.ino())).ok();
     program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))

@@ -103,7 +103,7 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
     let connected = unless_ended(signals, connecting).await?;
     let locks = with_lease(connected?, &args.lease, "")?;
     let can = locks.capabilities();
-    let mut holder = None;
+    let (mut holder, mut second_look) = (None, None);
     let lease = if can.detached {
         if args.for_pid.is_some() {
             let text = "--for is for file://: on this store a lock is bound to no process; it ends with its lease, or by `clinch release`";
@@ -113,7 +113,9 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
     } else if can.crash_release {
         // Wrong arguments are told here, where they can be explained.
         Request::new(&locks, &args.name, &args.share)?;
-        let mut started = Holder::start(store, args, owner_of(args).await?)?;
+        let owner = owner_of(args).await?;
+        second_look = args.for_pid.is_none().then(|| caller::second_look(owner));
+        let mut started = Holder::start(store, args, owner)?;
         let report = waiting.beside(Some(&locks), started.report(locks.lease_ttl(), &waiting));
         let report = unless_ended(signals, report).await;
         holder = Some(started);
@@ -146,9 +148,14 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
         let for_pid = for_pid.map(|pid| pid.to_string()).unwrap_or_default();
         format!("name={} claim={claim} token={token} for_pid={for_pid}\n", shell_word(name))
     };
+    let is_still = unless_ended(signals, is_still(second_look)).await.and_then(|still| Ok(still?));
     let is_held = is_held(&locks, name, holder.as_ref().map(|_| claim.as_str()), late, &env);
     let within = READ_WITHIN.min(ttl / READ_WITHIN_PART).min(late.since(env.clock().now()));
-    let failed = match hand_over(&text, within, is_held, signals).await {
+    let handed_over = match is_still {
+        Ok(()) => hand_over(&text, within, is_held, signals).await,
+        Err(failed) => Err(failed),
+    };
+    let failed = match handed_over {
         Ok(()) => {
             if let Some(holder) = holder {
                 holder.keep();
@@ -270,12 +277,31 @@ async fn owner_of(args: &Acquire) -> Result<i32, Failure> {
     if let Some(named) = args.for_pid {
         return Ok(named);
     }
-    let name = "name one with --for, whose end frees the lock";
     match caller().await {
-        None => Err(Failure::usage(format!("the calling process cannot be told; {name}"))),
-        Some(Caller { pid, or: Some(or) }) => Err(Failure::usage(or.of(pid, name))),
         Some(Caller { pid, or: None }) => Ok(pid),
+        other => Err(why_unknown(other)),
     }
+}
+
+/// Whether it is still the same one, by a second look where one is due.
+async fn is_still(
+    second_look: Option<impl Future<Output = Result<(), Option<Caller>>>>,
+) -> Result<(), Failure> {
+    match second_look {
+        Some(look) => look.await.map_err(why_unknown),
+        None => Ok(()),
+    }
+}
+
+fn why_unknown(seen: Option<Caller>) -> Failure {
+    let name = "name one with --for, whose end frees the lock";
+    Failure::usage(match seen {
+        None => format!("the calling process cannot be told; {name}"),
+        Some(Caller { pid, or: Some(or) }) => or.of(pid, name),
+        Some(Caller { pid, or: None }) => {
+            format!("the answer has come to be for process {pid}, and was for another before; {name}")
+        }
+    })
 }
 
 /// The process that holds the lock where none can be left in the store. It lets go unless it hears that the answer was written.

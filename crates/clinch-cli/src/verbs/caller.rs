@@ -17,7 +17,7 @@ use rustix::process::{Pid, getppid};
 
 use self::output::Output;
 use self::way::End;
-use crate::job::kin::{has_own_proc, is_named};
+use crate::job::kin::{has_own_proc, is_clinch, is_named};
 use crate::job::stat::Stat;
 
 /// How long one is looked at that reads our answer, and may have the pipe only while it starts another to read it: and how often.
@@ -89,6 +89,23 @@ pub(crate) async fn caller() -> Option<Caller> {
     seen()
 }
 
+/// Completes when it is time to look a second time whether this is who called, and tells what is amiss: between its two forks the shell of
+/// `clinch ... | other` has the end of the pipe that the other reads next. To be asked from the first look on.
+pub(crate) fn second_look(first: i32) -> impl Future<Output = Result<(), Option<Caller>>> {
+    let is_needed = Output::own().is_pipe();
+    let settled = tokio::time::sleep(LOOK_AGAIN);
+    async move {
+        if !is_needed {
+            return Ok(());
+        }
+        settled.await;
+        match caller().await {
+            Some(Caller { pid, or: None }) if pid == first => Ok(()),
+            other => Err(other),
+        }
+    }
+}
+
 /// The same, at first sight.
 fn seen() -> Option<Caller> {
     has_own_proc().ok()?;
@@ -140,7 +157,7 @@ fn doubt(caller: i32, end: End) -> Option<Other> {
 const SERVERS: [&CStr; 3] = [c"sshd", c"sshd-session", c"dropbear"];
 
 /// What starts other programs and works under no lock itself. Where its command line ends with ours, we are not for it, but for who has started it.
-const RUNNERS: [&CStr; 26] = [
+const RUNNERS: [&CStr; 28] = [
     c"su",
     c"sudo",
     c"doas",
@@ -167,12 +184,18 @@ const RUNNERS: [&CStr; 26] = [
     c"cron",
     c"crond",
     c"atd",
+    c"setsid",
+    c"systemd-inhibit",
 ];
+
+/// What only shows a terminal of which it has the other end, on the one where it writes itself.
+const SHOWERS: [&CStr; 6] = [c"script", c"tmux", c"tmux: server", c"screen", c"sudo", c"su"];
 
 const SHELLS: [&str; 10] = ["sh", "dash", "bash", "zsh", "ksh", "ksh93", "mksh", "lksh", "yash", "fish"];
 
-/// Programs that are many, by the name with which they are called.
+/// Programs that are many, by the name with which they are called; and those of them that are a shell, too.
 const BOXES: [&str; 3] = ["busybox", "toybox", "coreutils"];
+const SHELL_BOXES: [&str; 2] = ["busybox", "toybox"];
 
 /// Whether a process serves a connection from another host.
 fn is_server(pid: i32) -> bool {
@@ -180,10 +203,32 @@ fn is_server(pid: i32) -> bool {
 }
 
 fn is_runner(pid: i32) -> bool {
-    is_any(pid, &RUNNERS, |program| {
-        BOXES.contains(&program)
-            || RUNNERS.iter().any(|name| name.to_str().is_ok_and(|name| program.starts_with(name)))
+    is_one_of(pid, &RUNNERS) || is_wrapper(pid)
+}
+
+/// Whether it is a `clinch run`, which makes no process group.
+fn is_wrapper(pid: i32) -> bool {
+    is_one_of(pid, &[c"clinch"]) || is_clinch(pid)
+}
+
+/// Whether a process only passes on what is written on its terminal.
+fn shows(pid: i32) -> bool {
+    is_one_of(pid, &SHOWERS)
+}
+
+fn is_one_of(pid: i32, names: &[&CStr]) -> bool {
+    is_any(pid, names, |program| {
+        let is_box = BOXES.contains(&program) && (!SHELL_BOXES.contains(&program) || is_called(pid, names));
+        is_box || names.iter().any(|name| name.to_str().is_ok_and(|name| program.starts_with(name)))
     })
+}
+
+/// Whether a process was called by one of these names: the shell of a script is called by its own.
+fn is_called(pid: i32, names: &[&CStr]) -> bool {
+    let words = words(pid);
+    let called = words.split(|byte| *byte == 0).next().unwrap_or_default();
+    let called = called.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    names.iter().any(|name| name.to_bytes() == called)
 }
 
 /// Whether a process has one of these names, and such a program: a script may have that name, too, whose program is a shell. But others' programs nobody may see.

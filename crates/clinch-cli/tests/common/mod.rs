@@ -284,3 +284,16 @@ pub fn end_large_job(world: &World) {
         kill(part, Signal::KILL);
     }
 }
+
+/// Makes a Python of this name, and a command that runs a script by it, in the directory.
+pub fn python_named(world: &World, name: &str, script: &str) -> Command {
+    let tell = "import os,sys;print(os.path.realpath(sys.executable),sys.base_prefix,sep='\\n')";
+    let told = Command::new("python3").args(["-c", tell]).output().unwrap();
+    let told = String::from_utf8(told.stdout).unwrap();
+    let (python, home) = told.trim().split_once('\n').unwrap();
+    world.install(python, name);
+    let own = world.path(name);
+    let mut command = program(world, &[own.to_str().unwrap(), "-c", script]);
+    command.env("PYTHONHOME", home);
+    command
+}

@@ -23,6 +23,11 @@ pub(super) enum Output {
     Pipe(Pipe),
     /// A terminal of which a program has the other end.
     Terminal(u64),
+    /// A file that has no name, or none any more: it is read by who has it open.
+    Nameless {
+        device: u64,
+        inode: u64,
+    },
 }
 
 /// A pipe, by what its two ends have in common; or a socket that is used as one, by the end that is written to.
@@ -62,6 +67,8 @@ impl Output {
             let is_own = numbers(open.rdev()) == TTY;
             let device = if is_own { Stat::own()?.terminal } else { open.rdev() };
             if PTS.contains(&numbers(device).0) { Output::Terminal(device) } else { Output::Kept }
+        } else if kind.is_file() && open.nlink() == 0 {
+            Output::Nameless { device: open.dev(), inode: open.ino() }
         } else {
             Output::Kept
         })
@@ -94,6 +101,8 @@ impl Output {
                 for_reading && Output::at(path) == Some(self)
             }
             Output::Terminal(device) => is_other_end(path, device),
+            // However it is open: who has it can open it anew.
+            Output::Nameless { .. } => Output::at(path) == Some(self),
             _ => false,
         })
     }

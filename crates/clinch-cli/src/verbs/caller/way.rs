@@ -3,7 +3,7 @@
 use std::iter::successors;
 
 use super::output::Output;
-use super::{is_runner, is_server, parent, stat};
+use super::{is_runner, is_server, is_wrapper, parent, shows, stat};
 use crate::job::stat::Stat;
 use crate::output::is_read;
 
@@ -54,8 +54,11 @@ fn end(output: Output, writer: Option<i32>, caller: i32, left: usize) -> End {
     let ends = readers.iter().map(|reader| match Output::of(*reader) {
         _ if *reader == caller => End::Kept,
         _ if is_server(*reader) => End::Read(*reader),
-        // Whoever shows a terminal passes on what is written there, as does a part of what the caller has started.
-        Some(next) if next != output && (is_terminal || is_part(*reader, caller)) => {
+        // Some are known to only pass on what is written on a terminal: any other program may use it, as one that expects it does. So does a part of
+        // what the caller has started.
+        Some(next)
+            if next != output && if is_terminal { shows(*reader) } else { is_part(*reader, caller) } =>
+        {
             end(next, Some(*reader), caller, left)
         }
         _ => End::Read(*reader),
@@ -76,7 +79,19 @@ fn is_of_prompt(of: &Stat, terminal: u64) -> bool {
     let first = if of.terminal == terminal { None } else { here.next() };
     let job = first.as_ref().unwrap_or(of);
     let Some(leader) = stat(job.session).filter(|_| job.terminal == terminal) else { return false };
-    let is_job = |group: i32| group != 0 && group != leader.group;
+    // What only runs others gives its command a group and the terminal, too, as sudo does: that is no job, but may be a shell that has some.
+    let group = if is_runner(job.session) { group_below(job, job.session) } else { Some(leader.group) };
+    let Some(not) = group else { return false };
+    let is_job = |group: i32| group != 0 && group != not;
     // A command like `timeout` makes a group, too, but only such a shell gives it the terminal.
-    is_job(job.group) && (is_job(job.foreground) || !is_runner(job.group))
+    is_job(job.group) && (is_job(job.foreground) || !is_runner(job.group) || is_wrapper(job.group))
+}
+
+/// The group of the child of the one that leads a session from which this process descends, or which it is.
+fn group_below(of: &Stat, leader: i32) -> Option<i32> {
+    if of.parent == leader {
+        return Some(of.group);
+    }
+    let above = successors(Some(of.parent), |pid| parent(*pid));
+    above.filter_map(stat).find(|above| above.parent == leader).map(|child| child.group)
 }
