@@ -8,7 +8,7 @@ use super::closed::{CLOSED, LATE, backdate};
 use super::detached::OWN_TTL;
 use super::moves::isolated;
 use super::sieve::{Fate, Sieve};
-use super::turns::contains;
+use super::turns::{contains, deletes};
 use super::*;
 
 /// Closes a lock, and says by which lease.
@@ -78,6 +78,48 @@ async fn a_closed_lock_that_is_opened_leaves_no_lease() {
     let left: Vec<&str> =
         left.iter().filter(|(_, lease)| leases.contains(lease)).map(|(name, _)| *name).collect();
     assert_eq!(left, [""; 0], "opened, but their leases are there");
+}
+
+/// The key is gone then, and nobody would find its lease any more.
+#[tokio::test]
+async fn a_closed_lock_whose_opening_goes_unheard_is_open_and_leaves_no_lease() {
+    let etcd = Etcd::start();
+    let sieve = Sieve::start(etcd.addr()).await;
+    let (backend, operator) = (open(&etcd.url()).await, connect(&sieve.url()).await);
+    let claim = ghosts::claim(1, "job", LONG_TTL);
+    ghosts::granted(&*backend, &claim).await;
+    closed(&etcd, &*backend, &claim, CLOSED).await;
+    sieve.catch(Fate::Late, |request| deletes(request, "job"));
+    let opened = tokio::spawn(async move { operator.open("job").await });
+    sieve.caught().await;
+    sieve.let_go().await;
+    join("it is opened", opened).await.unwrap();
+    assert_eq!(keys(&etcd, "job"), [""; 0], "it is open");
+    has_so_many_leases(&etcd, 1, "the one that its claims share is left").await;
+}
+
+/// A renewal that is under way when its claim is released would move the key that keeps the lock closed, and open it.
+#[tokio::test]
+async fn a_claim_that_was_released_closed_elsewhere_is_lost_and_its_lock_stays_closed() {
+    let etcd = Etcd::start();
+    let (near, far) = (open(&etcd.url()).await, open(&etcd.url()).await);
+    for (id, asks) in [(1, true), (2, false)] {
+        let name = format!("job-{id}");
+        let claim = ghosts::claim(id, &name, LONG_TTL);
+        ghosts::granted(&*near, &claim).await;
+        let key = near.key(claim.id).unwrap();
+        assert_eq!(far.release(&claim, CLOSED).await.unwrap(), Freed::Removed);
+        let closes = carrier(&etcd, &key);
+        let is_lost = async || {
+            let renewal = match asks {
+                true => near.verify(&claim).await.unwrap(),
+                false => near.renew(std::slice::from_ref(&claim)).await.remove(0),
+            };
+            matches!(renewal, Renewal::Lost(_)).then_some(())
+        };
+        eventually("it hears of that", is_lost).await;
+        assert_eq!(carrier(&etcd, &key).0, closes.0, "it is closed by another lease");
+    }
 }
 
 /// Has a release that closes the lock go unheard.

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use super::client::Client;
 use super::grant::Granted;
-use super::record::{self, Place, Standing};
+use super::record::{self, Place};
 use super::session::Sessions;
 use super::store::Store;
 use super::view::View;
 use super::wire::{self, Compare, PutRequest, RequestOp, TxnRequest};
 use crate::backend::Freed;
 use crate::claim::{Claim, ClaimId};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::sync::lock;
 
 impl Store {
@@ -62,13 +62,18 @@ impl Client {
     pub(super) async fn delete_as_seen(self: &Arc<Client>, place: &Place) -> Result<Freed> {
         let mut compare = vec![Compare::created(&place.key, place.created)];
         // What keeps a lock closed does nothing else any more, whichever lease that is on.
-        let is_closed = matches!(place.standing, Standing::Closed { .. });
-        if !is_closed {
+        if !place.is_closed() {
             compare.push(Compare::lease(&place.key, place.lease));
         }
         let txn = TxnRequest { compare, success: vec![wire::delete(&place.key)], failure: Vec::new() };
-        let deleted = self.txn(txn).await?.is_some_and(|answer| answer.succeeded);
-        if deleted && is_closed {
+        let deleted = match self.txn(txn).await {
+            // With its lease the key goes too, whether or not it was deleted. Nobody would find that lease again.
+            Err(error) if place.is_closed() && error.kind() == ErrorKind::Unknown => {
+                return self.revoke(place.lease).await.map(|_| Freed::Removed).map_err(|_| error);
+            }
+            answer => answer?.is_some_and(|answer| answer.succeeded),
+        };
+        if deleted && place.is_closed() {
             // If this fails, it runs out.
             let _ = self.revoke(place.lease).await;
         }
@@ -124,7 +129,7 @@ impl Sessions {
 
     /// Gives back the leases of locks that were closed, and that are open now.
     pub(super) async fn give_back_closed<'a>(&self, opened: impl IntoIterator<Item = &'a Place>) {
-        let closed = opened.into_iter().filter(|place| matches!(place.standing, Standing::Closed { .. }));
+        let closed = opened.into_iter().filter(|place| place.is_closed());
         futures_util::future::join_all(closed.map(|place| self.revoke_lease(place.lease))).await;
     }
 }

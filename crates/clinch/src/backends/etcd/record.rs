@@ -129,10 +129,14 @@ impl Place {
         matches!(self.standing, Standing::Closed { evicted: Some((id, _)), .. } if id == claim)
     }
 
+    /// Whether nobody holds it, and it keeps the lock closed.
+    pub(super) fn is_closed(&self) -> bool {
+        matches!(self.standing, Standing::Closed { .. })
+    }
+
     /// Whether it is the same claim as another, as far as those behind it are concerned.
     pub(super) fn is_same_claim(&self, other: &Place) -> bool {
-        let closed = |place: &Place| matches!(place.standing, Standing::Closed { .. });
-        self.mode() == other.mode() && !closed(self) && !closed(other)
+        self.mode() == other.mode() && !self.is_closed() && !other.is_closed()
     }
 
     /// From when on whoever comes opens the lock, where its claim was released: its lease counts that, but each election begins all leases

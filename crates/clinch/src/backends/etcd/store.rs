@@ -308,9 +308,8 @@ impl Backend for Store {
         // Half of the time that whoever looks has, so that there is some to ask another.
         let patience = backend::MAX_ATTEMPT / 2;
         let found = self.client.prove(vec![wire::get(&known.key)], patience).await?;
-        let is_own = |kv: &KeyValue| {
-            Some(kv.create_revision) == known.created && !Place::read(kv).is_evicted(claim.id)
-        };
+        let is_own =
+            |kv: &KeyValue| Some(kv.create_revision) == known.created && !Place::read(kv).is_closed();
         let own = found.ranges.first().and_then(|range| range.kvs.first());
         let Some(own) = own.filter(|own| is_own(own)) else { return Ok(Renewal::Lost(deleted())) };
         let stand = Stand { created: own.create_revision, lease: own.lease };

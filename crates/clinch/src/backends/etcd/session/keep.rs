@@ -198,8 +198,7 @@ impl Sessions {
         reads.extend(claims.iter().map(|(_, key, _)| wire::get(key)));
         let found = self.client.prove(reads, self.patience(session)).await?;
         for ((id, _, created), range) in claims.iter().zip(found.ranges.iter().skip(1)) {
-            let is_there =
-                |kv: &&KeyValue| kv.create_revision == *created && !Place::read(kv).is_evicted(*id);
+            let is_there = |kv: &&KeyValue| kv.create_revision == *created && !Place::read(kv).is_closed();
             match range.kvs.first().filter(is_there) {
                 Some(kv) => {
                     self.claims.was_there(*id, *created, found.revision);
