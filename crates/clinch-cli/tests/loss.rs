@@ -101,7 +101,7 @@ fn all_parts_of_a_job_that_has_to_stop_die_with_it() {
     let world = World::new();
     world.write("part", "trap '' TERM; echo $$ >> parts; exec sleep 60");
     let job = format!(
-        "trap 'while [ $(wc -l < parts) -le {PARTS} ]; do (setsid sh part &); sleep 0.2; done; exit 1' TERM
+        "trap 'until [ \"$(wc -l < parts)\" -gt {PARTS} ]; do (setsid sh part &); sleep 0.2; done; exit 1' TERM
         for i in $(seq {PARTS}); do setsid sh part & done; while :; do sleep 0.02; done"
     );
     let mut limited = std::process::Command::new("sh");
@@ -118,7 +118,7 @@ fn all_parts_of_a_job_that_has_to_stop_die_with_it() {
     let parts = world.read("parts");
     let left: Vec<_> = parts.lines().map(|part| part.parse().unwrap()).filter(|part| runs(*part)).collect();
     left.iter().for_each(|part| _ = kill(*part, Signal::KILL));
-    // One that is started while others are told may be told itself, and end before it ignores that.
+    // One that is started while others are told may be told itself, and end before it ignores that; as may what counts them.
     assert!(parts.lines().count() > PARTS, "none was started when the job had to stop");
     assert_eq!(left.len(), 0, "they work on without the lock");
 }

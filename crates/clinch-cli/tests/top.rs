@@ -220,6 +220,8 @@ fn it_fits_the_terminal() {
     // More than could be kept in memory.
     screen.type_in("\x03");
     eventually("it has ended", || screen.is_as_it_was());
+    // Until then what is typed may be read by it.
+    screen.shows("rc=0.");
     screen.type_in("clear; stty rows 65535 cols 65535; \"$CLINCH\" top; echo rc=$?.\n");
     eventually("it is shown", || !screen.is_as_it_was());
     screen.resize(24, 80);

@@ -126,11 +126,12 @@ impl Supervisor<'_> {
             }
             self.stop_if_asked(signals);
             self.wake_if_forgotten();
+            // Also after the last turn: a job that has ended was waiting for that alone.
+            let asks = self.child.is_asking().then_some(TURN);
             let beyond = self.child.go_on_asking();
             self.name(beyond);
             let again = [self.hold_or_stop(), self.tell_watch()].into_iter().flatten().min();
-            let [waits, asks] =
-                [self.progress.waits.then_some(LEFT_BEHIND), self.child.is_asking().then_some(TURN)];
+            let waits = self.progress.waits.then_some(LEFT_BEHIND);
             let again = [again, waits, asks].into_iter().flatten().min();
             let again = again.map(|time| self.env.clock().now() + time);
             let again = [again, self.progress.looks_at].into_iter().flatten().min();
