@@ -1,5 +1,6 @@
 //! Lock names: parsed once, valid ever after.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -54,6 +55,12 @@ impl LockName {
     /// The name as it was given.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl Borrow<str> for LockName {
+    fn borrow(&self) -> &str {
+        self.as_str()
     }
 }
 

@@ -85,12 +85,12 @@
 //! ```text
 //! user clinch on >PASSWORD ~clinch:* resetchannels &clinch:* -@all +evalsha +script|load +time +exists +set +getset
 //!   +getrange +setrange +pttl +pexpire +del +hget +hmget +hgetall +hlen +hscan +hdel +hset +hsetnx +rpush +lpush
-//!   +lrange +llen +lindex +lrem +lpop +zadd +zcard +zscore +zrange +zrevrange +zrangebyscore +zrem +publish +subscribe +ping +client|tracking +client|caching +scan +info
+//!   +lrange +llen +lindex +lrem +lpop +zadd +zcard +zscore +zrange +zrevrange +zrangebyscore +zrem +publish +subscribe +ping +client|tracking +client|caching +mget +scan +info
 //! ```
 //!
 //! A Cluster also needs `+cluster|slots +asking`, and from version 7 on `+spublish +ssubscribe`; databases other than 0 `+select`; Sentinel `+role`; `wait_replicas=` `+wait`, `wait_aof=` `+waitaof`. Without
 //! channels, or the right to publish, waiters ask ten times a second instead of being told; without `+info` they ask once more for
-//! what they were told. In the lean mode on Valkey: `~clinch:* -@all +set +delifeq
+//! what they were told. Without `+mget`, that a held lock was taken away is told by its next renewal only. In the lean mode on Valkey: `~clinch:* -@all +set +delifeq
 //! +getrange +pttl +scan +info`.
 //!
 //! # In the store

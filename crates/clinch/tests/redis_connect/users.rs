@@ -7,7 +7,7 @@ const IN_SCRIPTS: &str = "time exists set getset getrange setrange pttl pexpire 
     hdel hset hsetnx rpush lpush lrange llen lindex lrem lpop zadd zcard zscore zrange zrevrange zrangebyscore zrem publish";
 
 /// The commands that clients send besides, HELLO and AUTH apart, which everybody may.
-const SENT: &str = "evalsha script|load subscribe ping client|tracking client|caching scan info";
+const SENT: &str = "evalsha script|load subscribe ping client|tracking client|caching mget scan info";
 
 /// Makes the user who may do these things, and no more; answers the URL for it.
 fn user(redis: &Redis, commands: &[&str], channels: &str) -> String {
@@ -184,6 +184,21 @@ async fn without_subscribing_waiters_ask() {
 async fn without_publishing_waiters_ask() {
     let redis = Redis::start();
     use_everything(&redis, &user(&redis, &all_but("publish"), "&*"), false).await;
+}
+
+/// Or a read that is refused is asked for without end.
+#[tokio::test]
+async fn who_may_not_read_many_keys_learns_of_a_loss_by_a_renewal() {
+    let redis = Redis::start();
+    let locks = connect(&user(&redis, &all_but("mget"), "&*")).await.ttl(Duration::from_secs(2)).unwrap();
+    let guard = lock(&locks, "job").await;
+    let mut stats = redis.client();
+    let mut count = |command: &str| stats.commandstats().get(command).copied().unwrap_or(0);
+    eventually("it was renewed often", async || (count("pexpire") > 4).then_some(())).await;
+    assert_eq!(count("client|caching"), 1, "a look that is refused");
+    redis.call(&["DEL", "clinch:job"]);
+    let loss = tokio::time::timeout(PATIENCE, guard.lost()).await.expect("nobody told the holder");
+    assert_eq!(loss.kind, LossKind::Deleted);
 }
 
 /// Who waits may listen, but who releases may not tell.

@@ -21,6 +21,8 @@ const EMPTIED: Duration = Duration::from_millis(500);
 pub(super) struct Claims {
     known: Mutex<Known>,
     pub(super) held: Held,
+    /// What the keys of locks begin with.
+    prefix: String,
     clock: Clock,
     process: Process,
 }
@@ -77,8 +79,9 @@ pub(super) enum Note {
 }
 
 impl Claims {
-    pub(super) fn new(clock: Clock) -> Claims {
-        Claims { known: Mutex::default(), held: Held::default(), clock, process: Process::this() }
+    pub(super) fn new(clock: Clock, prefix: &str) -> Claims {
+        let (prefix, process) = (prefix.to_owned(), Process::this());
+        Claims { known: Mutex::default(), held: Held::default(), prefix, clock, process }
     }
 
     /// Notes that a step of this claim goes out that may queue it; says which inbox listens for it. `listening` knows
@@ -230,7 +233,9 @@ impl Listener for Claims {
 
     /// A key changed that a foreign client holds, or that is held here.
     fn changed(&self, key: &str) {
-        self.held.changed(key, self.clock.now());
+        if let Some(name) = key.strip_prefix(&*self.prefix) {
+            self.held.changed(name, self.clock.now());
+        }
         let Known { pending, foreign } = &mut *lock(&self.known);
         for id in foreign.get(key).into_iter().flatten() {
             if let Some(pending) = pending.get_mut(id) {
@@ -288,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_message_reaches_its_claim_and_nonsense_nobody() {
-        let claims = Claims::new(Clock::host());
+        let claims = Claims::new(Clock::host(), "");
         let (one, two) = (ClaimId::from_bits(1), ClaimId::from_bits(2));
         claims.asking(one, || 0);
         claims.asking(two, || 0);
@@ -317,7 +322,7 @@ mod tests {
 
     #[test]
     fn what_is_in_doubt_is_remembered_until_it_is_forgotten() {
-        let claims = Claims::new(Clock::host());
+        let claims = Claims::new(Clock::host(), "");
         let id = ClaimId::from_bits(3);
         claims.doubt(id);
         claims.settled(id);
@@ -329,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_change_is_told_to_who_waits_for_a_foreign_client_to_leave() {
-        let claims = Claims::new(Clock::host());
+        let claims = Claims::new(Clock::host(), "");
         let now = Instant::from_nanos(1);
         let asked = |key: &str, foreign| Asked {
             key: key.into(),

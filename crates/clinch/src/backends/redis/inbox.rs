@@ -13,11 +13,11 @@ use super::check::Server;
 use super::dial::{Dialer, Endpoint, Protocol};
 use super::failure::Failure;
 use super::link::Link;
-use super::resp::{Command, Value};
-use super::script;
+use super::resp::{Command, Value, hex_digits};
 use super::watch::Watch;
 use crate::backends::driven::watch_over;
 use crate::backends::pool::Connection;
+use crate::claim::ClaimId;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
@@ -181,17 +181,12 @@ impl Inbox {
     }
 
     /// Reads which of these locks are their claims', and has the server tell when one of them changes. `None`: it cannot.
-    pub(super) async fn read(&self, watches: &[Watch]) -> Result<Option<Value>, Failure> {
+    pub(super) async fn read(&self, prefix: &str, watches: &[Watch]) -> Result<Option<Vec<bool>>, Failure> {
         if !self.tracking {
             return Ok(None);
         }
-        let [opt_in, note, read] = &note_and_read(watches);
-        let mut answers = self.link.call_together([opt_in, note, read]).await?;
-        if matches!(&answers[..], [.., Value::Error(error)] if error.starts_with("NOSCRIPT")) {
-            let load = script::WATCH.load();
-            answers = self.link.call_together([&load, opt_in, note, read]).await?.split_off(1);
-        }
-        what_was_read(answers)
+        let [opt_in, read] = &note_and_read(prefix, watches);
+        what_was_read(watches, self.link.call_together([opt_in, read]).await?)
     }
 
     /// Renews locks by this command and then reads them, as [`Inbox::read`] does: of the renewal the server says nothing here, and it
@@ -199,32 +194,30 @@ impl Inbox {
     pub(super) async fn renew(
         &self,
         renewal: &Command,
+        prefix: &str,
         watches: &[Watch],
-    ) -> Result<(Value, Result<Option<Value>, Failure>), Failure> {
-        let [opt_in, note, read] = &note_and_read(watches);
-        let mut answers = self.link.call_together([renewal, opt_in, note, read]).await?;
+    ) -> Result<(Value, Result<Option<Vec<bool>>, Failure>), Failure> {
+        let [opt_in, read] = &note_and_read(prefix, watches);
+        let mut answers = self.link.call_together([renewal, opt_in, read]).await?;
         let rest = answers.split_off(1);
         let renewed = answers.pop().map_or(Ok(Value::Nil), Failure::check)?;
-        Ok((renewed, what_was_read(rest)))
+        Ok((renewed, what_was_read(watches, rest)))
     }
 }
 
-/// The commands that have the server tell when keys change, and then read whose they are. In this order: what changes before it is
-/// noted is read, and what changes later is told. Two commands for that, for Redis before 7.2 notes all keys of a script at each of
-/// its reads: with 256 keys that takes twenty times as long.
-fn note_and_read(watches: &[Watch]) -> [Command; 3] {
-    let (mut opt_in, mut note) = (Command::new("CLIENT"), Command::new("EXISTS"));
+/// The commands that read whose these locks are, and have the server tell when one of them changes. No script: Redis before 7.2 notes all keys
+/// of a script at each of its reads. With 256 keys that takes twenty times as long.
+fn note_and_read(prefix: &str, watches: &[Watch]) -> [Command; 2] {
+    let (mut opt_in, mut read) = (Command::new("CLIENT"), Command::new("MGET"));
     opt_in.arg("CACHING").arg("YES");
-    let mut read = script::WATCH.on(watches.iter().map(|(_, key)| &**key));
-    for (id, key) in watches {
-        note.arg(&**key);
-        read.arg(*id);
+    for (_, name) in watches {
+        read.arg([prefix, name.as_str()]);
     }
-    [opt_in, note, read]
+    [opt_in, read]
 }
 
-/// What the script read, if the keys were noted; `None`: they never will be.
-fn what_was_read(answers: Vec<Value>) -> Result<Option<Value>, Failure> {
+/// Which of them are their claims', if the keys were noted; `None`: they never will be. A key that holds no text is nobody's.
+fn what_was_read(watches: &[Watch], answers: Vec<Value>) -> Result<Option<Vec<bool>>, Failure> {
     let mut answers = answers.into_iter().map(Failure::check);
     match answers.next().transpose() {
         Err(failure) if failure.passes() => return Err(failure),
@@ -232,8 +225,20 @@ fn what_was_read(answers: Vec<Value>) -> Result<Option<Value>, Failure> {
         Err(_) => return Ok(None),
         Ok(_) => {}
     }
-    answers.next().transpose()?;
-    answers.next().transpose()
+    let values = match answers.next().transpose() {
+        Err(failure) if failure.code() != "NOPERM" => return Err(failure),
+        Ok(Some(Value::List(values))) => values,
+        _ => return Ok(None),
+    };
+    Ok(Some(watches.iter().zip(&values).map(|((id, _), value)| is_held_by(*id, value)).collect()))
+}
+
+/// Whether this is the value of a lock's key that this claim alone holds.
+fn is_held_by(id: ClaimId, value: &Value) -> bool {
+    let Value::Text(value) = value else { return false };
+    value.split_at_checked(32).is_some_and(|(holder, rest)| {
+        holder == hex_digits(id) && rest.first().is_some_and(|mark| matches!(mark, b' ' | b'*'))
+    })
 }
 
 /// What a server answers to a command that an inbox can do without; `None`: it refuses. One that is busy can answer, in a while.

@@ -66,8 +66,6 @@ scripts! {
     SETTLE = "token" "tell" "queue" "settle";
     /// Read one lock.
     STATE = "token" "tell" "queue" "state";
-    /// Read who holds exclusive locks.
-    WATCH = "watch";
 }
 
 impl Script {

@@ -54,7 +54,7 @@ pub(super) struct Store {
 
 impl Store {
     pub(super) fn new(settings: Settings, env: Env) -> Result<Store> {
-        let claims = Arc::new(Claims::new(env.clock()));
+        let claims = Arc::new(Claims::new(env.clock(), &settings.prefix));
         let inbox = format!("{:016x}", env.random().claim_id()?.bits() as u64);
         let dialer = Arc::new(Dialer { env, settings });
         let route = Arc::new(Route::new(dialer.clone(), claims.clone()));

@@ -25,7 +25,6 @@ pub(super) use self::held::{Held, Watch};
 use super::claims::Claims;
 use super::dial::Dialer;
 use super::keys::{lock_key, slot_of};
-use super::reply;
 use super::resp::{Command, Value};
 use super::route::Route;
 use super::store::Store;
@@ -132,10 +131,10 @@ impl Store {
             return None;
         }
         let inbox = self.route.inbox_of_steps(slot, inbox).await?;
-        let key = |name: &LockName| lock_key(&self.settings().prefix, name).into();
-        let unanswered = self.claims.held.renewing(claims, inbox.id, key);
-        let (renewed, read) = inbox.renew(renewal, &unanswered.watches).await.ok()?;
-        if let Some(held) = read.ok().flatten().and_then(|answer| which_are_held(&answer).ok()) {
+        let unanswered = self.claims.held.renewing(claims, inbox.id);
+        let (renewed, read) =
+            inbox.renew(renewal, &self.settings().prefix, &unanswered.watches).await.ok()?;
+        if let Some(held) = read.ok().flatten() {
             unanswered.read(&held);
         }
         Some(renewed)
@@ -149,22 +148,22 @@ fn taken_away() -> Loss {
 
 /// Reads these, and sees to it that the server tells of their next change.
 async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: Vec<(ClaimId, LockName)>) {
-    let held = &claims.held;
+    let (held, prefix) = (&claims.held, &dialer.settings.prefix);
     let mut slots: BTreeMap<u16, Vec<Watch>> = BTreeMap::new();
     for (id, name) in due {
-        let key = lock_key(&dialer.settings.prefix, &name);
         // Keys of several slots go into one command only where there are no slots.
-        let slot = if route.has_slots() { slot_of(&key) } else { 0 };
-        slots.entry(slot).or_default().push((id, key.into()));
+        let slot = if route.has_slots() { slot_of(&lock_key(prefix, &name)) } else { 0 };
+        slots.entry(slot).or_default().push((id, name));
     }
     let batches = slots.iter().flat_map(|(slot, watches)| watches.chunks(BATCH).map(|batch| (*slot, batch)));
-    let reads = batches.map(async |(slot, batch)| match caught(read(&route, held, slot, batch)).await {
-        Some(Ok(Some((inbox, answers)))) => held.read(batch, inbox, &answers),
-        Some(Ok(None)) => held.untold(batch),
-        Some(Err(_)) | None => {
-            held.unread(batch.iter().map(|(id, _)| *id), dialer.env.now() + PAUSE);
-        }
-    });
+    let reads =
+        batches.map(async |(slot, batch)| match caught(read(&route, held, slot, prefix, batch)).await {
+            Some(Ok(Some((inbox, answers)))) => held.read(batch, inbox, &answers),
+            Some(Ok(None)) => held.untold(batch),
+            Some(Err(_)) | None => {
+                held.unread(batch.iter().map(|(id, _)| *id), dialer.env.now() + PAUSE);
+            }
+        });
     let mut reads = pin!(join_all(reads));
     tokio::select! {
         biased;
@@ -177,14 +176,19 @@ async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: 
     }
 }
 
-async fn read(route: &Route, held: &Held, slot: u16, batch: &[Watch]) -> Result<Option<(u64, Vec<bool>)>> {
+async fn read(
+    route: &Route,
+    held: &Held,
+    slot: u16,
+    prefix: &str,
+    batch: &[Watch],
+) -> Result<Option<(u64, Vec<bool>)>> {
     let mut moved = false;
     loop {
         let (inbox, node) = route.watcher(slot).await?;
         held.reading(batch, inbox.id);
-        let failure = match inbox.read(batch).await {
-            Ok(None) => return Ok(None),
-            Ok(Some(answer)) => return Ok(Some((inbox.id, which_are_held(&answer)?))),
+        let failure = match inbox.read(prefix, batch).await {
+            Ok(held) => return Ok(held.map(|held| (inbox.id, held))),
             Err(failure) => failure,
         };
         // The server that has the slot now is asked at once, unless the two point at each other.
@@ -193,9 +197,4 @@ async fn read(route: &Route, held: &Held, slot: u16, batch: &[Watch]) -> Result<
         }
         moved = true;
     }
-}
-
-/// What the script that reads holders answered.
-fn which_are_held(answer: &Value) -> Result<Vec<bool>> {
-    reply::list(answer)?.iter().map(|held| Ok(reply::number(held)? == 1)).collect()
 }

@@ -26,6 +26,7 @@ const MOMENT_MS: &str = "5000";
 const REMEDY: &str = "give this user these rights by ACL SETUSER";
 
 const UNTOLD: &str = "waiters ask ten times a second instead of being told";
+const UNWATCHED: &str = "that a held lock was taken away is told by its next renewal only";
 const UNLISTED: &str = "`clinch ls` cannot list";
 const UNNOTICED: &str = "a connection that died is noticed late";
 const UNKNOWN: &str = "version, role, eviction policy and persistence are not known";
@@ -52,7 +53,8 @@ const ALL: [Right; 14] = [
 ];
 
 /// What one that has queues needs besides.
-const QUEUES: [Right; 23] = [
+const QUEUES: [Right; 24] = [
+    Right("mget", &["MGET", KEY], UNWATCHED),
     Right("exists", &["EXISTS", KEY], ""),
     Right("hget", &["HGET", KEY, "f"], ""),
     Right("hmget", &["HMGET", KEY, "f"], ""),

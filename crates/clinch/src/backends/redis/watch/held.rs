@@ -1,7 +1,7 @@
 //! What is known of the locks that are held: which are watched, which are to be read, and which were not found.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -26,8 +26,8 @@ const AT_ONCE: Instant = Instant::from_nanos(0);
 /// Keys per command; as many as a batch of renewals has at most.
 pub(super) const BATCH: usize = 256;
 
-/// A claim and its lock's key.
-pub(in super::super) type Watch = (ClaimId, Arc<str>);
+/// A claim and its lock.
+pub(in super::super) type Watch = (ClaimId, LockName);
 
 /// The exclusive locks that this client holds.
 #[derive(Default)]
@@ -40,8 +40,8 @@ pub(in super::super) struct Held {
 #[derive(Default)]
 struct State {
     leases: ByClaim<Lease>,
-    /// The claims whose keys the server tells of. One that is gone and not yet let go of may be beside the one that has the lock now.
-    told: HashMap<Arc<str>, Vec<ClaimId>>,
+    /// The claims of whose locks the server tells. One that is gone and not yet let go of may be beside the one that has the lock now.
+    told: HashMap<LockName, Vec<ClaimId>>,
     /// Those that are to be read, by when; and those that were not found. So no step looks through all.
     due: BTreeSet<(Instant, ClaimId)>,
     missed: BTreeSet<ClaimId>,
@@ -55,7 +55,7 @@ struct Lease {
     sight: Sight,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 enum Sight {
     /// To be read from then on.
     Due(Instant),
@@ -64,7 +64,7 @@ enum Sight {
     /// Not found when it was read.
     Missed,
     /// Read on this inbox, and not changed since; `sure` once the answer has come.
-    Watched { inbox: u64, key: Arc<str>, sure: bool },
+    Watched { inbox: u64, sure: bool },
 }
 
 impl Sight {
@@ -85,7 +85,7 @@ impl Held {
         let mut state = lock(&self.state);
         let lease = Lease { name: claim.name.clone(), sight: Sight::Due(at) };
         if let Some(before) = state.leases.insert(claim.id, lease) {
-            state.out_of_sight(claim.id, &before.sight);
+            state.out_of_sight(claim.id, &before);
         }
         state.due.insert((at, claim.id));
         if state.arm(at) {
@@ -103,10 +103,10 @@ impl Held {
         lock(&self.state).told.is_empty()
     }
 
-    /// The server told of this key.
-    pub(in super::super) fn changed(&self, key: &str, now: Instant) {
+    /// The server told of this lock.
+    pub(in super::super) fn changed(&self, name: &str, now: Instant) {
         let mut state = lock(&self.state);
-        let Some(told) = state.told.remove(key) else { return };
+        let Some(told) = state.told.remove(name) else { return };
         for id in told {
             state.set(id, Sight::Due(now + GATHER));
         }
@@ -128,7 +128,7 @@ impl Held {
     }
 
     /// What is to be read at this moment, by whoever gets it; nothing while somebody is at it.
-    pub(super) fn begin(&self, now: Instant) -> Option<Vec<(ClaimId, LockName)>> {
+    pub(super) fn begin(&self, now: Instant) -> Option<Vec<Watch>> {
         let mut state = lock(&self.state);
         if state.looking || state.next.is_none_or(|next| next > now) {
             return None;
@@ -147,22 +147,17 @@ impl Held {
     /// Notes that these are read on an inbox from now on: what it tells from here on counts.
     pub(super) fn reading(&self, watches: &[Watch], inbox: u64) {
         let mut state = lock(&self.state);
-        for (id, key) in watches {
-            state.set(*id, Sight::Watched { inbox, key: key.clone(), sure: false });
+        for (id, _) in watches {
+            state.set(*id, Sight::Watched { inbox, sure: false });
         }
     }
 
     /// As [`Held::reading`], by whoever may be given up: what was not [read](Unanswered::read) by then is read at once.
-    pub(super) fn renewing(
-        &self,
-        claims: &[&Claim],
-        inbox: u64,
-        key: impl Fn(&LockName) -> Arc<str>,
-    ) -> Unanswered<'_> {
+    pub(super) fn renewing(&self, claims: &[&Claim], inbox: u64) -> Unanswered<'_> {
         let mut state = lock(&self.state);
         let watches = claims.iter().map(|claim| {
-            let key = state.watch(claim.id, inbox, || key(&claim.name));
-            (claim.id, key)
+            state.watch(claim.id, inbox);
+            (claim.id, claim.name.clone())
         });
         Unanswered { watches: watches.collect(), held: self, inbox }
     }
@@ -220,7 +215,7 @@ impl Held {
     }
 
     /// Some that were not found, and which are wanted.
-    pub(super) fn missed(&self, mut wanted: impl FnMut(ClaimId) -> bool) -> Vec<(ClaimId, LockName)> {
+    pub(super) fn missed(&self, mut wanted: impl FnMut(ClaimId) -> bool) -> Vec<Watch> {
         let state = lock(&self.state);
         let name = |id: &ClaimId| state.leases.get(id).map(|lease| (*id, lease.name.clone()));
         state.missed.iter().filter(|id| wanted(**id)).take(BATCH).filter_map(name).collect()
@@ -257,47 +252,47 @@ impl Drop for Unanswered<'_> {
 impl State {
     fn remove(&mut self, id: ClaimId) {
         if let Some(lease) = self.leases.remove(&id) {
-            self.out_of_sight(id, &lease.sight);
+            self.out_of_sight(id, &lease);
         }
     }
 
     fn set(&mut self, id: ClaimId, sight: Sight) {
         let Some(lease) = self.leases.get_mut(&id) else { return };
-        let before = std::mem::replace(&mut lease.sight, sight.clone());
-        self.out_of_sight(id, &before);
+        let name = lease.name.clone();
+        let before = std::mem::replace(&mut lease.sight, sight);
+        self.out_of_sight(id, &Lease { name: name.clone(), sight: before });
         match sight {
             Sight::Due(at) => drop(self.due.insert((at, id))),
             Sight::Missed => drop(self.missed.insert(id)),
-            Sight::Watched { key, .. } => self.told.entry(key).or_default().push(id),
+            // With room for one: there all but never is another.
+            Sight::Watched { .. } => self.told.entry(name).or_insert_with(|| Vec::with_capacity(1)).push(id),
             Sight::Looked => {}
         }
     }
 
-    /// Notes that a claim's key is read on an inbox from now on; returns the key.
-    fn watch(&mut self, id: ClaimId, inbox: u64, key: impl FnOnce() -> Arc<str>) -> Arc<str> {
+    /// Notes that a claim's lock is read on an inbox from now on.
+    fn watch(&mut self, id: ClaimId, inbox: u64) {
         let sight = self.leases.get_mut(&id).map(|lease| &mut lease.sight);
-        if let Some(Sight::Watched { inbox: on, key, sure }) = sight
+        if let Some(Sight::Watched { inbox: on, sure }) = sight
             && *on == inbox
         {
             // As is all but always so where a lease is renewed: nothing else is known of it anew.
             *sure = false;
-            return key.clone();
+            return;
         }
-        let key = key();
-        self.set(id, Sight::Watched { inbox, key: key.clone(), sure: false });
-        key
+        self.set(id, Sight::Watched { inbox, sure: false });
     }
 
     /// Takes a claim from where it stood by what was known of it.
-    fn out_of_sight(&mut self, id: ClaimId, was: &Sight) {
-        match was.look() {
+    fn out_of_sight(&mut self, id: ClaimId, was: &Lease) {
+        match was.sight.look() {
             Sight::Due(at) => drop(self.due.remove(&(*at, id))),
             Sight::Missed => drop(self.missed.remove(&id)),
-            Sight::Watched { key, .. } => {
-                let Some(told) = self.told.get_mut(key) else { return };
+            Sight::Watched { .. } => {
+                let Some(told) = self.told.get_mut(&was.name) else { return };
                 told.retain(|other| *other != id);
                 if told.is_empty() {
-                    self.told.remove(key);
+                    self.told.remove(&was.name);
                 }
             }
             Sight::Looked => {}
@@ -338,6 +333,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::sync::Arc;
 
     use super::*;
     use crate::claim::Owner;
@@ -372,15 +368,13 @@ mod tests {
             held.read(&watches, 1, &vec![true; count]);
             held.done();
             let before = LOOKED.get();
-            for (_, key) in &watches[..100] {
-                held.changed(key, START + YOUNG);
+            for (_, name) in &watches[..100] {
+                held.changed(name.as_str(), START + YOUNG);
             }
             let due = held.begin(START + YOUNG + GATHER).unwrap();
             assert_eq!(due.len(), 100);
-            let watches: Vec<Watch> =
-                due.into_iter().map(|(id, name)| (id, Arc::from(name.as_str()))).collect();
-            held.reading(&watches, 1);
-            held.read(&watches, 1, &[true; 100]);
+            held.reading(&due, 1);
+            held.read(&due, 1, &[true; 100]);
             held.done();
             assert_eq!(held.missed(|_| true), []);
             LOOKED.get() - before
@@ -395,13 +389,12 @@ mod tests {
         }
         let due = held.begin(START + YOUNG).unwrap();
         assert_eq!(due.len(), claims.len());
-        let watches: Vec<Watch> = due.into_iter().map(|(id, name)| (id, Arc::from(name.as_str()))).collect();
-        held.reading(&watches, 1);
-        watches
+        held.reading(&due, 1);
+        due
     }
 
     fn renewing<'a>(held: &'a Held, claims: &[Claim]) -> Unanswered<'a> {
-        held.renewing(&claims.iter().collect::<Vec<_>>(), 1, |name| Arc::from(name.as_str()))
+        held.renewing(&claims.iter().collect::<Vec<_>>(), 1)
     }
 
     #[test]
@@ -555,7 +548,7 @@ mod tests {
         for tell in [|held: &Held| held.closed(1), Held::all_changed] {
             tell(&held);
             let due = held.begin(START + YOUNG).unwrap();
-            held.reading(&[(due[0].0, Arc::from("job/2"))], 1);
+            held.reading(&due, 1);
             held.done();
         }
     }
