@@ -19,6 +19,7 @@ mod phantom;
 mod refusal;
 mod report;
 mod tokens;
+mod witness;
 
 use crate::history::History;
 use model::Model;
@@ -36,6 +37,12 @@ pub use report::{Counts, Doubt, Evidence, Property, Report, Rules, Verdict, Viol
 /// assert_eq!(check(&History::new(), &Rules::default()).verdict, Verdict::Unknown);
 /// ```
 pub fn check(history: &History, rules: &Rules) -> Report {
+    let mut report = judge(history, rules);
+    witness::complete(&mut report, history, rules);
+    report
+}
+
+fn judge(history: &History, rules: &Rules) -> Report {
     let model = Model::of(history.events());
     let mut findings = Findings::new(rules);
     if rules.judges(Property::Exclusion) {

@@ -1,8 +1,8 @@
 //! A history: the events of a run in the order in which they were recorded, read from and written to JSON lines.
 //!
-//! Reading is strict with one exception: the last line of a file may be cut off, because a recorder that lost its
-//! power or its disk leaves one. It is left out and noted. A damaged line anywhere else means that something
-//! besides recorders wrote to the file, and nothing in it can be trusted.
+//! Reading is strict with one exception: an event may be cut off, because a recorder that was killed while it wrote, or lost its
+//! power or its disk, leaves a part of one, behind which the next recorder's event stands. It is left out and noted. Any other damage
+//! means that something besides recorders wrote to the file, and nothing in it can be trusted.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -49,8 +49,7 @@ impl History {
     ///
     /// # Errors
     ///
-    /// [`ReadError::Line`] for the first line that is not an event, unless it is the last one and was cut off,
-    /// which makes a note instead.
+    /// [`ReadError::Line`] for the first line that is not an event, unless it was cut off, which makes a note instead.
     pub fn read(source: impl Read) -> Result<Self, ReadError> {
         let mut reader = BufReader::new(source);
         let mut history = History::new();
@@ -89,17 +88,30 @@ impl History {
         if text.trim_ascii().is_empty() {
             return Ok(());
         }
-        match serde_json::from_slice(text) {
-            Ok(event) => self.events.push(event),
-            // A cut-off line is a proper prefix of a good one, so the parser runs out of input and finds no other
-            // fault. Anything else was written that way.
-            Err(error) if error.is_eof() && !text.ends_with(b"\n") => self.notes.push(format!(
-                "line {line} is cut off after {} bytes; its event is left out, those before it are complete",
-                text.len()
-            )),
-            Err(error) => return Err(ReadError::at(line, &error)),
+        let mut rest = text;
+        loop {
+            let error = match serde_json::from_slice(rest) {
+                Ok(event) => {
+                    self.events.push(event);
+                    return Ok(());
+                }
+                Err(error) => ReadError::at(line, text.len() - rest.len(), &error),
+            };
+            // The next event, where one was cut off before it.
+            let next = rest.windows(HEAD.len()).skip(1).position(|part| part == HEAD).map(|at| at + 1);
+            let (part, next) = rest.split_at_checked(next.unwrap_or(rest.len())).unwrap_or((rest, &[]));
+            if !is_cut_off(part) {
+                return Err(error);
+            }
+            self.notes.push(format!(
+                "an event of line {line} is cut off after {} bytes; it is left out, those before it are complete",
+                part.len()
+            ));
+            if next.is_empty() {
+                return Ok(());
+            }
+            rest = next;
         }
-        Ok(())
     }
 }
 
@@ -107,6 +119,14 @@ impl From<Vec<Event>> for History {
     fn from(events: Vec<Event>) -> Self {
         History { events, notes: Vec::new() }
     }
+}
+
+/// With what each event begins that a recorder has written. It stands nowhere else in one: the quotes in a text are escaped.
+const HEAD: &[u8] = br#"{"k":"#;
+
+/// Whether this is a part of an event: the parser runs out of input and finds no other fault. Anything else was written that way.
+fn is_cut_off(part: &[u8]) -> bool {
+    !part.ends_with(b"\n") && serde_json::from_slice::<Event>(part).is_err_and(|error| error.is_eof())
 }
 
 /// One event as a line with its line feed, for a single write.
@@ -134,11 +154,11 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    fn at(line: usize, error: &serde_json::Error) -> Self {
+    fn at(line: usize, before: usize, error: &serde_json::Error) -> Self {
         let text = error.to_string();
         // The parser saw a single line, so its own "at line 1" would mislead.
         let message = text.split_once(" at line ").map_or(text.as_str(), |(message, _)| message);
-        ReadError::Line { line, column: error.column(), message: message.to_owned() }
+        ReadError::Line { line, column: before + error.column(), message: message.to_owned() }
     }
 }
 

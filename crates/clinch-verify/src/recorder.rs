@@ -1,23 +1,19 @@
 //! Recording a history from many threads and many processes.
 //!
 //! A recorder keeps events in memory, appends them to a file, or both. Each event is one `write` to a file opened
-//! for appending, so that processes can share the file and a killed one takes nothing along that it had recorded.
+//! for appending, so that processes can share the file and a killed one takes nothing along that it had recorded. Of the event that it
+//! is writing it may leave a part, which the reader leaves out.
 //! Times come from the caller: what counts is when a request was about to be sent and when its answer was seen,
 //! and only the caller was there.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use crate::event::{Event, Kind, Mode, Op};
 use crate::history::{History, to_line};
-
-/// How often the end of a file is looked at, a millisecond apart, before its last line counts as cut off: a line that
-/// another process is writing at this moment is seen in part where it crosses a page.
-const LOOKS: u32 = 100;
 
 /// Records events; clones share one history.
 #[derive(Debug, Clone)]
@@ -52,8 +48,7 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// Those of opening the file; `InvalidData` when it ends in a cut-off line, which appending would turn into
-    /// damage in the middle.
+    /// Those of opening the file.
     pub fn file(path: impl AsRef<Path>) -> io::Result<Self> {
         Ok(Self::with(Sinks { file: Some(open(path.as_ref())?), ..Sinks::default() }))
     }
@@ -163,24 +158,7 @@ impl Recorder {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    let mut file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
-    for _ in 0..LOOKS {
-        if ends_with_a_line(&mut file)? {
-            return Ok(file);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Err(io::Error::new(io::ErrorKind::InvalidData, format!("{} ends in a cut-off line", path.display())))
-}
-
-fn ends_with_a_line(file: &mut File) -> io::Result<bool> {
-    if file.metadata()?.len() == 0 {
-        return Ok(true);
-    }
-    let mut last = [0];
-    file.seek(SeekFrom::End(-1))?;
-    file.read_exact(&mut last)?;
-    Ok(last == *b"\n")
+    OpenOptions::new().create(true).append(true).open(path)
 }
 
 /// Not `write_all`: the rest of a short write could land behind another process's line.

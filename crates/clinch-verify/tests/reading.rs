@@ -50,7 +50,7 @@ fn a_line_cut_off_at_the_end_is_noted_at_every_length() {
     for length in 1..GOOD.len() {
         let history = History::parse(&format!("{GOOD}\n{}", &GOOD[..length])).unwrap();
         assert_eq!(history.events().len(), 1);
-        assert!(history.notes()[0].starts_with("line 2 is cut off"), "{:?}", history.notes());
+        assert!(history.notes()[0].starts_with("an event of line 2 is cut off"), "{:?}", history.notes());
     }
     let whole = History::parse(&format!("{GOOD}\n{GOOD}")).unwrap();
     assert_eq!((whole.events().len(), whole.notes().len()), (2, 0));
@@ -130,13 +130,26 @@ fn recorders_share_a_file_without_mixing_lines() {
     assert_eq!(history.events().len(), 4 * 2 * 200 * 2);
 }
 
+/// One that is killed while it writes spoils what all others record.
 #[test]
-fn a_file_that_ends_in_a_cut_off_line_is_not_appended_to() {
+fn others_go_on_behind_an_event_that_was_cut_off() {
     let scratch = Scratch::new("torn");
-    let mut file = std::fs::File::create(&scratch.0).unwrap();
-    file.write_all(br#"{"k":"no"#).unwrap();
-    let error = Recorder::file(&scratch.0).unwrap_err();
-    assert!(error.to_string().contains("cut-off"), "{error}");
+    let other = Recorder::file(&scratch.0).unwrap();
+    for length in 1..GOOD.len() {
+        let mut file = std::fs::File::create(&scratch.0).unwrap();
+        file.write_all(format!("{GOOD}\n{}", &GOOD[..length]).as_bytes()).unwrap();
+        other.note("another", 7);
+        Recorder::file(&scratch.0).unwrap().note(r#"{"k":"inv""#, 8);
+        let history = History::read(std::fs::File::open(&scratch.0).unwrap()).unwrap();
+        assert_eq!((history.events().len(), history.notes().len()), (3, 1), "{length}");
+    }
+    for (damaged, at) in [(format!("nonsense{GOOD}"), 2), (format!(r#"{{"k":"inv"}}{GOOD}"#), 11)] {
+        let error = History::parse(&damaged).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("line 1, column {at}: ")), "{error}");
+    }
+    let twice = format!("{}{}{GOOD}\n{GOOD}", &GOOD[..20], &GOOD[..9]);
+    let history = History::parse(&twice).unwrap();
+    assert_eq!((history.events().len(), history.notes().len()), (2, 2));
 }
 
 #[test]

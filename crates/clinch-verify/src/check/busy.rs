@@ -105,7 +105,8 @@ impl<'h> Busy<'h> {
             from: asked.earliest(),
             opened_by: asked,
             until,
-            proof: vec![Some(asked), Some(end)],
+            // What ended its place as well, which would be there for longer.
+            proof: vec![Some(asked), Some(end), claim.ended()],
             in_doubt: true,
         })
     }

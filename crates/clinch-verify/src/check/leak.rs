@@ -29,7 +29,7 @@ pub(super) fn judge(model: &Model<'_>, findings: &mut Findings<'_>) {
                 let Some((waiter, from, until)) = waiters.starved(&gap, slack) else { continue };
                 // A lock that nobody holds is seen twice by those who could share it.
                 if found.insert((waiter.asked, gap.closed_by.index)) {
-                    report(name, waiter, (from, until), &gap, findings);
+                    report(name, waiter, (from, until), &gap, &late, findings);
                 }
             }
         }
@@ -44,6 +44,7 @@ fn report<'h>(
     waiter: &Waiter<'_, 'h>,
     (from, until): (u64, u64),
     gap: &Gap<'h>,
+    late: &[Busy<'h>],
     findings: &mut Findings<'_>,
 ) {
     findings.add(Property::Leak, || {
@@ -57,6 +58,9 @@ fn report<'h>(
         // A waiter that was withdrawn or killed waited until then.
         witness.push(claim.ended().filter(|_| claim.granted.is_none()));
         witness.extend(gap.freed_by.iter().copied());
+        // That they came too late to stand in its way.
+        let behind = late.iter().filter(|busy| busy.from < until && busy.until > gap.from);
+        witness.extend(behind.flat_map(|busy| busy.proof.iter().copied()));
         (text, witness)
     });
 }

@@ -69,6 +69,7 @@ fn report<'h>(
     asked: At<'h>,
     findings: &mut Findings<'_>,
 ) {
+    let lateness = findings.rules.lateness;
     findings.add(Property::Overtaking, || {
         let waiter = place.claim;
         let text = format!(
@@ -78,7 +79,11 @@ fn report<'h>(
             if waiter.granted.is_some() { "was granted after it" } else { "was not granted" }
         );
         let mut witness = vec![waiter.enqueue, waiter.enqueued, waiter.acquire, place.ended_by];
-        witness.extend([Some(asked), claim.acquire, claim.enqueue, claim.granted]);
+        witness.extend([Some(asked), claim.enqueue]);
+        // That their grants were of use.
+        for served in [waiter, claim] {
+            witness.extend(served.granted.into_iter().flat_map(|at| served.proof(at.latest(), lateness)));
+        }
         (text, witness)
     });
 }

@@ -152,7 +152,7 @@ pub struct Violation {
     pub property: Property,
     /// What happened, in one sentence.
     pub explanation: String,
-    /// The few events that prove it, by time; as a history of their own they violate the same property.
+    /// The events that prove it, by time, as few as are known to do; as a history of their own they violate the same property.
     pub witness: Vec<Evidence>,
 }
 
