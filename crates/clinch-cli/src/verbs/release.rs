@@ -3,7 +3,7 @@
 use clinch::{Loss, LossKind, Released};
 
 use crate::args::{Release, Store};
-use crate::connect::{ask, is_there};
+use crate::connect::{insist, is_there};
 use crate::documents::{ResultJson, ResultWord, document};
 use crate::exit::{Failure, LOST, Outcome};
 use crate::output::answer;
@@ -11,7 +11,8 @@ use crate::output::answer;
 pub(crate) async fn run(store: &Store, args: &Release) -> Outcome {
     let claim = args.claim.parse()?;
     let released = match is_there(store)? {
-        true => ask(store, async |locks| locks.release_detached(&args.name, claim).await).await?,
+        // A release repeats by itself what was not answered: a second one would call lost what the first has freed.
+        true => insist(store, async |locks| Ok(locks.release_detached(&args.name, claim).await)).await??,
         false => Released::AlreadyLost(Loss::new(LossKind::Deleted, "nobody has locked anything there")),
     };
     let result = if released == Released::Released { ResultWord::Released } else { ResultWord::Lost };
