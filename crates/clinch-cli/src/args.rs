@@ -267,15 +267,12 @@ pub(crate) struct Show {
 /// Take a lock that outlives this command, for a shell script
 ///
 /// Prints `name=... claim=... token=... for_pid=...`, quoted for the shell. The lock stays taken until `clinch release`, until its
-/// TTL has run out without `clinch renew`, or, on file://, until the process for_pid has ended: the one that reads this line, in
-/// `$(...)` the shell, in `( ... ) &` that part of it, or else the one that called this command, unless --for names another. Where nobody can tell
-/// which is meant, --for has to say it, else nothing is taken (64): where a part of a shell reads it whose own output the shell reads; where what
-/// the one that called writes is read by another program, which may have called a helper, or note what a script says, by a pipe, a socket, or a terminal as
-/// `script` makes; where it is not seen who reads it, as of a script of another user's or outside of a container, which sudo, su, or docker exec may have
-/// been called by; where only a program like timeout, su, or xargs has called, which ends next; or where it goes to another host, as in
-/// `ssh host clinch acquire x`. At a prompt it is that shell's, also with `ssh -t`. The lock is kept by a process, `clinch hold`, that is deaf to all signals but
-/// KILL; `clinch release` ends it, or `clinch break`. On other stores it is bound to no process, and for_pid is empty. If that line cannot
-/// be written, the lock is released at once, and the exit code is 74; if this command was stopped until its lease was nearly over, it is 79. Check the exit code before the line is used, as in the example:
+/// TTL has run out without `clinch renew`, or, on file://, until the process has ended that --for names. There it has to be named, else nothing
+/// is taken (64): who will work under the lock cannot be seen. `--for $$` is the shell, also within `$( )` and `( )`. A part of bash that works by
+/// itself, as `( ... ) &`, says `me=$BASHPID` first, and then `--for $me`, since $BASHPID is another one within `$( )`; in fish it is `--for $fish_pid`. The lock is kept
+/// by a process, `clinch hold`, that is deaf to all signals but KILL; `clinch release` ends it, or `clinch break`. On other stores the lock is bound to no process, and for_pid is
+/// empty; --for is taken all the same, and names whom others see as the holder. If that line cannot be written, the lock is released at once, and the exit
+/// code is 74; if this command was stopped until its lease was nearly over, it is 79. Check the exit code before the line is used, as in the example:
 /// who was killed prints nothing, and an `eval` of nothing goes on. What fails otherwise prints `(exit N)`, so that an `eval`
 /// fails too.
 #[derive(Args, Debug)]
@@ -289,7 +286,7 @@ pub(crate) struct Acquire {
     pub(crate) share: Share,
     #[command(flatten)]
     pub(crate) lease: LeaseArgs,
-    /// The process whose end frees the lock, on file:// only [default: who reads the answer; needed where another program may have called a helper for it]
+    /// The process whose end frees the lock, needed on file://; elsewhere the one that is shown as the holder [default there: the one that called]
     #[arg(long = "for", alias = "for-pid", value_parser = clap::value_parser!(i32).range(1..), value_name = "PID")]
     pub(crate) for_pid: Option<i32>,
     /// Exit with N instead of 75 when the lock was not acquired

@@ -43,7 +43,7 @@ pub(crate) mod reentry;
 mod search;
 pub(crate) mod signals;
 pub(crate) mod spawn;
-pub(crate) mod stat;
+mod stat;
 pub(crate) mod supervise;
 pub(crate) mod sys;
 pub(crate) mod watch;

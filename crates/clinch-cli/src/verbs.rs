@@ -2,7 +2,6 @@
 
 pub(crate) mod acquire;
 pub(crate) mod break_;
-mod caller;
 mod complete;
 mod completions;
 mod doctor;

@@ -133,7 +133,8 @@ fn who_waits_in_a_directory_that_was_moved_ends() {
     let world = World::new();
     let _holder = world.start(["run", "x", "sleep", "60"]);
     eventually("the lock is held", || world.held("x"));
-    let mut waiters = [world.start(["run", "x", "true"]), world.start(["acquire", "x"])];
+    let mut waiters =
+        [world.start(["run", "x", "true"]), world.start(["acquire", "--for", &common::us(), "x"])];
     eventually("they wait", || world.claims("x", "waiting").len() == 2);
     std::fs::rename(world.path("store"), world.path("moved")).unwrap();
     assert_eq!(waiters.each_mut().map(common::Running::code), [69, 69]);

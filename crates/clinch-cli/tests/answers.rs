@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clinch_testkit::Redis;
-use common::{Running, World, eventually};
+use common::{Running, World, eventually, us};
 use rustix::process::Signal;
 
 /// Something that was to be written could not be.
@@ -37,7 +37,8 @@ fn full_pipe() -> (OwnedFd, OwnedFd) {
 
 /// Nobody knows the claim, and the lock stays taken for its whole TTL.
 fn what_nobody_heard_of_is_released(world: &World) {
-    let acquire = ["acquire", "--ttl", "24h", "x"];
+    let us = us();
+    let acquire = ["acquire", "--for", &us, "--ttl", "24h", "x"];
     for (at, stdout) in deaf().into_iter().enumerate() {
         let failed = world.clinch(acquire).stdout(stdout).stderr(Stdio::piped()).output().unwrap();
         let words = String::from_utf8_lossy(&failed.stderr).into_owned();
@@ -48,7 +49,7 @@ fn what_nobody_heard_of_is_released(world: &World) {
         assert!(!world.held("x"), "{at}: it is held in vain");
     }
     let mut closed = Command::new("sh");
-    closed.args(["-c", r#""$CLINCH" acquire --ttl 24h x >&-"#]).stderr(Stdio::null());
+    closed.args(["-c", r#""$CLINCH" acquire --for $$ --ttl 24h x >&-"#]).stderr(Stdio::null());
     closed.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).env("CLINCH_URL", world.url());
     assert_eq!(closed.status().unwrap().code(), Some(UNWRITTEN));
     assert!(!world.held("x"), "a closed stdout was written to");
@@ -106,7 +107,9 @@ fn what_was_heard_of_is_kept() {
 fn what_nobody_heard_of_is_released_when_the_asker_is_killed() {
     let world = World::new();
     let (_reader, writer) = full_pipe();
-    let mut asker = Running(world.clinch(["acquire", "--ttl", "24h", "x"]).stdout(writer).spawn().unwrap());
+    let mut asker = Running(
+        world.clinch(["acquire", "--for", &us(), "--ttl", "24h", "x"]).stdout(writer).spawn().unwrap(),
+    );
     eventually("it is taken", || world.held("x"));
     asker.signal(Signal::KILL);
     asker.wait();
@@ -131,7 +134,8 @@ fn a_refusal_that_nobody_reads_ends_all_the_same() {
     let _holder = world.start(["run", "x", "sleep", "60"]);
     eventually("the lock is held", || world.held("x"));
     let (_reader, writer) = full_pipe();
-    let mut refused = Running(world.clinch(["acquire", "-n", "x"]).stdout(writer).spawn().unwrap());
+    let mut refused =
+        Running(world.clinch(["acquire", "-n", "--for", &us(), "x"]).stdout(writer).spawn().unwrap());
     assert_eq!(refused.code(), 75);
 }
 
@@ -226,8 +230,8 @@ fn help_that_cannot_be_written_is_a_failure() {
 fn the_answer_of_acquire_is_read_back_by_each_shell() {
     let world = World::new();
     for shell in ["sh", "bash", "zsh"] {
-        for name in ["=ls", "a:=ls", "a:~root", "a=b"] {
-            let script = r#"lock=$("$CLINCH" acquire "$N") || exit; eval "$lock"; "$CLINCH" release "$name" "$claim"; printf %s "$name""#;
+        for name in ["=ls", "a:=ls", "a:~root", "a=b", "-x"] {
+            let script = r#"lock=$("$CLINCH" acquire --for $$ -- "$N") || exit; eval "$lock"; "$CLINCH" release -- "$name" "$claim" && printf %s "$name""#;
             let mut command = Command::new(shell);
             command.args(["-c", script]).env("N", name).env("CLINCH_URL", world.url());
             let output = command.env("CLINCH", env!("CARGO_BIN_EXE_clinch")).output().unwrap();

@@ -6,7 +6,7 @@ mod common;
 
 use clinch_testkit::{Etcd, Redis};
 use common::pty::Screen;
-use common::{World, eventually, runs};
+use common::{World, eventually, runs, us};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -44,7 +44,7 @@ fn what_keeps_a_lock_closed_is_shown_and_opened() {
         );
         let json = shown(world, "x");
         assert!(json["closed_until"].is_string() && json["once_per_until"].is_string(), "{json}");
-        for verb in [&["run", "-n", "x", "true"][..], &["acquire", "-n", "x"]] {
+        for verb in [&["run", "-n", "x", "true"][..], &["acquire", "-n", "--for", &us(), "x"]] {
             let (code, _, why) = said(world, verb);
             assert_eq!(code, Some(75));
             assert!(

@@ -7,7 +7,7 @@ mod common;
 use std::process::Stdio;
 
 use clinch_testkit::{Etcd, Redis};
-use common::{Running, World, eventually};
+use common::{Running, World, eventually, us};
 use serde_json::Value;
 
 fn parsed(bytes: &[u8]) -> Value {
@@ -90,7 +90,6 @@ fn every_document_is_as_its_schema_says() {
     eventually("it is held", || world.held("x"));
     let _waiter = world.start(["run", "--permits", "2", "--of", "3", "y", "sleep", "60"]);
     eventually("it is held", || world.held("y"));
-    let pid = std::process::id().to_string();
     let is = |of: &str, args: &[&str]| {
         let output = world.output(args.iter().copied());
         let (value, schema) = (parsed(&output.stdout), schema(&world, of));
@@ -101,7 +100,7 @@ fn every_document_is_as_its_schema_says() {
     is("ls", &["ls", "--json"]);
     is("show", &["show", "--json", "x"]);
     is("show", &["show", "--json", "nobody"]);
-    let lease = is("acquire", &["acquire", "--json", "--for-pid", &pid, "z"]);
+    let lease = is("acquire", &["acquire", "--json", "--for", &us(), "z"]);
     let claim = lease["claim"].as_str().unwrap();
     is("renew", &["renew", "--json", "z", claim]);
     is("release", &["release", "--json", "z", claim]);
@@ -161,8 +160,8 @@ fn failures_of_json_are_json() {
     let id = "0".repeat(31) + "1";
     let schema = schema(&world, "error");
     for (args, code) in [
-        (&["acquire", "--json", "-n", "x"][..], 75),
-        (&["acquire", "--json", "-n", "-E", "3", "x"], 3),
+        (&["acquire", "--json", "-n", "--for", &us(), "x"][..], 75),
+        (&["acquire", "--json", "-n", "-E", "3", "--for", &us(), "x"], 3),
         (&["acquire", "--json", "-w", "soon", "x"], 64),
         (&["show", "--json"], 64),
         (&["show", "run", "--json", "--bogus"], 64),
@@ -199,7 +198,7 @@ fn records_say_who_really_holds() {
     let (redis, etcd) = (Redis::start(), Etcd::start());
     for world in [World::new(), World::on(redis.url()), World::on(etcd.url())] {
         let mut shell = std::process::Command::new("sh");
-        shell.args(["-c", r#"lock=$("$CLINCH" acquire x) || exit; echo $$ > shell.pid; read -r _"#]);
+        shell.args(["-c", r#"lock=$("$CLINCH" acquire x --for $$) || exit; echo $$ > shell.pid; read -r _"#]);
         shell
             .current_dir(world.path("."))
             .env("CLINCH", env!("CARGO_BIN_EXE_clinch"))

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clinch::backend::NOTICE;
-use common::{Running, World, eventually, runs};
+use common::{Running, World, eventually, runs, us};
 use rustix::process::{Resource, Rlimit, Signal, prlimit};
 
 /// A shell that runs a script with `$CLINCH` and the store, in the directory.
@@ -23,12 +23,11 @@ fn shell(world: &World, script: &str) -> Command {
 }
 
 const ACQUIRE: &str =
-    r#"lock=$("$CLINCH" acquire "it's x" --ttl 60s) || exit; eval "$lock"; echo "$claim" > claim;"#;
+    r#"lock=$("$CLINCH" acquire "it's x" --for $$ --ttl 60s) || exit; eval "$lock"; echo "$claim" > claim;"#;
 
 /// Takes a lease that is bound to this process; its claim, and the process that holds it.
 fn acquire(world: &World, ttl: &str) -> (String, i32) {
-    let pid = std::process::id().to_string();
-    let output = world.output(["acquire", "--json", "--for-pid", &pid, "--ttl", ttl, "x"]);
+    let output = world.output(["acquire", "--json", "--for", &us(), "--ttl", ttl, "x"]);
     let lease: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     (lease["claim"].as_str().unwrap().to_owned(), keeper(world).unwrap())
 }
@@ -52,7 +51,8 @@ fn a_waiting_acquire_ends_with_its_shell() {
     let world = World::new();
     let _holder = world.start(["run", "-s", "x", "sleep", "60"]);
     eventually("the lock is held", || world.held("x"));
-    let mut script = Running(shell(&world, r#"lock=$("$CLINCH" acquire x); sleep 60"#).spawn().unwrap());
+    let mut script =
+        Running(shell(&world, r#"lock=$("$CLINCH" acquire x --for $$); sleep 60"#).spawn().unwrap());
     eventually("it waits", || !world.claims("x", "waiting").is_empty());
     script.signal(Signal::KILL);
     script.wait();
@@ -98,29 +98,11 @@ fn a_lock_ends_with_the_shell_that_took_it() {
     eventually("it is free", || !world.held("it's x"));
 }
 
-/// The lock is bound to a subshell that ends at once.
-#[test]
-fn a_lock_taken_in_a_subshell_belongs_to_the_shell() {
-    let world = World::new();
-    let script = r#"(echo start; lock=$(echo a | { read x; "$CLINCH" acquire x || exit 1; }) && echo "$lock"
-        sleep 0.2; "$CLINCH" show x > show) > log"#;
-    assert_eq!(shell(&world, script).status().unwrap().code(), Some(0), "{}", world.read("log"));
-}
-
-/// The lock is bound to a command that has nothing to do but to run us, and is lost without a word.
-#[test]
-fn a_lock_taken_through_another_command_belongs_to_the_shell() {
-    let world = World::new();
-    let script = r#"lock=$(timeout 60 nice env A=b "$CLINCH" acquire x) || exit; eval "$lock"; sleep 0.2
-        "$CLINCH" show x > show || exit 11; "$CLINCH" release x "$claim""#;
-    assert_eq!(shell(&world, script).status().unwrap().code(), Some(0));
-}
-
 /// The caller's pipe never ends, since what holds the lock has inherited it.
 #[test]
 fn what_holds_a_lock_keeps_no_descriptor_of_its_caller() {
     let world = World::new();
-    let script = r#"exec 7> pipe; lock=$("$CLINCH" acquire x) || exit; exec 7>&-; sleep 60"#;
+    let script = r#"exec 7> pipe; lock=$("$CLINCH" acquire x --for $$) || exit; exec 7>&-; sleep 60"#;
     let made = Command::new("mkfifo").arg(world.path("pipe")).status().unwrap();
     assert!(made.success());
     let _script = Running(shell(&world, script).spawn().unwrap());
@@ -132,8 +114,7 @@ fn what_holds_a_lock_keeps_no_descriptor_of_its_caller() {
 #[test]
 fn a_lock_ends_with_its_ttl_unless_renewed() {
     let world = World::new();
-    let script =
-        r#"lock=$("$CLINCH" acquire x --ttl 1s) || exit; touch acquired; while :; do sleep 0.02; done"#;
+    let script = r#"lock=$("$CLINCH" acquire x --for $$ --ttl 1s) || exit; touch acquired; while :; do sleep 0.02; done"#;
     let _script = Running(shell(&world, script).spawn().unwrap());
     eventually("it is acquired", || world.path("acquired").exists());
     eventually("it is free", || !world.held("x"));
@@ -143,7 +124,7 @@ fn a_lock_ends_with_its_ttl_unless_renewed() {
 #[test]
 fn a_renewed_lock_outlives_its_first_ttl() {
     let world = World::new();
-    let script = r#"lock=$("$CLINCH" acquire x --ttl 1s) || exit; eval "$lock"
+    let script = r#"lock=$("$CLINCH" acquire x --for $$ --ttl 1s) || exit; eval "$lock"
         for i in 1 2 3 4 5 6 7 8; do sleep 0.3; "$CLINCH" renew x "$claim" --ttl 1s || exit 11; done
         "$CLINCH" show x > show || exit 12"#;
     assert_eq!(shell(&world, script).status().unwrap().code(), Some(0));
@@ -155,25 +136,25 @@ fn a_refused_or_interrupted_acquire_leaves_nothing() {
     let world = World::new();
     let _holder = world.start(["run", "x", "-c", "echo $$ > job.pid; exec sleep 60"]);
     eventually("the lock is held", || world.held("x"));
-    let refused = world.output(["acquire", "-n", "x"]);
+    let refused = world.output(["acquire", "-n", "--for", &us(), "x"]);
     assert!(
         refused.status.code() == Some(75) && refused.stdout == b"(exit 75)\n",
         "an eval of it fails, too"
     );
-    let script = r#"set -e; eval "$("$CLINCH" acquire -n x 2>&-)"; echo went on"#;
+    let script = r#"set -e; eval "$("$CLINCH" acquire -n x --for $$ 2>&-)"; echo went on"#;
     let evaluated = shell(&world, script).output().unwrap();
     assert!(evaluated.status.code() == Some(75) && evaluated.stdout.is_empty(), "{evaluated:?}");
-    assert!(world.output(["acquire", "--json", "-n", "x"]).stdout.is_empty());
+    assert!(world.output(["acquire", "--json", "-n", "--for", &us(), "x"]).stdout.is_empty());
     assert!(String::from_utf8_lossy(&refused.stderr).contains("is held by"));
-    assert_eq!(world.code(["acquire", "-w", "50ms", "-E", "9", "x"]), 9);
-    let no_failure = world.output(["acquire", "-n", "-E", "0", "x"]);
+    assert_eq!(world.code(["acquire", "-w", "50ms", "-E", "9", "--for", &us(), "x"]), 9);
+    let no_failure = world.output(["acquire", "-n", "-E", "0", "--for", &us(), "x"]);
     assert!(no_failure.status.success() && no_failure.stdout == b"(exit 75)\n", "{no_failure:?}");
     for wrong in [&["acquire", "x", "--ttl", "0"][..], &["acquire", "x", "-w", ""], &["acquire"]] {
         let output = world.output(wrong.iter().copied());
         assert!(output.status.code() == Some(64) && output.stdout == b"(exit 64)\n", "{wrong:?}: {output:?}");
     }
     assert!(world.output(["acquire", "--json", "-w", ""]).stdout.is_empty());
-    let mut waiting = world.start(["acquire", "x"]);
+    let mut waiting = world.start(["acquire", "--for", &us(), "x"]);
     eventually("it waits", || world.claims("x", "waiting").len() == 1);
     waiting.signal(Signal::INT);
     assert_eq!(waiting.wait().signal(), Some(2));
@@ -190,7 +171,7 @@ fn a_stopped_acquire_keeps_no_lock_and_tells_of_none_that_is_over() {
         let world = World::new();
         let mut holder = world.start(["run", "x", "-c", "while [ ! -e stop ]; do sleep 0.02; done"]);
         eventually("the lock is held", || world.held("x"));
-        let mut acquire = world.start(["acquire", "x", "--ttl", ttl]);
+        let mut acquire = world.start(["acquire", "--for", &us(), "x", "--ttl", ttl]);
         eventually("it waits", || world.claims("x", "waiting").len() == 1);
         let owner = keeper(&world).unwrap();
         acquire.signal(Signal::STOP);
@@ -215,7 +196,7 @@ fn an_acquire_tells_of_no_lock_that_was_taken_away() {
     let world = World::new();
     let mut holder = world.start(["run", "x", "-c", "while [ ! -e stop ]; do sleep 0.02; done"]);
     eventually("the lock is held", || world.held("x"));
-    let mut acquire = world.start(["acquire", "x", "--ttl", "60s"]);
+    let mut acquire = world.start(["acquire", "--for", &us(), "x", "--ttl", "60s"]);
     eventually("it waits", || world.claims("x", "waiting").len() == 1);
     acquire.signal(Signal::STOP);
     world.write("stop", "");
@@ -308,7 +289,7 @@ fn a_holder_that_cannot_begin_says_why() {
     let world = World::new();
     let mut before = world.start(["run", "x", "-c", "while [ ! -e stop ]; do sleep 0.02; done"]);
     eventually("the lock is held", || world.held("x"));
-    let mut acquire = world.start(["acquire", "-w", "2s", "x"]);
+    let mut acquire = world.start(["acquire", "-w", "2s", "--for", &us(), "x"]);
     eventually("it waits", || world.claims("x", "waiting").len() == 1);
     limit_descriptors(keeper(&world).unwrap());
     world.write("stop", "");
@@ -335,8 +316,7 @@ fn an_acquire_waits_for_who_keeps_its_record_busy() {
     let world = World::new();
     assert_eq!(world.code(["run", "x", "true"]), 0, "now there is a lock file");
     let keep = common::keep_busy(&world, "x", (1 << 54) + 1, 8192);
-    let mut acquire =
-        world.start(["acquire", "-w", "60s", "--for-pid", &std::process::id().to_string(), "x"]);
+    let mut acquire = world.start(["acquire", "-w", "60s", "--for", &us(), "x"]);
     eventually("it is granted", || world.held("x"));
     // For longer than the store itself repeats it.
     std::thread::sleep(Duration::from_millis(1500));
@@ -347,8 +327,7 @@ fn an_acquire_waits_for_who_keeps_its_record_busy() {
 /// A time that cannot be told in nanoseconds is refused to the holder, which ends without a word.
 #[test]
 fn an_acquire_may_wait_for_a_thousand_years() {
-    let pid = std::process::id().to_string();
-    assert_eq!(World::new().code(["acquire", "-w", "1000y", "--for-pid", &pid, "x"]), 0);
+    assert_eq!(World::new().code(["acquire", "-w", "1000y", "--for", &us(), "x"]), 0);
 }
 
 /// A lock of a store that ends with the process is said to be held when it is not.
@@ -363,9 +342,8 @@ fn a_store_that_cannot_keep_a_lock_says_so() {
 #[test]
 fn acquire_answers_programs_in_json() {
     let world = World::new();
-    let pid = std::process::id().to_string();
     let output =
-        world.output(["acquire", "--json", "--for-pid", &pid, "--ttl", "2m", "--label", "by hand", "x"]);
+        world.output(["acquire", "--json", "--for", &us(), "--ttl", "2m", "--label", "by hand", "x"]);
     let lease: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&lease["name"], &lease["ttl_ms"]), (&"x".into(), &120_000.into()));
     assert_eq!(world.claims("x", "held")[0]["label"], "by hand");
@@ -391,7 +369,8 @@ fn what_a_run_holds_is_renewed_and_released_by_nobody_else() {
 #[test]
 fn an_acquire_says_to_whom_its_lock_is_bound() {
     let world = World::new();
-    let output = shell(&world, r#"eval "$("$CLINCH" acquire x)"; echo $for_pid $$"#).output().unwrap();
+    let output =
+        shell(&world, r#"eval "$("$CLINCH" acquire x --for $$)"; echo $for_pid $$"#).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
     let pids: Vec<&str> = said.split_whitespace().collect();
     assert!(pids.len() == 2 && pids[0] == pids[1], "{said}");

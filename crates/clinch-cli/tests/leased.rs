@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use clinch_testkit::{Direction, Etcd, Proxy, Redis, Reply};
@@ -216,9 +217,18 @@ fn a_grant_that_runs_out_before_it_is_confirmed_is_waited_for_again() {
 fn a_lease_is_bound_to_no_process() {
     let redis = Redis::start();
     let world = World::on(redis.url());
-    let output = world.output(["acquire", "--for", "1", "x"]);
-    assert_eq!(output.status.code(), Some(64), "{output:?}");
-    assert!(!world.held("x"));
-    let output = world.output(["acquire", "x"]);
-    assert!(String::from_utf8(output.stdout).unwrap().ends_with(" for_pid=\n"));
+    let noted = || world.claims("x", "held")[0]["pid"].clone();
+    // A script is the same on all stores.
+    let mut other = Running(Command::new("sleep").arg("60").spawn().unwrap());
+    let output = world.output(["acquire", "--for", &other.pid().to_string(), "x"]);
+    assert!(output.status.success() && output.stdout.ends_with(b" for_pid=\n"), "{output:?}");
+    assert_eq!(noted(), other.pid());
+    other.signal(Signal::KILL);
+    other.wait();
+    assert!(world.held("x"));
+    assert_eq!(world.code(["break", "--yes", "x"]), 0);
+    // Of who is not named the one that called is known, whoever reads the answer.
+    let output = world.output(["acquire", "--json", "x"]);
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&told["for_pid"], noted()), (&serde_json::Value::Null, std::process::id().into()));
 }

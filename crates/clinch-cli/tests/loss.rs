@@ -9,8 +9,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use clinch_testkit::Redis;
-use common::{MANY, Running, World, end_large_job, eventually, kill, large_job, runs};
+use common::{MANY, Running, World, end_large_job, eventually, filtered, kill, large_job, runs};
 use rustix::process::Signal;
+
+/// The number of that call, everywhere.
+const PIDFD_OPEN: u32 = 434;
 
 const STUBBORN: &str = "trap 'echo TERM >> log' TERM; echo $$ > job.pid; while :; do sleep 0.02; done";
 
@@ -221,28 +224,15 @@ fn a_renewed_lease_keeps_its_job() {
     assert_eq!(world.code(["run", "-u", &format!("{url}?ttl=300ms"), "--grace", "80ms", "x", "true"]), 64);
 }
 
-/// `clinch` under a filter of system calls, of which these steps decide about `pidfd_open`.
-fn filtered(world: &World, steps: &str, words: &[&str]) -> std::process::Command {
-    let prctl = if cfg!(target_arch = "x86_64") { 157 } else { 167 };
-    let filter = format!(
-        r#"@steps = (0x20,0,0,0, 0x15,1,0,434, 0x06,0,0,0x7fff0000, {steps});
-        $f = pack("SCCL" x (@steps / 4), @steps); $p = pack("S x6 P", @steps / 4, $f);
-        syscall({prctl},38,1,0,0,0) == 0 && syscall({prctl},22,2,$p) == 0 or die; exec @ARGV"#
-    );
-    let mut filtered = std::process::Command::new("perl");
-    filtered.args(["-e", &filter]).args(words);
-    filtered.env("CLINCH_URL", world.url()).env("CLINCH", env!("CARGO_BIN_EXE_clinch"));
-    filtered
-}
-
 /// What the job starts in groups of its own cannot be found, and works on without the lock.
 #[test]
 fn no_job_is_started_where_nobody_could_end_its_parts() {
     let world = World::new();
     // As before Linux 5.3, which has no such call.
-    let output = filtered(&world, "0x06,0,0,0x50026", &[env!("CARGO_BIN_EXE_clinch"), "run", "x", "true"])
-        .output()
-        .unwrap();
+    let output =
+        filtered(&world, PIDFD_OPEN, "0x06,0,0,0x50026", &[env!("CARGO_BIN_EXE_clinch"), "run", "x", "true"])
+            .output()
+            .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(70), "{said}");
     assert!(said.contains("cannot look after a job"), "{said}");
@@ -253,9 +243,10 @@ fn no_job_is_started_where_nobody_could_end_its_parts() {
 #[test]
 fn descriptors_of_processes_need_no_flags() {
     let world = World::new();
-    let verbs = r#""$CLINCH" run x true && "$CLINCH" acquire y > /dev/null"#;
+    let verbs = r#""$CLINCH" run x true && "$CLINCH" acquire --for $$ y > /dev/null"#;
     let output = filtered(
         &world,
+        PIDFD_OPEN,
         "0x20,0,0,24, 0x15,0,1,0, 0x06,0,0,0x7fff0000, 0x06,0,0,0x50016",
         &["sh", "-c", verbs],
     )

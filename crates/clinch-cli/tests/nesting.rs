@@ -273,8 +273,10 @@ fn a_run_inside_a_job_waits_for_its_store() {
 /// A run whose environment was cleared, or an `acquire`, waits for ever for the job that waits for it, without a word; or for what it has inherited from one.
 #[test]
 fn a_wait_for_the_job_around_is_told() {
-    let [run, acquire] =
-        [r#"env -i CLINCH_URL="$CLINCH_URL" "$CLINCH" run -w 60 x true"#, r#""$CLINCH" acquire -w 60 x"#];
+    let [run, acquire] = [
+        r#"env -i CLINCH_URL="$CLINCH_URL" "$CLINCH" run -w 60 x true"#,
+        r#""$CLINCH" acquire --for $$ -w 60 x"#,
+    ];
     for (options, inner, end) in [
         ("-x", run, "wait"),
         ("-s", &run.replace(" x ", " -x x "), "wait"),
@@ -301,7 +303,7 @@ fn a_wait_for_what_the_same_shell_has_acquired_is_told() {
         (r#"exec "$CLINCH" run -w 60 z true 2> said"#, "z"),
     ] {
         let _ = std::fs::remove_file(world.path("said"));
-        let script = format!(r#"eval "$("$CLINCH" acquire {lock})"; {wait}"#);
+        let script = format!(r#"eval "$("$CLINCH" acquire {lock} --for $$)"; {wait}"#);
         // Of another lock's job, for what that tells.
         let mut run = world.start(["run", "x", "bash", "-c", &script]);
         eventually("it is told", || world.read("said").contains("held by `clinch acquire` for process"));

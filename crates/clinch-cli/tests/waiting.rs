@@ -42,8 +42,8 @@ fn a_wait_is_shown_on_a_terminal_and_taken_away_before_the_job() {
     for (world, name, verb) in [
         (World::new(), "a", "run a echo it''runs"),
         (World::on(redis.url()), "b", "run b echo it''runs"),
-        (World::new(), "c", "acquire c > lease; echo it''runs"),
-        (World::on(redis.url()), "d", "acquire d > lease; echo it''runs"),
+        (World::new(), "c", "acquire c --for $$ > lease; echo it''runs"),
+        (World::on(redis.url()), "d", "acquire d --for $$ > lease; echo it''runs"),
     ] {
         let mut holder = hold(&world, name);
         let user = world.claims(name, "held")[0]["user"].as_str().unwrap().to_owned();

@@ -54,9 +54,9 @@ Events (--events) are JSON lines: waiting, acquired, reentered, jeopardy, held, 
 
 pub(super) const ACQUIRE_EXAMPLES: &str = "\
 Example:
-  lock=$(clinch acquire nightly --ttl 10m) || exit; eval \"$lock\"
-  ./step-one && clinch renew \"$name\" \"$claim\" --ttl 10m && ./step-two
-  clinch release \"$name\" \"$claim\"";
+  lock=$(clinch acquire nightly --ttl 10m --for $$) || exit; eval \"$lock\"
+  ./one && clinch renew --ttl 10m -- \"$name\" \"$claim\" && ./two
+  clinch release -- \"$name\" \"$claim\"";
 
 pub(super) const DOCTOR_LONG: &str = "\
 JSON (--json): v, the version of this form, 1; verdict, the worst one; checks, each with what (always the same word), at (the server, or

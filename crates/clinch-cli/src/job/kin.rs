@@ -246,7 +246,7 @@ pub(crate) fn can_look() -> io::Result<()> {
 }
 
 /// Whether `/proc` is of our pid namespace: the ids in that of another are strangers'.
-pub(crate) fn has_own_proc() -> io::Result<()> {
+fn has_own_proc() -> io::Result<()> {
     let what = match fs::read_link("/proc/self") {
         Ok(own) if own.to_str() == Some(&getpid().to_string()) => return Ok(()),
         Ok(_) => "/proc is of another pid namespace".to_owned(),
@@ -258,7 +258,7 @@ pub(crate) fn has_own_proc() -> io::Result<()> {
 }
 
 /// Whether a process runs this very program.
-pub(crate) fn is_clinch(pid: i32) -> bool {
+pub(super) fn is_clinch(pid: i32) -> bool {
     let program =
         |of: &str| fs::metadata(format!("/proc/{of}/exe")).map(|file| (file.dev(), file.ino())).ok();
     program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))
@@ -280,7 +280,7 @@ pub(crate) fn may_be_wrapper(pid: Pid) -> bool {
 }
 
 /// Whether a process has this name, or had it when it ended.
-pub(crate) fn is_named(pid: Pid, name: &CStr) -> bool {
+pub(super) fn is_named(pid: Pid, name: &CStr) -> bool {
     has_name(pid, &[name])
 }
 

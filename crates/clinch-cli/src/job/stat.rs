@@ -17,12 +17,7 @@ pub(crate) struct Stat {
     pub(crate) parent: i32,
     /// Zero where its first process is in another PID namespace.
     pub(crate) group: i32,
-    pub(crate) session: i32,
     pub(crate) leads_session: bool,
-    /// Its controlling terminal; zero where it has none.
-    pub(crate) terminal: u64,
-    /// The process group that has that terminal.
-    pub(crate) foreground: i32,
     pub(crate) threads: u32,
     /// Whether it has ended, and nobody has asked how.
     pub(crate) is_over: bool,
@@ -30,8 +25,6 @@ pub(crate) struct Stat {
     pub(crate) is_stopped: bool,
     /// When it began, after boot.
     pub(crate) begun: Duration,
-    /// Where its stack starts.
-    pub(crate) stack: u64,
     /// Whether it has an environment, in which nothing is.
     pub(crate) has_empty_environment: bool,
     /// Where the words of its command line are.
@@ -62,15 +55,10 @@ impl Stat {
             is_stopped: *fields.first()? == "T",
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
-            session: fields.get(3)?.parse().ok()?,
-            // A device's number, of which the kernel tells as of one with a sign.
-            terminal: fields.get(4)?.parse::<i32>().ok()?.cast_unsigned().into(),
-            foreground: fields.get(5)?.parse().ok()?,
             leads_session: fields.get(3)?.parse() == Ok(pid.as_raw_nonzero().get()),
             threads: fields.get(17)?.parse().ok()?,
             words: fields.get(45)?.parse().ok()?..fields.get(46)?.parse().ok()?,
             begun: Duration::from_millis(number(19)?.saturating_mul(1000 / TICKS)),
-            stack: fields.get(25)?.parse().ok()?,
         })
     }
 }

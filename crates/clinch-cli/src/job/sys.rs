@@ -3,23 +3,24 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
+use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
 use rustix::process::{DumpableBehavior, Pid, Signal, set_dumpable_behavior};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::stat::Stat;
+use crate::output::AT_ONCE;
 use crate::writer::WRITER;
 
 /// A process that can be awaited. Must be made inside a tokio runtime.
@@ -35,6 +36,12 @@ impl ProcessEnd {
         // replaces, so it stays open and the same file until the registration ends.
         let registered = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
         Ok(ProcessEnd(registered.map_err(io::Error::from)?))
+    }
+
+    /// Whether the process has ended by now, though nobody may have asked how.
+    pub(crate) fn is_over(&self) -> bool {
+        let mut fds = [PollFd::new(self.0.get_ref(), PollFlags::IN)];
+        retry_on_intr(|| poll(&mut fds, Some(&AT_ONCE))) == Ok(1)
     }
 
     /// Completes when the process has ended.
@@ -137,15 +144,22 @@ static LOOK: extern "C" fn() = {
     look
 };
 
-/// Has the child inherit no descriptors but the standard ones, whatever our caller left open.
-pub(crate) fn inherit_nothing(command: &mut Command) {
-    let close = || {
-        // SAFETY: changes descriptors' flags only. A kernel before 5.11 refuses; the child then has what we have.
-        unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
-        Ok(())
-    };
-    // SAFETY: one system call, which is async-signal-safe; nothing allocates.
-    unsafe { command.pre_exec(close) };
+/// Has no program that we start inherit a descriptor but the standard ones, whatever our caller left open.
+pub(crate) fn bequeath_no_descriptors() {
+    // SAFETY: changes descriptors' flags only.
+    let marked =
+        unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) == 0 };
+    if marked {
+        return;
+    }
+    // A kernel before 5.11. Where it lists none, those of which there may be some.
+    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    let open = fs::read_dir("/proc/self/fd").map(|open| open.flatten().filter_map(number).collect());
+    let open: Vec<RawFd> = open.unwrap_or_else(|_| (0..4096).collect());
+    for descriptor in open.into_iter().filter(|descriptor| *descriptor > libc::STDERR_FILENO) {
+        // SAFETY: as above; one that is not open is refused.
+        unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
+    }
 }
 
 /// Our process group; zero where it is of another PID namespace.
@@ -336,18 +350,6 @@ pub(crate) fn adopt(descriptor: RawFd) -> io::Result<OwnedFd> {
         rustix::io::fcntl_setfd(borrowed, rustix::io::FdFlags::CLOEXEC)?;
     }
     Ok(copy)
-}
-
-/// Who made the other end of a socket, or both; `None` where that is in another pid namespace: the kernel says 0, which no `Pid` of `rustix` may be.
-pub(crate) fn peer(socket: &UnixStream) -> Option<Pid> {
-    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut size = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
-    // SAFETY: the kernel fills in a local of that size, in which all numbers are valid.
-    let asked = unsafe {
-        let place = (&raw mut peer).cast();
-        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut size)
-    };
-    Pid::from_raw(peer.pid).filter(|_| asked == 0)
 }
 
 /// Starts a thread that no signal finds: they are for the one that waits for them.

@@ -1,19 +1,19 @@
 //! `clinch acquire`: a lease that a shell script holds across commands.
 //!
 //! Where leases live in the store, this takes one and leaves it there. Where a lease ends with its process, it starts a
-//! holder (`hold.rs`) that is bound to the calling shell, waits for its report, and tells it when that was passed on.
+//! holder (`hold.rs`) that is bound to the process that --for names, waits for its report, and tells it when that was passed on.
 
 use std::future::Future;
 use std::io::{self, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use clinch::backends::file;
 use clinch::{Env, ErrorKind, Instant, Lane, Locks, Released, Renew};
-use rustix::process::Signal;
+use rustix::process::{Signal, getppid};
 use tokio::net::unix::pipe::Receiver;
 
-use super::caller::{self, Caller, caller};
-use super::hold::{KEEP, Report, read_line};
+use super::hold::{KEEP, Report, end_of, read_line};
 use crate::args::{Acquire, Share, Store};
 use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, close, connect_within, is_transient};
 use crate::documents::{LeaseJson, document, whole_ms};
@@ -95,6 +95,7 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
         let text = "stdout is closed: nobody would learn which claim has the lock";
         return Err(Failure::new(UNWRITTEN, text).into());
     }
+    check_process(store, args)?;
     let env = Env::host(Lane::here()?);
     let limits = Limits::of(&args.patience, &env);
     let waits = !args.patience.no_wait;
@@ -103,19 +104,13 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
     let connected = unless_ended(signals, connecting).await?;
     let locks = with_lease(connected?, &args.lease, "")?;
     let can = locks.capabilities();
-    let (mut holder, mut second_look) = (None, None);
+    let mut holder = None;
     let lease = if can.detached {
-        if args.for_pid.is_some() {
-            let text = "--for is for file://: on this store a lock is bound to no process; it ends with its lease, or by `clinch release`";
-            return Err(Failure::usage(text).into());
-        }
         take(&locks, args, &env, &limits, &waiting, signals).await
     } else if can.crash_release {
         // Wrong arguments are told here, where they can be explained.
         Request::new(&locks, &args.name, &args.share)?;
-        let owner = owner_of(args).await?;
-        second_look = args.for_pid.is_none().then(|| caller::second_look(owner));
-        let mut started = Holder::start(store, args, owner)?;
+        let mut started = Holder::start(store, args, args.for_pid.ok_or_else(unnamed)?)?;
         let report = waiting.beside(Some(&locks), started.report(locks.lease_ttl(), &waiting));
         let report = unless_ended(signals, report).await;
         holder = Some(started);
@@ -148,14 +143,9 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
         let for_pid = for_pid.map(|pid| pid.to_string()).unwrap_or_default();
         format!("name={} claim={claim} token={token} for_pid={for_pid}\n", shell_word(name))
     };
-    let is_still = unless_ended(signals, is_still(second_look)).await.and_then(|still| Ok(still?));
     let is_held = is_held(&locks, name, holder.as_ref().map(|_| claim.as_str()), late, &env);
     let within = READ_WITHIN.min(ttl / READ_WITHIN_PART).min(late.since(env.clock().now()));
-    let handed_over = match is_still {
-        Ok(()) => hand_over(&text, within, is_held, signals).await,
-        Err(failed) => Err(failed),
-    };
-    let failed = match handed_over {
+    let failed = match hand_over(&text, within, is_held, signals).await {
         Ok(()) => {
             if let Some(holder) = holder {
                 holder.keep();
@@ -169,6 +159,26 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
         Failed::Because(why) => Failure::new(why.code, format!("{}; {freed}", why.message)).into(),
         signalled => signalled,
     })
+}
+
+/// Before anything is opened or made: where a lock is bound to a process, it has to be said to which, since nobody can tell who will work under it.
+fn check_process(store: &Store, args: &Acquire) -> Result<(), Failure> {
+    match args.for_pid {
+        Some(pid) if pid.unsigned_abs() == std::process::id() => Err(Failure::usage(format!(
+            "--for names process {pid}, which is this command and ends next: within `$( )`, in a pipeline and before `&` bash's $BASHPID is not the shell; \
+             say `me=$BASHPID` before that, and then `--for $me`"
+        ))),
+        Some(pid) => end_of(pid).map(drop),
+        None if file::dir_of(&store.url).is_some() => Err(unnamed()),
+        None => Ok(()),
+    }
+}
+
+fn unnamed() -> Failure {
+    Failure::usage(
+        "on file:// a lock is bound to a process, whose end frees it: say which, with `--for $$` for this shell (for a subshell or a background part of bash \
+         `me=$BASHPID` in it, and then `--for $me`; in fish `--for $fish_pid`)",
+    )
 }
 
 /// Does something unless a signal asks to end first.
@@ -234,7 +244,7 @@ async fn give_back(locks: &Locks, args: &Acquire, claim: &str) -> String {
     match tokio::time::timeout(CLOSE_FOR, released).await {
         Ok(Ok(Released::Released | Released::AlreadyLost(_))) => format!("lock \"{name}\" was released"),
         _ => format!(
-            "lock \"{name}\" stays taken until its lease ends, or until `clinch release {} {claim}`",
+            "lock \"{name}\" stays taken until its lease ends, or until `clinch release -- {} {claim}`",
             shell_word(name)
         ),
     }
@@ -251,7 +261,8 @@ async fn take(
 ) -> Result<Lease, Failed> {
     let mut locks = locks.clone().renew(Renew::Never);
     // Not us, who end next.
-    if let Some(owner) = caller::nearest() {
+    let parent = || getppid().map(|parent| parent.as_raw_nonzero().get());
+    if let Some(owner) = args.for_pid.or_else(parent) {
         locks = locks.on_behalf_of(owner.unsigned_abs());
     }
     let request = Request::new(&locks, &args.name, &args.share)?;
@@ -272,38 +283,6 @@ async fn take(
     Err(failed)
 }
 
-/// Whose end is to free the lock.
-async fn owner_of(args: &Acquire) -> Result<i32, Failure> {
-    if let Some(named) = args.for_pid {
-        return Ok(named);
-    }
-    match caller().await {
-        Some(Caller { pid, or: None }) => Ok(pid),
-        other => Err(why_unknown(other)),
-    }
-}
-
-/// Whether it is still the same one, by a second look where one is due.
-async fn is_still(
-    second_look: Option<impl Future<Output = Result<(), Option<Caller>>>>,
-) -> Result<(), Failure> {
-    match second_look {
-        Some(look) => look.await.map_err(why_unknown),
-        None => Ok(()),
-    }
-}
-
-fn why_unknown(seen: Option<Caller>) -> Failure {
-    let name = "name one with --for, whose end frees the lock";
-    Failure::usage(match seen {
-        None => format!("the calling process cannot be told; {name}"),
-        Some(Caller { pid, or: Some(or) }) => or.of(pid, name),
-        Some(Caller { pid, or: None }) => {
-            format!("the answer has come to be for process {pid}, and was for another before; {name}")
-        }
-    })
-}
-
 /// The process that holds the lock where none can be left in the store. It lets go unless it hears that the answer was written.
 struct Holder {
     process: Child,
@@ -322,7 +301,7 @@ impl Holder {
         pass_on(&mut command, args);
         command.arg("--").arg(&args.name);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        sys::inherit_nothing(&mut command);
+        sys::bequeath_no_descriptors();
         let mut process = command.spawn().map_err(failed)?;
         let report = process.stdout.take().ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
         let report = Receiver::from_owned_fd(report.into()).map_err(failed)?;

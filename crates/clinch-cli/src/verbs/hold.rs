@@ -200,12 +200,17 @@ pub(crate) async fn read_line(from: &Receiver, line: &mut Vec<u8>) -> io::Result
     Ok(())
 }
 
-fn end_of(pid: i32) -> Result<ProcessEnd, Failure> {
+/// What tells of the end of a process, which has to run.
+pub(super) fn end_of(pid: i32) -> Result<ProcessEnd, Failure> {
     let end = Pid::from_raw(pid).map_or_else(|| Err(Errno::SRCH.into()), ProcessEnd::of);
-    end.map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::SRCH) => Failure::new(USAGE, format!("there is no process {pid}")),
-        _ => Failure::system(&format!("cannot wait for the end of process {pid}"), error),
-    })
+    match end {
+        Ok(end) if end.is_over() => Err(Failure::usage(format!("process {pid} has ended"))),
+        Ok(end) => Ok(end),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => {
+            Err(Failure::usage(format!("there is no process {pid}")))
+        }
+        Err(error) => Err(Failure::system(&format!("cannot wait for the end of process {pid}"), error)),
+    }
 }
 
 /// Tells who asks which claim waits, if that does not take any time: it may be stopped.

@@ -152,12 +152,30 @@ pub fn program(world: &World, words: &[&str]) -> Command {
     command
 }
 
+/// A program under a filter of system calls, of which these steps decide about one.
+pub fn filtered(world: &World, call: u32, steps: &str, words: &[&str]) -> Command {
+    let prctl = if cfg!(target_arch = "x86_64") { 157 } else { 167 };
+    let filter = format!(
+        r#"@steps = (0x20,0,0,0, 0x15,1,0,{call}, 0x06,0,0,0x7fff0000, {steps});
+        $f = pack("SCCL" x (@steps / 4), @steps); $p = pack("S x6 P", @steps / 4, $f);
+        syscall({prctl},38,1,0,0,0) == 0 && syscall({prctl},22,2,$p) == 0 or die; exec @ARGV"#
+    );
+    let mut filter = vec!["perl", "-e", &filter];
+    filter.extend(words);
+    program(world, &filter)
+}
+
 /// Those that are installed here; `sh` is everywhere.
 pub fn shells() -> Vec<&'static str> {
     let is_there = |shell: &str| Command::new(shell).args(["-c", ":"]).status().is_ok_and(|s| s.success());
     let mut shells = vec!["sh"];
     shells.extend(["dash", "bash", "zsh", "ksh", "mksh"].into_iter().filter(|shell| is_there(shell)));
     shells
+}
+
+/// This process, to which a lock of `file://` may be bound.
+pub fn us() -> String {
+    std::process::id().to_string()
 }
 
 /// A process that does not outlive its test.
@@ -283,17 +301,4 @@ pub fn end_large_job(world: &World) {
     for part in world.read("begun").lines().filter_map(|part| part.parse().ok()).filter(|part| runs(*part)) {
         kill(part, Signal::KILL);
     }
-}
-
-/// Makes a Python of this name, and a command that runs a script by it, in the directory.
-pub fn python_named(world: &World, name: &str, script: &str) -> Command {
-    let tell = "import os,sys;print(os.path.realpath(sys.executable),sys.base_prefix,sep='\\n')";
-    let told = Command::new("python3").args(["-c", tell]).output().unwrap();
-    let told = String::from_utf8(told.stdout).unwrap();
-    let (python, home) = told.trim().split_once('\n').unwrap();
-    world.install(python, name);
-    let own = world.path(name);
-    let mut command = program(world, &[own.to_str().unwrap(), "-c", script]);
-    command.env("PYTHONHOME", home);
-    command
 }
