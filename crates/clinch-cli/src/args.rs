@@ -269,7 +269,7 @@ pub(crate) struct Show {
 /// Prints `name=... claim=... token=... for_pid=...`, quoted for the shell. The lock stays taken until `clinch release`, until its
 /// TTL has run out without `clinch renew`, or, on file://, until the process has ended that --for names. There it has to be named, else nothing
 /// is taken (64): who will work under the lock cannot be seen. `--for $$` is the shell, also within `$( )` and `( )`. A part of bash that works by
-/// itself, as `( ... ) &`, says `me=$BASHPID` first, and then `--for $me`, since $BASHPID is another one within `$( )`; in fish it is `--for $fish_pid`. The lock is kept
+/// itself, as `( ... ) &`, says `me=$BASHPID` first, and then `--for $me`, since $BASHPID is another one within `$( )`; in fish it is `--for $fish_pid`, with --json. The lock is kept
 /// by a process, `clinch hold`, that is deaf to all signals but KILL; `clinch release` ends it, or `clinch break`. On other stores the lock is bound to no process, and for_pid is
 /// empty; --for is taken all the same, and names whom others see as the holder. If that line cannot be written, the lock is released at once, and the exit
 /// code is 74; if this command was stopped until its lease was nearly over, it is 79. Check the exit code before the line is used, as in the example:
@@ -289,8 +289,8 @@ pub(crate) struct Acquire {
     /// The process whose end frees the lock, needed on file://; elsewhere the one that is shown as the holder [default there: the one that called]
     #[arg(long = "for", alias = "for-pid", value_parser = clap::value_parser!(i32).range(1..), value_name = "PID")]
     pub(crate) for_pid: Option<i32>,
-    /// Exit with N instead of 75 when the lock was not acquired
-    #[arg(short = 'E', long, default_value_t = crate::exit::CONFLICT, hide_default_value = true, value_name = "N")]
+    /// Exit with N, not 0, instead of 75 when the lock was not acquired
+    #[arg(short = 'E', long, default_value_t = crate::exit::CONFLICT, hide_default_value = true, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) conflict_exit_code: u8,
     /// Print a JSON object
     #[arg(long)]

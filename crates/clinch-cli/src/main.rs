@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     let cli = match parsed {
         Ok(cli) => cli,
         // It would be repeated.
-        Err(error) if secret::is_repeated_by(&error) => return end(misplaced().report()),
+        Err(error) if secret::is_repeated_by(&error) => return end(fail(secret::misplaced())),
         Err(error) => {
             if !error.use_stderr() {
                 return end(output::show_help(&error).map_or_else(exit::Failure::report, |()| 0));
@@ -51,20 +51,20 @@ fn main() -> ExitCode {
     };
     let outcome = match secret::is_misplaced(&cli) {
         // It would be stored, and shown to everybody.
-        true => Err(misplaced()),
+        true => Err(secret::misplaced()),
         false => verbs::dispatch(cli),
     };
-    end(outcome.unwrap_or_else(exit::Failure::report))
+    end(outcome.unwrap_or_else(fail))
+}
+
+fn fail(failure: exit::Failure) -> u8 {
+    if args::asks_to_acquire() && failure.code != exit::UNWRITTEN {
+        verbs::acquire::fail_eval(failure.code);
+    }
+    failure.report()
 }
 
 fn end(code: u8) -> ExitCode {
     writer::WRITER.finish();
     ExitCode::from(code)
-}
-
-fn misplaced() -> exit::Failure {
-    if args::asks_to_acquire() {
-        verbs::acquire::fail_eval(exit::USAGE);
-    }
-    secret::misplaced()
 }

@@ -154,9 +154,10 @@ fn a_holder_is_deaf_to_what_asks_its_shell_to_end() {
     let script = r#"lock=$("$CLINCH" acquire x --for $$ --ttl 1h) || exit; eval "$lock"; echo $$ > shell.pid; exec sleep 60"#;
     let mut shell = Running(program(&world, &["sh", "-c", script]).spawn().unwrap());
     let holder = holder(world.pid("shell.pid")).unwrap();
-    for signal in
-        [Signal::TERM, Signal::HUP, Signal::INT, Signal::QUIT, Signal::USR1, Signal::ALARM, Signal::TSTP]
-    {
+    let asks =
+        [Signal::TERM, Signal::HUP, Signal::INT, Signal::QUIT, Signal::USR1, Signal::ALARM, Signal::TSTP];
+    // By ABRT systemd ends a service whose watchdog it has missed.
+    for signal in asks.into_iter().chain([Signal::ABORT, Signal::SEGV]) {
         assert!(common::kill(holder, signal));
     }
     // It has heard of all that, since it lives and answers.
@@ -168,4 +169,38 @@ fn a_holder_is_deaf_to_what_asks_its_shell_to_end() {
     shell.signal(Signal::KILL);
     shell.wait();
     eventually("it ends with its shell", || !runs(holder) && !world.held("x"));
+}
+
+/// It holds the lock of a process that is none of the job, and was killed with that.
+#[test]
+fn a_holder_is_no_part_of_the_job_around_it() {
+    let (redis, here) = (Redis::start(), World::new());
+    let world = World::on(redis.url());
+    let acquire = format!(
+        r#""$CLINCH" acquire -u '{}' x --ttl 1h --for {} > lease; echo $$ > job.pid; exec sleep 60"#,
+        here.url(),
+        std::process::id()
+    );
+    let run = world.start(["run", "--ttl", "3s", "--grace", "500ms", "outer", "-c", &acquire]);
+    let job = world.pid("job.pid");
+    run.signal(Signal::KILL);
+    run.kill();
+    eventually("the job is ended", || !runs(job));
+    assert_eq!(here.code(["run", "-n", "x", "true"]), 75, "it was ended with the job");
+    assert_eq!(here.code(["break", "--yes", "x"]), 0);
+    let acquire = acquire.replace("; exec sleep 60", "");
+    let waits = ["run", "--orphans", "wait", "outer", "-c", &acquire];
+    assert_eq!(world.code(waits), 0, "it is waited for");
+    assert_eq!(here.code(["run", "-n", "x", "true"]), 75, "it was ended with the job");
+    let mut lost = world.start([
+        "run",
+        "--orphans",
+        "wait",
+        "--max-hold",
+        "2s",
+        "outer",
+        "-c",
+        &acquire.replace('x', "y").replace("echo", "sleep 60 & echo"),
+    ]);
+    assert_eq!(lost.code(), 79);
 }

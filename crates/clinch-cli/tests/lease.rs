@@ -147,13 +147,16 @@ fn a_refused_or_interrupted_acquire_leaves_nothing() {
     assert!(world.output(["acquire", "--json", "-n", "--for", &us(), "x"]).stdout.is_empty());
     assert!(String::from_utf8_lossy(&refused.stderr).contains("is held by"));
     assert_eq!(world.code(["acquire", "-w", "50ms", "-E", "9", "--for", &us(), "x"]), 9);
-    let no_failure = world.output(["acquire", "-n", "-E", "0", "--for", &us(), "x"]);
-    assert!(no_failure.status.success() && no_failure.stdout == b"(exit 75)\n", "{no_failure:?}");
-    for wrong in [&["acquire", "x", "--ttl", "0"][..], &["acquire", "x", "-w", ""], &["acquire"]] {
+    // A script that asks for the exit code would go on by `-E 0`.
+    let no_failure = &["acquire", "-n", "-E", "0", "--for", "1", "x"];
+    for wrong in [&["acquire", "x", "--ttl", "0"][..], &["acquire", "x", "-w", ""], &["acquire"], no_failure]
+    {
         let output = world.output(wrong.iter().copied());
         assert!(output.status.code() == Some(64) && output.stdout == b"(exit 64)\n", "{wrong:?}: {output:?}");
     }
     assert!(world.output(["acquire", "--json", "-w", ""]).stdout.is_empty());
+    let cannot_start = shell(&world, r#"ulimit -n 7; "$CLINCH" acquire x --for $$"#).output().unwrap();
+    assert_eq!((cannot_start.status.code(), &*cannot_start.stdout), (Some(70), &b"(exit 70)\n"[..]));
     let mut waiting = world.start(["acquire", "--for", &us(), "x"]);
     eventually("it waits", || world.claims("x", "waiting").len() == 1);
     waiting.signal(Signal::INT);

@@ -289,10 +289,13 @@ fn has_name(pid: Pid, names: &[&CStr]) -> bool {
     fs::read(format!("/proc/{pid}/comm")).is_ok_and(|is| is_one(&is))
 }
 
-/// Whether a process watches over a run (`watcher.rs`), perhaps one inside the job: it is no part of that, and has to see to its own when this ends. It is
-/// known by its name and program, also while it becomes the verb, and by leading a session.
+/// What `ps` shows for one that holds the lock of `clinch acquire`.
+pub(crate) const HOLDER: &CStr = c"lock-holder";
+
+/// Whether a process watches over a run (`watcher.rs`), perhaps one inside the job, or holds a lock for an `acquire`: it is no part of that, and has to see to
+/// its own when this ends. It is known by its name and program, also while it becomes the verb, and by leading a session.
 pub(crate) fn is_watch(pid: Pid) -> bool {
-    has_name(pid, &[watcher::NAME, watcher::ENDS, watcher::BECOMES])
+    has_name(pid, &[watcher::NAME, watcher::ENDS, watcher::BECOMES, HOLDER])
         && Stat::of(pid).is_some_and(|stat| stat.leads_session)
         && (is_clinch(raw(pid)) || is_any_clinch(raw(pid)))
 }

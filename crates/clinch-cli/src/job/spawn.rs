@@ -55,6 +55,14 @@ pub(crate) fn tell(command: &mut Command, guard: &Guard, door: &str) {
     command.env(nesting::HELD, nesting::with(&held, name, claim, door));
 }
 
+/// Tells a command of ours of no job around us, not to be taken for a part of it; nor which store is meant.
+pub(crate) fn forget_jobs(command: &mut Command) {
+    let ours = std::env::vars_os().map(|(name, _)| name);
+    for name in ours.filter(|name| name.as_encoded_bytes().starts_with(b"CLINCH_")) {
+        command.env_remove(name);
+    }
+}
+
 /// Starts the job. It has yet to become the command, which takes a while or fails.
 ///
 /// Where the kernel frees a lock with its last descriptor, the job inherits one, and so does a watch, so that killing us does not free

@@ -89,14 +89,10 @@ pub(crate) fn unblock(signal: Signal) {
     }
 }
 
-/// Ignores all signals that would end or stop this process, but KILL and STOP, and those that tell of its own faults. To ignore is for the whole
-/// process, whatever threads there are.
+/// Ignores all signals but KILL and STOP; the kernel ends it for its own faults all the same. To ignore is for the whole process, whatever threads there are.
 pub(crate) fn be_deaf() {
-    let faults =
-        [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
-    // Where it is ignored, children leave nothing to wait for.
-    let kept = |signal: &libc::c_int| faults.contains(signal) || *signal == libc::SIGCHLD;
-    for signal in (1..=libc::SIGRTMAX()).filter(|signal| !kept(signal)) {
+    // Where CHLD is ignored, children leave nothing to wait for.
+    for signal in (1..=libc::SIGRTMAX()).filter(|signal| *signal != libc::SIGCHLD) {
         // SAFETY: to ignore is no function of ours; what cannot be ignored is refused.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }

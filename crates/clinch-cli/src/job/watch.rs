@@ -23,6 +23,7 @@ use rustix::process::{Pid, Signal, getpid, kill_process};
 use super::fork::Image;
 use super::kin::is_named;
 use super::namespace;
+use super::spawn::forget_jobs;
 use super::stat::Stat;
 use super::sys::ProcessEnd;
 use super::watcher::{self, Word};
@@ -164,10 +165,7 @@ fn verb(guard: &Guard, keeps: bool, orders: Orders<'_>) -> Command {
     verb.args([VERB, &guard.claim_id().to_string()]);
     verb.args(namespace::is_the_job().then_some("--ended"));
     verb.args((orders.orphans == Orphans::Wait).then_some("--all"));
-    let held = std::env::vars_os().map(|(name, _)| name);
-    for name in held.filter(|name| name.as_encoded_bytes().starts_with(b"CLINCH_")) {
-        verb.env_remove(name);
-    }
+    forget_jobs(&mut verb);
     if keeps || orders.closed_until.is_some() {
         // It may have a password, which everybody would see in its words.
         verb.env("CLINCH_URL", &orders.store.url);

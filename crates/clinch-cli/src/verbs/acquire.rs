@@ -19,6 +19,7 @@ use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, close, connect_within, is_tra
 use crate::documents::{LeaseJson, document, whole_ms};
 use crate::exit::{CONFLICT, Failure, INTERNAL, LOST, Outcome, SIGNAL_BASE, UNWRITTEN};
 use crate::job::signals::Signals;
+use crate::job::spawn::forget_jobs;
 use crate::job::sys;
 use crate::output::{AT_ONCE, PATIENTLY, answer, has_room, shell_word, show};
 use crate::request::{Request, why_taken, with_lease};
@@ -44,20 +45,14 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 pub(crate) async fn run(store: &Store, args: &Acquire) -> Outcome {
     let mut signals = Signals::ending().map_err(|error| Failure::system("cannot catch signals", error))?;
-    let failed = match acquire(store, args, &mut signals).await {
-        Ok(()) => return Ok(0),
-        Err(failed) => failed,
-    };
-    let code = match &failed {
-        Failed::Because(failure) => failure.code,
-        Failed::Signalled(signal) => code_of(*signal),
-    };
-    if !args.json && code != UNWRITTEN {
-        fail_eval(code);
-    }
-    match failed {
-        Failed::Because(failure) => Err(failure),
-        Failed::Signalled(signal) => {
+    match acquire(store, args, &mut signals).await {
+        Ok(()) => Ok(0),
+        Err(Failed::Because(failure)) => Err(failure),
+        Err(Failed::Signalled(signal)) => {
+            let code = SIGNAL_BASE.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0));
+            if !args.json {
+                fail_eval(code);
+            }
             sys::die_by(signal);
             // The kernel does not let process 1.
             Ok(code)
@@ -77,14 +72,8 @@ impl<E: Into<Failure>> From<E> for Failed {
     }
 }
 
-fn code_of(signal: Signal) -> u8 {
-    SIGNAL_BASE.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0))
-}
-
 /// For `eval "$(clinch acquire ...)"`, which would otherwise go on.
 pub(crate) fn fail_eval(code: u8) {
-    // Whoever calls a lock that is taken no failure has not got it all the same.
-    let code = if code == 0 { CONFLICT } else { code };
     if sys::has_stdout() && has_room(rustix::stdio::stdout(), PATIENTLY) {
         let _ = show(&format!("(exit {code})\n"));
     }
@@ -177,7 +166,7 @@ fn check_process(store: &Store, args: &Acquire) -> Result<(), Failure> {
 fn unnamed() -> Failure {
     Failure::usage(
         "on file:// a lock is bound to a process, whose end frees it: say which, with `--for $$` for this shell (for a subshell or a background part of bash \
-         `me=$BASHPID` in it, and then `--for $me`; in fish `--for $fish_pid`)",
+         `me=$BASHPID` in it, and then `--for $me`; in fish `--for $fish_pid`, with --json)",
     )
 }
 
@@ -295,6 +284,8 @@ impl Holder {
     fn start(store: &Store, args: &Acquire, for_pid: i32) -> Result<Holder, Failure> {
         let failed = |error| Failure::system("cannot start the holder of the lock", error);
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+        // It would be ended with the job around us.
+        forget_jobs(&mut command);
         // By the environment, since everybody may read the arguments.
         command.env("CLINCH_URL", &store.url);
         command.args(["hold", "--for-pid", &for_pid.to_string(), "--asker", &std::process::id().to_string()]);

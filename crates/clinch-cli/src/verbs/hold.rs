@@ -17,6 +17,7 @@ use tokio::net::unix::pipe::Receiver;
 use crate::args::{Hold, Store};
 use crate::connect::{Limits, TRY_AGAIN, close, connect_within, is_transient};
 use crate::exit::{Failure, Outcome, USAGE};
+use crate::job::kin::HOLDER;
 use crate::job::sys::{self, ProcessEnd};
 use crate::output::{AT_ONCE, has_room};
 use crate::request::{Request, with_lease};
@@ -50,6 +51,7 @@ pub(crate) enum Report {
 pub(crate) async fn run(store: &Store, args: &Hold) -> Outcome {
     // Away from the caller's terminal, signals and directory. Fails only for a process group leader, which we are not.
     let _ = setsid();
+    sys::set_name(HOLDER);
     // Who ends a service, or a session, asks all of it to end; the script may need its lock to do so.
     sys::be_deaf();
     let _ = std::env::set_current_dir("/");

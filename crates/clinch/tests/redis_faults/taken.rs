@@ -49,6 +49,16 @@ async fn a_lock_that_is_deleted_is_told_at_once_also_after_a_renewal() {
     }
 }
 
+/// Or it is looked at again much later, and another has the lock when the key is deleted.
+#[tokio::test]
+async fn a_lock_whose_key_becomes_no_text_is_told_at_once() {
+    let redis = Redis::start();
+    let guard = lock(&connect(&redis).await, "job").await;
+    sees_watched(&redis, 1).await;
+    redis.call(&["EVAL", "redis.call('DEL', KEYS[1]) redis.call('RPUSH', KEYS[1], 'x')", "1", "clinch:job"]);
+    is_told(&guard).await;
+}
+
 #[tokio::test]
 async fn an_eviction_is_told_at_once() {
     let redis = Redis::start();

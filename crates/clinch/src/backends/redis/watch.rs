@@ -30,7 +30,7 @@ use super::route::Route;
 use super::store::Store;
 use crate::backend::Backend as _;
 use crate::claim::{Claim, ClaimId, Loss, LossKind};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::lane::caught;
 use crate::name::LockName;
 
@@ -105,13 +105,14 @@ impl Store {
         let again = self.dialer.env.now() + PAUSE;
         let mut lost = Vec::new();
         for (id, there) in answers {
-            match there {
-                Ok(false) => {
-                    self.claims.held.let_go(id);
-                    lost.push((id, taken_away()));
-                }
+            // A key that holds no text is nobody's.
+            let is_gone = there.map_or_else(|error| error.kind() == ErrorKind::Invalid, |there| !there);
+            if is_gone {
+                self.claims.held.let_go(id);
+                lost.push((id, taken_away()));
+            } else {
                 // The next renewal will tell.
-                Ok(true) | Err(_) => self.claims.held.unread([id].into_iter(), again),
+                self.claims.held.unread([id].into_iter(), again);
             }
         }
         lost
