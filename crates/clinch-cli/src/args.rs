@@ -99,7 +99,7 @@ pub(crate) struct Run {
     #[arg(short = 'c', long = "command", conflicts_with = "command", value_name = "SHELL-COMMAND")]
     pub(crate) shell_command: Option<OsString>,
     /// Become the command, with no clinch beside it: on file:// only, where the kernel keeps the lock until the last copy of its
-    /// descriptor is closed, which ssh and sudo do at once. Nobody is told of a lost lock, and a run of the same lock inside is refused
+    /// descriptor is closed, which ssh and sudo do at once. Nobody is told of a lost lock, and a run of the same lock inside is refused, as -F is inside one
     #[arg(short = 'F', long, conflicts_with_all = ["max_hold", "grace", "on_lost", "min_hold", "once_per", "retry_failed", "orphans", "events"])]
     pub(crate) no_fork: bool,
     #[command(flatten)]
@@ -133,7 +133,7 @@ pub(crate) struct Run {
     /// A run that failed does not count for --once-per; not with --shared or --permits, where another may have begun meanwhile
     #[arg(long, requires = "once_per", conflicts_with_all = ["shared", "permits"])]
     pub(crate) retry_failed: bool,
-    /// What to do about processes that the command leaves behind
+    /// What to do about processes that the command leaves behind. Where a job around this run holds the lock, that one's counts, and wait is refused
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     pub(crate) orphans: Orphans,
     /// Write what happens as JSON lines to a file, or to an open descriptor with fd:N

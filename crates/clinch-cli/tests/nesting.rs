@@ -171,6 +171,24 @@ fn a_writer_does_not_reenter_a_reader() {
     assert_eq!(world.code(["run", "-s", "x", "-c", r#""$CLINCH" run -s x true"#]), 0);
 }
 
+/// The next holder begins while a part of it runs that was to keep the lock.
+#[test]
+fn a_run_inside_a_job_is_refused_what_the_run_around_it_has_to_do() {
+    for option in ["--orphans=wait", "--no-fork", "--min-hold=1s", "--max-hold=1s", "--once-per=1s"] {
+        let world = World::new();
+        let inner = format!(r#"exec "$CLINCH" run {option} x touch ran"#);
+        let output = world.output(["run", "x", "-c", &inner]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(64), "{option}: {said}");
+        let (name, _) = option.split_once('=').unwrap_or((option, ""));
+        assert!(said.contains(name) && said.contains("the job around this one"), "{said}");
+        assert!(!world.path("ran").exists(), "{option}");
+    }
+    let world = World::new();
+    let inner = r#""$CLINCH" run --orphans leave x true && "$CLINCH" run --orphans wait y true"#;
+    assert_eq!(world.code(["run", "x", "-c", inner]), 0, "what says nothing, and another lock");
+}
+
 /// A claim that is over is taken for one that holds.
 #[test]
 fn a_stale_or_forged_hint_is_not_believed() {

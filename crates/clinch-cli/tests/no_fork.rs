@@ -91,8 +91,6 @@ fn a_run_of_the_same_lock_inside_is_refused() {
     assert_eq!(world.code(["run", "-F", "x", "-c", job]), 0);
     eventually("it has ended", || world.read("code").ends_with('\n'));
     assert_eq!(world.read("code"), "75\n", "{}", world.read("said"));
-    // And the other way round.
-    assert_eq!(world.code(["run", "x", "-c", r#""$CLINCH" run -F x true"#]), 0);
 }
 
 /// A lock stays taken for a command that never was.

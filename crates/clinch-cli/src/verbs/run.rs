@@ -1,5 +1,6 @@
 //! `clinch run`: a command under a lock. The order of things; the machinery is in `job`.
 
+use std::future::pending;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -11,8 +12,10 @@ use clinch::{
 use rustix::process::{Signal, getpid, set_child_subreaper};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{OnLost, Run, Store};
-use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, block_on, close, connect_within, is_transient};
+use crate::args::{OnLost, Orphans, Run, Store};
+use crate::connect::{
+    ANSWER_FOR, CLOSE_FOR, Limits, TRY_AGAIN, block_on, close, connect_within, is_transient,
+};
 use crate::documents::whole_ms;
 use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::door::{Door, knock};
@@ -35,6 +38,9 @@ use crate::writer::WRITER;
 
 /// When to look again where the store says nothing of the job around this one.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// How often whoever waits looks whether it waits for itself.
+const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs the verb.
 pub(crate) fn run(store: &Store, run: &Run) -> Outcome {
@@ -66,6 +72,8 @@ struct Session<'a> {
     limits: Limits,
     plan: Plan,
     events: Events,
+    /// The jobs around us that may hold the lock.
+    outer: Vec<Outer>,
     /// Whether we were asked to end after the job had ended.
     is_hurried: bool,
     /// What asked us to end before the job began, or the key by which that died.
@@ -84,7 +92,8 @@ impl<'a> Session<'a> {
         let limits = Limits::of(&run.patience, &env);
         let prepared = Session::prepare(store, run, &env, &limits, &events).await;
         let (locks, plan) = prepared.inspect_err(|failure| events.emit(|| Event::refused(failure)))?;
-        Ok(Session { store, run, env, locks, limits, plan, events, is_hurried: false, ended_by: None })
+        let (outer, is_hurried, ended_by) = (Vec::new(), false, None);
+        Ok(Session { store, run, env, locks, limits, plan, events, outer, is_hurried, ended_by })
     }
 
     /// Reaches the store, and makes sure that it can do what is asked for.
@@ -124,7 +133,8 @@ impl<'a> Session<'a> {
                 return Ok(Some(ended));
             }
         }
-        self.refuse_to_wait_for_the_job(&outer).await?;
+        self.outer = outer;
+        self.refuse_to_wait_for_the_job().await?;
         // What nobody could end would run on without its lock.
         if !self.run.no_fork {
             can_reach_all().map_err(|error| Failure::system("cannot look after a job", error))?;
@@ -175,6 +185,7 @@ impl<'a> Session<'a> {
                 Err(error) => Failure::from(error),
             },
             caught = signals.next() => return Ok(Waited::Signalled(caught.signal)),
+            () = self.is_kept_without_end() => return Err(self.waits_for_itself()),
         };
         // Where nobody is told of it, nobody is asked.
         match self.run.quiet && !self.run.skip && !self.events.wanted() {
@@ -384,9 +395,9 @@ impl<'a> Session<'a> {
                  waiting for it would never end"
             )));
         }
-        if self.run.once_per.is_some() || self.run.min_hold.is_some() || self.run.max_hold.is_some() {
+        if let Some(option) = outer_only(self.run) {
             return Err(Failure::usage(format!(
-                "lock \"{name}\" is held by the job around this one, whose business --once-per, --min-hold and --max-hold are"
+                "lock \"{name}\" is held by the job around this one: {option} is for the run that holds it, and nothing to one inside"
             )));
         }
         let token = claim.token.map(Token::get);
@@ -402,27 +413,52 @@ impl<'a> Session<'a> {
     }
 
     /// Refuses what would wait for itself: a store without leases keeps the lock for the job around us although its run was killed.
-    async fn refuse_to_wait_for_the_job(&self, outer: &[Outer]) -> Result<(), Failure> {
-        let name = &self.run.name;
-        if outer.is_empty() || self.locks.capabilities().expiry {
-            return Ok(());
+    async fn refuse_to_wait_for_the_job(&self) -> Result<(), Failure> {
+        let is_refused = !self.outer.is_empty()
+            && !self.locks.capabilities().expiry
+            && self.limits.keep(self.is_kept()).await?;
+        if is_refused { Err(self.waits_for_itself()) } else { Ok(()) }
+    }
+
+    /// Completes when the run of a job around us was killed whose end we wait for already: that waits for all who were told of its lock
+    /// (`--orphans wait`), and cannot tell us from a part of it.
+    async fn is_kept_without_end(&self) {
+        if self.outer.is_empty() || self.locks.capabilities().expiry {
+            return pending().await;
         }
-        let is_kept =
-            |one: &ClaimState| one.granted && find_door(outer, one.id).is_some() && reentry::is_gone(one);
-        // Twice, since who is gone may have released it after the store was asked.
-        for _ in 0..2 {
-            let state = self.limits.keep(self.locks.state(name)).await?;
-            if !state.is_some_and(|state| state.claims.iter().any(is_kept)) {
-                return Ok(());
+        loop {
+            tokio::time::sleep(LOOKS_EVERY).await;
+            // What cannot be told now may be told later.
+            if let Ok(Ok(true)) = tokio::time::timeout(ANSWER_FOR, self.is_kept()).await {
+                return;
             }
         }
-        Err(Failure::new(
+    }
+
+    /// Whether it is kept for a job around us whose run is gone.
+    async fn is_kept(&self) -> clinch::Result<bool> {
+        let is_kept = |one: &ClaimState| {
+            one.granted && find_door(&self.outer, one.id).is_some() && reentry::is_gone(one)
+        };
+        // Twice, since who is gone may have released it after the store was asked.
+        for _ in 0..2 {
+            let state = self.locks.state(&self.run.name).await?;
+            if !state.is_some_and(|state| state.claims.iter().any(is_kept)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn waits_for_itself(&self) -> Failure {
+        let name = &self.run.name;
+        Failure::new(
             CONFLICT,
             format!(
                 "lock \"{name}\" is kept for the job around this one, whose `clinch run` is gone, or in another pid namespace; waiting for it \
                  would never end"
             ),
-        ))
+        )
     }
 
     fn report_acquired(&mut self, guard: &Guard) {
@@ -449,6 +485,18 @@ async fn release(locks: &Locks, guard: Guard, linger: Duration) -> clinch::Resul
         let _ = tokio::time::timeout(CLOSE_FOR, closed).await;
     }
     guard.release_closed(linger).await
+}
+
+/// What it was given that only the run can do which holds the lock.
+fn outer_only(run: &Run) -> Option<&'static str> {
+    let options = [
+        (run.once_per.is_some(), "--once-per"),
+        (run.min_hold.is_some(), "--min-hold"),
+        (run.max_hold.is_some(), "--max-hold"),
+        (run.orphans == Orphans::Wait, "--orphans wait"),
+        (run.no_fork, "--no-fork (-F)"),
+    ];
+    options.into_iter().find_map(|(is_given, option)| is_given.then_some(option))
 }
 
 /// Where the job lets runs inside it in that has this claim.
