@@ -370,6 +370,27 @@ fn a_kill_while_all_is_stopped_leaves_nothing_stopped() {
     eventually("the lock is free", || !world.held("x"));
 }
 
+/// Of many parts the last ones stay stopped, and keep the lock for ever.
+#[test]
+fn a_kill_while_all_of_a_large_job_is_stopped_leaves_nothing_stopped() {
+    const PARTS: usize = 100;
+    let world = World::new();
+    // Each in a file that has the world kill it in the end.
+    world.write("part", "echo $$ > $$.pid; echo $$ >> parts; exec sleep 600");
+    let job = format!("for i in $(seq {PARTS}); do setsid sh ./part & done; echo $$ > job.pid; wait");
+    let mut command = world.clinch(["run", "x", "sh", "-c", &job]);
+    let run = Running(command.process_group(0).spawn().unwrap());
+    let job = world.pid("job.pid");
+    eventually("all parts run", || world.lines("parts") == PARTS);
+    let parts: Vec<i32> = world.read("parts").lines().map(|part| part.parse().unwrap()).collect();
+    let stopped = || parts.iter().chain([&job]).filter(|part| state(**part) == Some('T')).count();
+    assert!(kill_group(run.pid(), Signal::TSTP));
+    eventually("all is stopped", || state(run.pid()) == Some('T') && stopped() == PARTS + 1);
+    run.signal(Signal::KILL);
+    eventually("all goes on", || stopped() == 0);
+    assert!(world.held("x") && parts.iter().all(|part| runs(*part)));
+}
+
 fn kill_group(leader: i32, signal: Signal) -> bool {
     Pid::from_raw(leader).is_some_and(|leader| kill_process_group(leader, signal).is_ok())
 }

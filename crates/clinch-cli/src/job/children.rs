@@ -123,8 +123,9 @@ impl Child {
         !self.reaped && self.wait(look).is_some_and(|status| status.stopped())
     }
 
-    /// Stops all of it that still runs, and the runs that it has left behind; tells whom. The watch stands in for us from now on.
-    pub(crate) fn hold(&mut self) -> Vec<OwnedFd> {
+    /// Stops all of it that still runs, and the runs that it has left behind; tells whom, and how many of it stay stopped if we are killed. The watch
+    /// stands in for us from now on.
+    pub(crate) fn hold(&mut self) -> (Vec<OwnedFd>, usize) {
         let (held, mut met) = self.kin.hold(self.pid, self.door.inner());
         met.remove(&self.pid);
         let is_stopped = |pid: &Pid| Stat::of(*pid).is_none_or(|stat| stat.is_stopped || stat.is_over);
@@ -135,8 +136,8 @@ impl Child {
         // The first for sure: there may be more than are looked at.
         let first = (!self.reaped).then_some(self.pid);
         let (stopped, others): (Vec<Pid>, Vec<Pid>) = met.into_iter().partition(is_stopped);
-        self.watch.stands_in(first.into_iter().chain(stopped), others.into_iter());
-        held
+        let untold = self.watch.stands_in(first.into_iter().chain(stopped), others.into_iter());
+        (held, untold)
     }
 
     /// We go on.

@@ -247,7 +247,13 @@ impl Supervisor<'_> {
             return;
         }
         self.progress.asked_to_stop = None;
-        let held = self.child.hold();
+        let (held, untold) = self.child.hold();
+        if untold > 0 && !self.run.quiet {
+            let name = &self.run.name;
+            say(format_args!(
+                "lock \"{name}\": {untold} processes of the job stay stopped if this one is killed now"
+            ));
+        }
         // What is told from now on is told after it, or goes with the CONT.
         signals.forget_stops();
         // That took a while.

@@ -17,6 +17,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use clinch::{Guard, Instant};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
@@ -31,6 +33,9 @@ use crate::args::{Orphans, Store};
 
 /// The verb that it becomes.
 pub(crate) const VERB: &str = "end-job";
+
+/// How long it may take to tell it of all that is stopped with us. Nobody renews the lock meanwhile.
+const TOLD_WITHIN: Duration = Duration::from_millis(500);
 
 /// What it is to do when we are killed.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +58,8 @@ pub(crate) struct Watch {
     /// Kept open, so that a word to a watch that was killed is no error.
     _hear: OwnedFd,
     image: Image,
+    /// Whether it keeps the lock when we are killed.
+    keeps: bool,
     /// Until when it was told that the lock lasts.
     until: Option<Instant>,
 }
@@ -71,10 +78,10 @@ impl Watch {
         if job.is_some() {
             rustix::io::write(&tell, &Word::Job(job).bytes())?;
         }
-        let lock = lock.map(AsRawFd::as_raw_fd);
+        let (lock, keeps) = (lock.map(AsRawFd::as_raw_fd), lock.is_some());
         let pid = watcher::fork(hear.as_raw_fd(), lock, &image, namespace::is_the_job())?;
         let end = ProcessEnd::of(pid).inspect_err(|_| watcher::reap(pid))?;
-        Ok(Watch { pid, end: Some(end), tell, _hear: hear, image, until: None })
+        Ok(Watch { pid, end: Some(end), tell, _hear: hear, image, keeps, until: None })
     }
 
     /// Starts another in the place of one that was killed. `job`: the first process, until that has ended.
@@ -126,10 +133,24 @@ impl Watch {
         }
     }
 
-    /// We are about to be stopped with all of the job, of which some are stopped already; if a part of it goes on, we are to go on, too.
-    pub(crate) fn stands_in(&self, stopped: impl Iterator<Item = Pid>, others: impl Iterator<Item = Pid>) {
-        stopped.for_each(|part| self.tell(Word::Stopped(Some(part))));
-        others.for_each(|part| self.tell(Word::Stopping(Some(part))));
+    /// We are about to be stopped with all of the job, of which some are stopped already; if a part of it goes on, we are to go on, too. Says how many
+    /// parts stay stopped if we are killed then.
+    pub(crate) fn stands_in(
+        &self,
+        stopped: impl Iterator<Item = Pid>,
+        others: impl Iterator<Item = Pid>,
+    ) -> usize {
+        let words = stopped.map(|part| Word::Stopped(Some(part)));
+        let words = words.chain(others.map(|part| Word::Stopping(Some(part))));
+        let (until, mut count) = (std::time::Instant::now() + TOLD_WITHIN, 0);
+        let untold = words.filter(|word| {
+            let is_told = count < watcher::KNOWS && self.tell_until(*word, until);
+            count += usize::from(is_told);
+            !is_told
+        });
+        let untold = untold.count();
+        // Where the lock does not outlive us, all of the job is killed.
+        if self.keeps { untold } else { 0 }
     }
 
     /// We go on.
@@ -141,6 +162,19 @@ impl Watch {
     pub(crate) fn wake(&self) {
         if Stat::of(self.pid).is_some_and(|stat| stat.is_stopped) {
             let _ = kill_process(self.pid, Signal::CONT);
+        }
+    }
+
+    /// As below, and waits for it to hear what was told before, of which the pipe holds some thousand words.
+    fn tell_until(&self, word: Word, until: std::time::Instant) -> bool {
+        loop {
+            let written = rustix::io::write(self.tell.as_fd(), &word.bytes());
+            let left = until.saturating_duration_since(std::time::Instant::now());
+            if written != Err(Errno::AGAIN) || left.is_zero() {
+                return written.is_ok();
+            }
+            let left = Timespec::try_from(left).unwrap_or_default();
+            let _ = poll(&mut [PollFd::new(&self.tell, PollFlags::OUT)], Some(&left));
         }
     }
 

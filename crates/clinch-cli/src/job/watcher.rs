@@ -39,6 +39,9 @@ const LOOKS_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 /// How many parts of a job it looks at, the first ones.
 const LOOKS_AT: usize = 64;
 
+/// How many it knows of that are stopped with us, for which there is room before it begins: more than most hosts have processes.
+pub(super) const KNOWS: usize = 1 << 16;
+
 /// What it is told.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Word {
@@ -87,6 +90,9 @@ pub(super) fn fork(hear: RawFd, lock: Option<RawFd>, image: &Image, is_namespace
     let place = arguments.len() - 1;
     arguments.push(null());
     let (wrapper, seen) = (getpid(), sys::words());
+    // What is not used of it takes no memory.
+    let mut parts = Vec::new();
+    parts.try_reserve_exact(KNOWS).map_err(|_| io::ErrorKind::OutOfMemory)?;
     let pid = sys::with_blocked(None, || {
         // SAFETY: the call without flags and stack is `fork`, but that no signal tells the parent of the end. The copy has one thread; it only
         // makes system calls, formats numbers on its stack, and ends.
@@ -95,7 +101,8 @@ pub(super) fn fork(hear: RawFd, lock: Option<RawFd>, image: &Image, is_namespace
             if pid == 0 {
                 hide(seen);
                 close_all_but(hear, lock.unwrap_or(hear));
-                let mut watcher = Watcher { is_namespace, ..Watcher::new(wrapper, hear, lock.is_some()) };
+                let watcher = Watcher::new(wrapper, hear, lock.is_some(), parts);
+                let mut watcher = Watcher { is_namespace, ..watcher };
                 watcher.watch(&mut arguments, place, &environment);
                 libc::_exit(0);
             }
@@ -143,7 +150,7 @@ struct Watcher<'a> {
     job: Option<Pid>,
     job_held: Option<OwnedFd>,
     /// Those that are stopped with us, and whether they were seen to be: on a busy host it takes a while until a process hears of that.
-    parts: [Option<(Pid, bool)>; LOOKS_AT],
+    parts: Vec<(Pid, bool)>,
     /// How often in a row one was seen to go on.
     seen: u8,
 }
@@ -157,7 +164,7 @@ enum Why {
 }
 
 impl Watcher<'_> {
-    fn new(wrapper: Pid, hear: RawFd, keeps: bool) -> Watcher<'static> {
+    fn new(wrapper: Pid, hear: RawFd, keeps: bool, parts: Vec<(Pid, bool)>) -> Watcher<'static> {
         let held = pidfd_open(wrapper, PidfdFlags::empty()).ok();
         let timer = || timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::empty()).ok();
         Watcher {
@@ -170,7 +177,7 @@ impl Watcher<'_> {
             is_namespace: false,
             job: None,
             job_held: None,
-            parts: [None; LOOKS_AT],
+            parts,
             seen: 0,
         }
     }
@@ -264,27 +271,28 @@ impl Watcher<'_> {
                 let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: at };
                 let _ = timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &once);
             }
-            Word::Stopped(None) => self.parts = [None; LOOKS_AT],
-            Word::Stopped(part) => self.look_at(part, true),
-            Word::Stopping(part) => self.look_at(part, false),
+            Word::Stopped(None) => self.parts.clear(),
+            Word::Stopped(part) => self.knows(part, true),
+            Word::Stopping(part) => self.knows(part, false),
         }
     }
 
-    fn look_at(&mut self, part: Option<Pid>, is_stopped: bool) {
-        if let Some(free) = self.parts.iter_mut().find(|part| part.is_none()) {
-            *free = part.map(|part| (part, is_stopped));
+    fn knows(&mut self, part: Option<Pid>, is_stopped: bool) {
+        // It gets no more memory.
+        if self.parts.len() < self.parts.capacity() {
+            self.parts.extend(part.map(|part| (part, is_stopped)));
         }
     }
 
     fn stands_in(&self) -> bool {
-        matches!(self.parts.first(), Some(Some(_)))
+        !self.parts.is_empty()
     }
 
     /// Has us go on if a part of the job goes on without us: a CONT that comes just before we stop is lost, for the kernel takes it away with the
     /// stop; and whoever has the job go on need not know of us.
     fn look(&mut self) {
         let mut goes_on = false;
-        for (part, was_stopped) in self.parts.iter_mut().flatten() {
+        for (part, was_stopped) in self.parts.iter_mut().take(LOOKS_AT) {
             match stat::letter(*part) {
                 Some(b'T') => *was_stopped = true,
                 Some(b'R' | b'S' | b'D') => goes_on |= *was_stopped,
@@ -307,7 +315,7 @@ impl Watcher<'_> {
 
     /// Has the parts go on that were stopped with us.
     fn wake_parts(&self) {
-        for (part, _) in self.parts.iter().flatten() {
+        for (part, _) in &self.parts {
             match stat::letter(*part) {
                 Some(b'T') => _ = kill_process(*part, Signal::CONT),
                 // It is hidden, or gone.
