@@ -2,10 +2,13 @@
 
 mod common;
 
+use std::fs::{Permissions, set_permissions};
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{MANY, Running, World, end_large_job, eventually, large_job, runs};
+use common::{MANY, Running, World, end_large_job, eventually, kill, large_job, runs};
 use rustix::process::Signal;
 
 const LOGGING_JOB: &str = r#"
@@ -175,6 +178,50 @@ fn a_stop_that_ends_a_large_job_does_not_stop_the_wrapper() {
     end_large_job(&world);
     assert!(!is_stopped, "the lock is kept");
     assert_eq!(run.code(), 3);
+}
+
+/// Nobody learns why the job goes on: what runs as another user, by sudo, hears no signal of ours.
+#[test]
+fn a_job_that_hears_no_signal_is_named() {
+    let world = World::new();
+    world.install("/usr/bin/setpriv", "as-root");
+    set_permissions(world.path("as-root"), Permissions::from_mode(0o4755)).unwrap();
+    world.install(env!("CARGO_BIN_EXE_clinch"), "clinch");
+    chown(world.path("."), Some(65_534), Some(65_534)).unwrap();
+    let url = format!("file://{}", world.path("theirs").display());
+    // Also what is left behind, where that is waited for.
+    for (round, job) in
+        ["exec ./part", "./part & while [ ! -s part.pid ]; do sleep 0.02; done"].iter().enumerate()
+    {
+        let _ = std::fs::remove_file(world.path("part.pid"));
+        world.write("work", "echo $$ > part.pid; exec sleep 600");
+        let job = job.replace("./part", "./as-root --reuid=0 sh ./work");
+        let events = format!("events{round}");
+        let mut run = Command::new("setpriv");
+        run.args(["--reuid=65534", "--regid=65534", "--clear-groups", "./clinch", "run"]);
+        run.args(["--orphans", "wait", "--events", &events, "x", "sh", "-c", &job]);
+        let said = format!("said{round}");
+        run.current_dir(world.path(".")).stderr(std::fs::File::create(world.path(&said)).unwrap());
+        let mut run = Running(run.env("CLINCH_URL", &url).env_remove("CLINCH_HELD").spawn().unwrap());
+        let part = world.pid("part.pid");
+        if round == 1 {
+            eventually("the first process has ended", || world.read(&events).contains("exited"));
+        }
+        for _ in 0..2 {
+            run.signal(Signal::TERM);
+            let is_told =
+                || world.read(&said).contains(&format!("process {part} of the job is another user's"));
+            eventually("it is named", is_told);
+        }
+        assert!(runs(part));
+        // After it, so that it has been told twice.
+        run.signal(Signal::USR1);
+        kill(part, Signal::KILL);
+        run.wait();
+        let said = world.read(&said);
+        assert_eq!(said.matches("another user's").count(), 1, "{said}");
+        assert!(said.contains("hears no signal") && !said.contains("without the lock"), "{said}");
+    }
 }
 
 /// A job that leads a session of its own hears nothing; its children there, neither.

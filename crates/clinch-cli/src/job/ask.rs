@@ -45,18 +45,27 @@ pub(super) struct Ask {
     has_told: bool,
     /// Those that were found below a `clinch run`, which hear it from that.
     told_elsewhere: HashSet<Pid>,
-    beyond: Beyond,
+    unreached: Unreached,
 }
 
-/// Those that run and may not be sent a signal: another user's, by `sudo`.
+/// One that runs and may not be sent a signal: another user's, by `sudo`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Beyond {
+    /// It was to end for the lock's sake.
+    Unstoppable(Pid),
+    /// One was passed on to it.
+    Deaf(Pid),
+}
+
+/// All of them that were met.
 #[derive(Debug, Default)]
-pub(super) struct Beyond {
+pub(super) struct Unreached {
     all: HashSet<Pid>,
     /// Those of them whose parent is none.
     pub(super) topmost: Vec<Pid>,
 }
 
-impl Beyond {
+impl Unreached {
     /// Whether a signal has reached it.
     pub(super) fn send(&mut self, signal: Signal, to: &Met) -> bool {
         let sent = pidfd_send_signal(&to.held, signal);
@@ -71,49 +80,70 @@ impl Beyond {
 /// Those of them of which it was said.
 #[derive(Debug, Default)]
 pub(crate) struct Named {
+    unstoppable: Those,
+    deaf: Those,
+}
+
+#[derive(Debug, Default)]
+struct Those {
     all: HashSet<Pid>,
     are_more: bool,
 }
 
 impl Named {
     /// What is to be said of one, if it was not.
-    pub(crate) fn words(&mut self, pid: Pid) -> Option<String> {
+    pub(crate) fn words(&mut self, one: Beyond) -> Option<String> {
+        match one {
+            Beyond::Unstoppable(pid) => self.unstoppable.words(
+                pid,
+                "and cannot be stopped: it runs on without the lock",
+                "there are others of the job that cannot be stopped",
+            ),
+            Beyond::Deaf(pid) => self.deaf.words(
+                pid,
+                "and hears no signal from this one",
+                "there are others of the job that hear no signal from this one",
+            ),
+        }
+    }
+}
+
+impl Those {
+    fn words(&mut self, pid: Pid, what: &str, others: &str) -> Option<String> {
         if self.all.contains(&pid) {
             return None;
         }
         if self.all.len() < MOST_NAMED {
             self.all.insert(pid);
-            return Some(format!(
-                "process {pid} of the job is another user's and cannot be stopped: it runs on without the lock"
-            ));
+            return Some(format!("process {pid} of the job is another user's {what}"));
         }
         let is_new = !std::mem::replace(&mut self.are_more, true);
-        is_new.then(|| "there are others of the job that cannot be stopped".to_owned())
+        is_new.then(|| others.to_owned())
     }
 }
 
 impl Ask {
     /// Tells those who are found by this search.
     pub(super) fn new(signal: Signal, to: To, search: Search) -> Ask {
-        let (spent, beyond) = (Duration::ZERO, Beyond::default());
+        let (spent, unreached) = (Duration::ZERO, Unreached::default());
         let told_elsewhere = HashSet::new();
-        Ask { signal, to, search, spent, met: None, has_told: false, told_elsewhere, beyond }
+        Ask { signal, to, search, spent, met: None, has_told: false, told_elsewhere, unreached }
     }
 
     /// Goes on for a while, says whether it is over, and who could not be told. Whoever has lost its parents meanwhile is a child of ours, or of a
     /// reaper in the job.
-    pub(super) fn go_on(&mut self, ours: impl Fn() -> Vec<(Pid, Pid)>) -> (bool, Vec<Pid>) {
+    pub(super) fn go_on(&mut self, ours: impl Fn() -> Vec<(Pid, Pid)>) -> (bool, Vec<Beyond>) {
         let begun = Instant::now();
         let until = begun + LOOK_FOR;
         let is_over = loop {
-            let Ask { signal, to, search, met, has_told, told_elsewhere, beyond, .. } = self;
+            let Ask { signal, to, search, met, has_told, told_elsewhere, unreached, .. } = self;
             let are_met = search.go_on(Some(until), |one| {
                 let is_later = met.is_some_and(|met| one.begun().is_some_and(|begun| begun > met));
                 if is_later || told_elsewhere.contains(&one.pid) {
                     return false;
                 }
                 *has_told = true;
-                tell(one, *signal, *to, told_elsewhere, beyond)
+                tell(one, *signal, *to, told_elsewhere, unreached)
             });
             if self.spent + begun.elapsed() > ASK_FOR || are_met && self.met.is_some() && !self.has_told {
                 break true;
@@ -128,7 +158,8 @@ impl Ask {
             self.search.begin_anew(next);
         };
         self.spent += begun.elapsed();
-        (is_over, std::mem::take(&mut self.beyond.topmost))
+        let beyond = if self.to == To::All { Beyond::Unstoppable } else { Beyond::Deaf };
+        (is_over, std::mem::take(&mut self.unreached.topmost).into_iter().map(beyond).collect())
     }
 
     /// How many were met.
@@ -145,10 +176,16 @@ fn add_all_below(one: Pid, all: &mut HashSet<Pid>) {
 }
 
 /// Whether to go on below it.
-fn tell(one: &Met, signal: Signal, to: To, told_elsewhere: &mut HashSet<Pid>, beyond: &mut Beyond) -> bool {
+fn tell(
+    one: &Met,
+    signal: Signal,
+    to: To,
+    told_elsewhere: &mut HashSet<Pid>,
+    unreached: &mut Unreached,
+) -> bool {
     match to {
         To::All => {
-            beyond.send(signal, one);
+            unreached.send(signal, one);
             // Who is stopped does not hear it.
             let _ = pidfd_send_signal(&one.held, Signal::CONT);
             true
@@ -160,13 +197,13 @@ fn tell(one: &Met, signal: Signal, to: To, told_elsewhere: &mut HashSet<Pid>, be
                     // Before it hears anything: when it ends by that, what it leaves behind falls to us.
                     add_all_below(one.pid, told_elsewhere);
                 }
-                let _ = pidfd_send_signal(&one.held, signal);
+                unreached.send(signal, one);
             }
             !passes_on
         }
         To::AllBut(but) => {
             if but.is_none() || but != one.group() {
-                let _ = pidfd_send_signal(&one.held, signal);
+                unreached.send(signal, one);
             }
             if asks_to_end(signal) {
                 let _ = pidfd_send_signal(&one.held, Signal::CONT);
@@ -184,8 +221,11 @@ mod tests {
     #[test]
     fn of_many_that_cannot_be_stopped_some_are_named() {
         let mut named = Named::default();
-        let said: Vec<String> =
-            (1..=20).cycle().take(100).filter_map(|id| named.words(Pid::from_raw(id)?)).collect();
+        let said: Vec<String> = (1..=20)
+            .cycle()
+            .take(100)
+            .filter_map(|id| named.words(Beyond::Unstoppable(Pid::from_raw(id)?)))
+            .collect();
         assert_eq!(said.len(), MOST_NAMED + 1);
         assert!(said.last().is_some_and(|last| last.contains("others")), "{said:?}");
     }

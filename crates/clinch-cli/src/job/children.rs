@@ -11,6 +11,7 @@ use rustix::process::{
     waitpid,
 };
 
+use super::ask::Beyond;
 use super::door::{Door, Inner};
 use super::kin::{Kin, Reached, children};
 use super::signals::asks_to_end;
@@ -86,14 +87,14 @@ impl Child {
         self.kin.is_namespace()
     }
 
-    /// Passes a signal on to the job, which has it already as far as it is in our process group where that has it.
-    pub(crate) fn pass_on(&mut self, signal: Signal, group_has_it: bool) {
-        self.kin.pass_on(signal, self.pid, group_has_it);
+    /// Passes a signal on to the job, which has it already as far as it is in our process group where that has it; tells who cannot be told.
+    pub(crate) fn pass_on(&mut self, signal: Signal, group_has_it: bool) -> Vec<Beyond> {
+        self.kin.pass_on(signal, self.pid, group_has_it)
     }
 
-    /// Passes a signal on to the runs that it has left behind.
-    pub(crate) fn pass_on_to_inner(&mut self, signal: Signal, group_has_it: bool) {
-        self.kin.pass_on_to_inner(signal, self.door.inner(), group_has_it);
+    /// Passes a signal on to the runs that it has left behind; tells who cannot be told.
+    pub(crate) fn pass_on_to_inner(&mut self, signal: Signal, group_has_it: bool) -> Vec<Beyond> {
+        self.kin.pass_on_to_inner(signal, self.door.inner(), group_has_it)
     }
 
     /// Has nobody else stopped by what asked to stop before.
@@ -107,7 +108,7 @@ impl Child {
     }
 
     /// Goes on to tell them, for a while; tells who cannot be told.
-    pub(crate) fn go_on_asking(&mut self) -> Vec<Pid> {
+    pub(crate) fn go_on_asking(&mut self) -> Vec<Beyond> {
         self.kin.go_on()
     }
 
@@ -159,27 +160,30 @@ impl Child {
         Ok(())
     }
 
-    /// Sends a signal to every child that the job has left behind, but for the members of our process group where they have it. They are ours
-    /// alone to reap, so no id can be anybody else's. The watch hears none.
-    pub(crate) fn signal_orphans(&self, signal: Signal, group_has_it: bool) {
+    /// Sends a signal to every child that the job has left behind, but for the members of our process group where they have it; tells who cannot be
+    /// told. They are ours alone to reap, so no id can be anybody else's. The watch hears none.
+    pub(crate) fn signal_orphans(&self, signal: Signal, group_has_it: bool) -> Vec<Beyond> {
         if self.kin.is_namespace() {
-            return namespace::pass_on(signal, None, group_has_it);
+            namespace::pass_on(signal, None, group_has_it);
+            return Vec::new();
         }
-        let but = group_has_it.then(sys::group);
+        let (but, mut beyond) = (group_has_it.then(sys::group), Vec::new());
         for pid in children(getpid(), true).filter(|pid| self.kin.has(*pid)) {
             let has_it = but.is_some() && sys::group_of(pid) == but;
-            if !has_it {
-                let _ = kill_process(pid, signal);
+            let runs = || Stat::of(pid).is_none_or(|stat| !stat.is_over);
+            if !has_it && kill_process(pid, signal) == Err(Errno::PERM) && runs() {
+                beyond.push(Beyond::Deaf(pid));
             }
             if asks_to_end(signal) {
                 // Who is stopped does not hear it.
                 let _ = kill_process(pid, Signal::CONT);
             }
         }
+        beyond
     }
 
     /// Asks all of the job to end, also parts that made process groups of their own, as `timeout` does; tells who cannot be asked.
-    pub(crate) fn ask_to_end(&mut self) -> Vec<Pid> {
+    pub(crate) fn ask_to_end(&mut self) -> Vec<Beyond> {
         self.kin.gather(self.pid);
         self.kin.ask_to_end(self.door.inner())
     }

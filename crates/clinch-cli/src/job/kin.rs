@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
-use super::ask::{Ask, Beyond, To};
+use super::ask::{Ask, Beyond, To, Unreached};
 use super::door::Inner;
 use super::reentry::settled;
 use super::search::{Met, Search};
@@ -30,11 +30,13 @@ pub(crate) struct Kin {
     /// Whether what was left behind before the job has to stop is no part of it.
     leaves: bool,
     gathered: bool,
+    /// What was left behind before it had to stop for the first time.
+    daemons: Option<HashSet<Pid>>,
     /// Whether it is all of our pid namespace, which nothing shows.
     is_namespace: bool,
     /// When that was killed.
     killed: Option<Instant>,
-    /// Children that this process had before the job, daemons that this has left behind, and the watch.
+    /// Children that this process had before the job, and the watch.
     spared: HashSet<Pid>,
     /// Signals that some have yet to hear, one after another.
     asks: VecDeque<Ask>,
@@ -51,12 +53,13 @@ impl Kin {
         let leaves = orphans == Orphans::Leave && !is_init;
         let spared = before.chain([watch]).collect();
         let (killed, asks) = (None, VecDeque::new());
-        Kin { leaves, gathered: false, is_namespace, killed, spared, asks, most: 0 }
+        Kin { leaves, gathered: false, daemons: None, is_namespace, killed, spared, asks, most: 0 }
     }
 
     /// Whether a child of ours is of the job, as far as is known.
     pub(crate) fn has(&self, child: Pid) -> bool {
-        !self.spared.contains(&child) && !is_watch(child)
+        let is_daemon = || self.daemons.as_ref().is_some_and(|daemons| daemons.contains(&child));
+        !(self.spared.contains(&child) || is_watch(child) || self.gathered && is_daemon())
     }
 
     /// Whether its parts are found by no list of children.
@@ -67,13 +70,20 @@ impl Kin {
     /// A child has ended. Its id may be another's from now on.
     pub(crate) fn forget(&mut self, child: Pid) {
         self.spared.remove(&child);
+        self.daemons.as_mut().map(|daemons| daemons.remove(&child));
     }
 
     /// From now on, what loses its parent is of the job. Before the first signal, since those orphan.
     pub(crate) fn gather(&mut self, leader: Pid) {
         if self.leaves && !std::mem::replace(&mut self.gathered, true) {
-            self.spared.extend(daemons(leader));
+            self.daemons.get_or_insert_with(|| daemons(leader).collect());
         }
+    }
+
+    /// Who is not of the job.
+    fn spared(&self) -> HashSet<Pid> {
+        let daemons = self.daemons.iter().filter(|_| self.gathered).flatten();
+        self.spared.iter().chain(daemons).copied().collect()
     }
 
     /// Another watch has taken the place of the one before.
@@ -88,9 +98,12 @@ impl Kin {
             // The kernel stops no process 1, which goes on with the job.
             return (Vec::new(), HashSet::new());
         }
-        let mut spared = self.spared.clone();
+        let mut spared = self.spared();
         if self.leaves && !self.gathered {
-            spared.extend(daemons(leader));
+            match &self.daemons {
+                Some(daemons) => spared.extend(daemons),
+                None => spared.extend(daemons(leader)),
+            }
         }
         let (mut held, mut met) = (Vec::new(), HashSet::new());
         loop {
@@ -105,7 +118,7 @@ impl Kin {
                 }
                 true
             };
-            search(&spared, inner).go_on(None, &mut stop);
+            search(spared.clone(), inner).go_on(None, &mut stop);
             if met.len() == before {
                 return (held, met);
             }
@@ -114,39 +127,47 @@ impl Kin {
 
     /// Passes a signal on: to the first process of the job, and to whatever descends from us in our process group or that one's. Once to each: a
     /// `clinch run` among them passes it on to what is below it.
-    /// Where our group has it already, only to that of the first process, if it is another.
-    pub(crate) fn pass_on(&mut self, signal: Signal, leader: Pid, group_has_it: bool) {
+    /// Where our group has it already, only to that of the first process, if it is another. Tells who cannot be told, as far as that is known yet.
+    pub(crate) fn pass_on(&mut self, signal: Signal, leader: Pid, group_has_it: bool) -> Vec<Beyond> {
         if signal == Signal::CONT {
             self.forget_stops();
         }
         if self.is_namespace {
-            return namespace::pass_on(signal, Some(leader), group_has_it);
+            namespace::pass_on(signal, Some(leader), group_has_it);
+            return Vec::new();
         }
         let ours = sys::group();
         let theirs = sys::group_of(leader).filter(|group| *group != ours);
         let groups = [Some(ours).filter(|_| !group_has_it), theirs];
-        if groups != [None, None] {
-            self.ask(signal, To::Groups(groups), search(&self.spared, &[]));
+        if groups == [None, None] {
+            return Vec::new();
         }
+        self.ask(signal, To::Groups(groups), search(self.spared(), &[]))
     }
 
-    /// Passes a signal on to the runs that were let in, and to all below them, but for the members of our process group where they have it.
-    pub(crate) fn pass_on_to_inner(&mut self, signal: Signal, inner: &[Inner], group_has_it: bool) {
+    /// Passes a signal on to the runs that were let in, and to all below them, but for the members of our process group where they have it. Tells who
+    /// cannot be told, as far as that is known yet.
+    pub(crate) fn pass_on_to_inner(
+        &mut self,
+        signal: Signal,
+        inner: &[Inner],
+        group_has_it: bool,
+    ) -> Vec<Beyond> {
         let next = inner.iter().filter_map(Inner::root).collect();
         let but = group_has_it.then(sys::group);
-        self.ask(signal, To::AllBut(but), Search::new(next, HashSet::new()));
+        self.ask(signal, To::AllBut(but), Search::new(next, HashSet::new()))
     }
 
     /// Asks all of them to end, and the runs that were let in with all below them; tells who cannot be, as far as that is known yet.
-    pub(crate) fn ask_to_end(&mut self, inner: &[Inner]) -> Vec<Pid> {
+    pub(crate) fn ask_to_end(&mut self, inner: &[Inner]) -> Vec<Beyond> {
         if self.is_namespace {
             namespace::end(Signal::TERM, Instant::now());
             return Vec::new();
         }
-        self.ask(Signal::TERM, To::All, search(&self.spared, inner))
+        self.ask(Signal::TERM, To::All, search(self.spared(), inner))
     }
 
-    fn ask(&mut self, signal: Signal, to: To, search: Search) -> Vec<Pid> {
+    fn ask(&mut self, signal: Signal, to: To, search: Search) -> Vec<Beyond> {
         // One that nobody has heard yet is one with the next, as for the kernel.
         if self.asks.iter().skip(1).any(|ask| ask.signal == signal && ask.to == to) {
             return Vec::new();
@@ -161,7 +182,7 @@ impl Kin {
     }
 
     /// Goes on to tell them, for a while; tells who cannot be told.
-    pub(crate) fn go_on(&mut self) -> Vec<Pid> {
+    pub(crate) fn go_on(&mut self) -> Vec<Beyond> {
         let Some(ask) = self.asks.front_mut() else { return Vec::new() };
         let (is_over, beyond) = ask.go_on(ours);
         self.most = self.most.max(ask.met());
@@ -194,20 +215,21 @@ impl Kin {
     /// As above, those that one look meets, which it tells too.
     fn kill_once(&self, inner: &[Inner]) -> (Reached, HashSet<Pid>) {
         // Who cannot look, perhaps for want of a descriptor, finds nobody, and knows nothing.
-        let (mut any, mut beyond) = (can_look().is_err(), Beyond::default());
-        let mut search = search(&self.spared, inner);
+        let (mut any, mut unreached) = (can_look().is_err(), Unreached::default());
+        let mut search = search(self.spared(), inner);
         search.go_on(None, |one| {
-            any |= beyond.send(Signal::KILL, one);
+            any |= unreached.send(Signal::KILL, one);
             true
         });
-        (Reached { any, beyond: beyond.topmost }, search.into_seen())
+        let beyond = unreached.topmost.into_iter().map(Beyond::Unstoppable).collect();
+        (Reached { any, beyond }, search.into_seen())
     }
 }
 
 /// For all who descend from us but those that are spared, and the runs that were let in with all below them, in any case.
-fn search(spared: &HashSet<Pid>, inner: &[Inner]) -> Search {
+fn search(spared: HashSet<Pid>, inner: &[Inner]) -> Search {
     let inner: Vec<_> = inner.iter().filter_map(Inner::root).collect();
-    let mut seen = spared.clone();
+    let mut seen = spared;
     seen.retain(|pid| !inner.iter().any(|(inner, _)| inner == pid));
     Search::new(ours().into_iter().chain(inner).collect(), seen)
 }
@@ -222,8 +244,8 @@ fn ours() -> Vec<(Pid, Pid)> {
 pub(crate) struct Reached {
     /// Whether there was anybody.
     pub(crate) any: bool,
-    /// Those that run and may not be sent any: another user's, by `sudo`. The topmost of them.
-    pub(crate) beyond: Vec<Pid>,
+    /// Those that run and may not be sent any. The topmost of them.
+    pub(crate) beyond: Vec<Beyond>,
 }
 
 /// What the job has left behind in process groups of its own.

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use clinch::{Env, Guard, Instant, Loss, LossKind, Standing};
-use rustix::process::{Pid, Signal, pidfd_send_signal};
+use rustix::process::{Signal, pidfd_send_signal};
 use tokio::signal::unix;
 
-use super::ask::Named;
+use super::ask::{Beyond, Named};
 use super::children::{Child, Exit};
 use super::events::{Event, Events, StopWord};
 use super::fork::{NotBegun, Start};
@@ -281,7 +281,8 @@ impl Supervisor<'_> {
         }
         self.progress.looks_at = None;
         if self.progress.asked_to_stop.is_none() && self.may_go_on() && self.child.is_stopped() {
-            self.child.pass_on(Signal::CONT, false);
+            let beyond = self.child.pass_on(Signal::CONT, false);
+            self.name(beyond);
         }
     }
 
@@ -324,13 +325,14 @@ impl Supervisor<'_> {
                 return;
             }
         }
-        match self.progress.exit {
+        let beyond = match self.progress.exit {
             None => self.child.pass_on(signal, group_has_it),
             // They are stopped with us.
-            Some(_) if asks_to_stop(signal) => {}
+            Some(_) if asks_to_stop(signal) => Vec::new(),
             Some(_) if self.run.orphans == Orphans::Wait => self.child.signal_orphans(signal, group_has_it),
             Some(_) => self.child.pass_on_to_inner(signal, group_has_it),
-        }
+        };
+        self.name(beyond);
     }
 
     /// Stops the job if it is time; says when to look again.
@@ -367,9 +369,9 @@ impl Supervisor<'_> {
     }
 
     /// Tells, once, of those to whom no signal can be sent.
-    fn name(&mut self, beyond: Vec<Pid>) {
+    fn name(&mut self, beyond: Vec<Beyond>) {
         let name = &self.run.name;
-        for words in beyond.into_iter().filter_map(|pid| self.progress.named.words(pid)) {
+        for words in beyond.into_iter().filter_map(|one| self.progress.named.words(one)) {
             if !self.run.quiet {
                 say(format_args!("lock \"{name}\": {words}"));
             }
