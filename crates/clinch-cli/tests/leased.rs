@@ -2,11 +2,12 @@
 
 mod common;
 
+use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use clinch_testkit::{Direction, Etcd, Proxy, Redis, Reply};
-use common::{Running, World, eventually, runs};
+use common::{Running, World, eventually, runs, state};
 use rustix::process::Signal;
 
 /// Whoever gave up waiting stands in the way of others, or gets the lock after its end.
@@ -148,6 +149,41 @@ fn a_job_that_its_watch_has_ended_did_not_end_by_itself() {
     assert_eq!(run.code(), 79);
     let events = world.events("events");
     assert!(events.iter().any(|event| ["stopping", "lost"].iter().any(|name| event["event"] == *name)));
+}
+
+/// What was about to be lost and was not ends a job as if it had been: it is taken for one that was lost, does not stop its wrapper any more, and is
+/// killed unasked when its lock is in danger again.
+#[test]
+fn a_job_that_outlives_a_danger_to_its_lock_is_a_job_as_before() {
+    let redis = Redis::start();
+    let world = World::on(redis.url());
+    let job = "trap 'echo >> told' TERM; echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.02; done; exit 5";
+    let mut command =
+        world.clinch(["run", "--ttl", "12s", "--grace", "3s", "--events", "events", "x", "bash", "-c", job]);
+    // A group of its own, since only such a one is stopped; and not by dash, which is stuck if it is stopped in the middle of a vfork.
+    let mut run = Running(command.process_group(0).spawn().unwrap());
+    let job = world.pid("job.pid");
+    let signals = || {
+        let events = world.events("events").into_iter();
+        events.filter_map(|event| Some(event["signal"].as_str()?.to_owned())).collect::<Vec<_>>()
+    };
+    for danger in 1..=2 {
+        redis.pause();
+        eventually("it is asked to end", || world.lines("told") == danger || !runs(job));
+        redis.resume();
+        eventually("the lease is renewed", || {
+            let is_held = world.events("events").last().is_some_and(|event| event["event"] == "held");
+            is_held && signals().len() >= danger || !runs(job)
+        });
+        assert_eq!((signals(), runs(job)), (vec!["term".to_owned(); danger], true), "it is killed unasked");
+        run.signal(Signal::TSTP);
+        eventually("the wrapper is stopped with it", || state(run.pid()) == Some('T'));
+        run.signal(Signal::CONT);
+    }
+    eventually("the job goes on", || state(job) != Some('T'));
+    world.write("stop", "");
+    assert_eq!(run.code(), 5);
+    assert!(!world.read("events").contains("lost"));
 }
 
 /// A lock that was handed over has a lease of three seconds until somebody makes it longer: too little for a job.

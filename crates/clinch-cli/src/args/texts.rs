@@ -32,11 +32,12 @@ withheld: where a clinch inside needs it, the job has to set it again.
 
 A job that holds NAME may run `clinch run NAME` on the same store again: the inner one runs its command at once, if its environment has CLINCH_HELD, as by `sudo
 --preserve-env=CLINCH_HELD,CLINCH_URL`; else, and as `clinch acquire`, it waits for the job around it, and says so on stderr. If the job ends
-before an inner one does, the lock is kept until that has ended too; a signal to clinch then reaches it.
+before an inner one does, the lock is kept until that has ended too; a signal to clinch then reaches it. --once-per, --min-hold, --max-hold, --orphans wait and
+-F are for the outer one: the inner one is refused them (64).
 What does not descend from this clinch, but was started by at, a batch system or a container daemon for the job, waits its turn.
 
 If the lock is about to be lost, all of the command gets TERM, also what goes on when its first process has ended, and KILL before anybody else can be given
-the lock; clinch then exits with 79. Where /proc hides processes (hidepid), what is hidden below a hidden one is killed without TERM, and goes on if that one is another user's or
+the lock; clinch then exits with 79. What outlives --grace goes on if the lock was renewed by then. Where /proc hides processes (hidepid), what is hidden below a hidden one is killed without TERM, and goes on if that one is another user's or
 clinch is killed by KILL. If clinch itself is killed by KILL, a small process, job-watch, keeps the lock on file:// until the command has ended, and whatever
 that has started keeps it too, unless it closed the descriptor that it inherited; when `clinch break` takes the lock away meanwhile, job-watch ends the
 command, as clinch would have. On other stores job-watch then kills all of the job,

@@ -182,6 +182,11 @@ impl Child {
         beyond
     }
 
+    /// What was about to end it has passed.
+    pub(crate) fn is_spared(&mut self) {
+        self.kin.scatter();
+    }
+
     /// Asks all of the job to end, also parts that made process groups of their own, as `timeout` does; tells who cannot be asked.
     pub(crate) fn ask_to_end(&mut self) -> Vec<Beyond> {
         self.kin.gather(self.pid);

@@ -80,6 +80,11 @@ impl Kin {
         }
     }
 
+    /// It need not stop any more. Where it has to after all, what loses its parent from the first time on is of it: that may be by the first signal.
+    pub(crate) fn scatter(&mut self) {
+        self.gathered = false;
+    }
+
     /// Who is not of the job.
     fn spared(&self) -> HashSet<Pid> {
         let daemons = self.daemons.iter().filter(|_| self.gathered).flatten();

@@ -50,6 +50,8 @@ pub(crate) enum Step {
     /// Look again after this time at the latest; `None`: when something happens.
     Wait(Option<Duration>),
     Term,
+    /// The danger is over, and the job has outlived it.
+    GoOn,
     Kill,
 }
 
@@ -130,7 +132,16 @@ impl Plan {
         } else {
             remaining.saturating_sub(kill_margin(self.grace, self.parts))
         };
-        if left.is_zero() { Step::Kill } else { Step::Wait(Some(left)) }
+        if left.is_zero() {
+            return Step::Kill;
+        }
+        // Renewed: but what ends in its time does so since it was asked to.
+        let time = told.map(|told| self.grace.saturating_sub(told)).filter(|_| remaining > self.grace);
+        match time {
+            Some(Duration::ZERO) => Step::GoOn,
+            Some(time) => Step::Wait(Some(left.min(time))),
+            None => Step::Wait(Some(left)),
+        }
     }
 }
 
@@ -186,6 +197,19 @@ mod tests {
         for (stage, told) in [(Stage::Running, None), (Stage::Terminated, Some(MS(100)))] {
             assert_eq!(plan.step(stage, Some(MS(0)), Some(LossKind::Expired), told), Step::Kill);
         }
+    }
+
+    /// A job that outlives a danger to its lock is asked to end no more, and its exit code says that the lock was lost; or one that cleans up has its work taken
+    /// for done.
+    #[test]
+    fn a_job_has_outlived_a_danger_when_its_time_to_end_is_over() {
+        let plan = plan(OnLost::Term);
+        let step =
+            |remaining, lost, told| plan.step(Stage::Terminated, Some(MS(remaining)), lost, Some(MS(told)));
+        assert_eq!(step(5000, None, 400), Step::Wait(Some(MS(600))));
+        assert_eq!(step(5000, None, 1000), Step::GoOn);
+        assert_eq!(step(1000, None, 1000), Step::Wait(Some(MS(900))), "no time to ask it again");
+        assert_eq!(step(5000, Some(LossKind::Deleted), 1000), Step::Kill);
     }
 
     /// A part that ignores TERM keeps the lock for ever once the store is back.

@@ -356,6 +356,12 @@ impl Supervisor<'_> {
                 // Nobody is there yet to whom a grace could be of use, and who might begin then.
                 Step::Term if self.start.is_under_way() => self.kill(),
                 Step::Term => self.terminate(),
+                Step::GoOn if self.child.watch().has_fired() => self.kill(),
+                Step::GoOn => {
+                    self.go_on();
+                    // What has waited for that is looked at anew: a stop, say.
+                    return Some(Duration::ZERO);
+                }
                 Step::Kill => self.kill(),
             }
         }
@@ -384,6 +390,18 @@ impl Supervisor<'_> {
         let beyond = self.child.ask_to_end();
         self.name(beyond);
         self.report_stopping(StopWord::Term);
+    }
+
+    /// It was not lost, and the job goes on, which was asked to end.
+    fn go_on(&mut self) {
+        self.progress.stage = Stage::Running;
+        self.progress.told = None;
+        self.child.is_spared();
+        let remaining_ms = self.guard.remaining().map(whole_ms);
+        self.events.emit(|| Event::Held { remaining_ms });
+        if !self.run.quiet {
+            say(format_args!("lock \"{}\" was not lost: the job goes on", self.run.name));
+        }
     }
 
     fn kill(&mut self) {
