@@ -4,6 +4,7 @@
 //! machinery that runs a child under a lock, `writer` writes what is said meanwhile.
 
 mod args;
+mod around;
 mod connect;
 mod documents;
 mod duration;

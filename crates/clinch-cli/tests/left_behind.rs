@@ -3,7 +3,7 @@
 mod common;
 
 use clinch_testkit::{Proxy, Redis};
-use common::{CLOSE, Running, World, eventually, program, runs};
+use common::{CLOSE, Running, World, eventually, kill, program, runs};
 use rustix::process::Signal;
 
 /// A job that ends when an inner run of its lock works, which it leaves behind. `$INNER` starts that.
@@ -162,24 +162,26 @@ fn an_inner_run_that_keeps_the_lock_of_a_killed_wrapper_ends_with_it() {
 /// The watch waits for what was told of its lock, and that for the watch: without end, and all who come later with them.
 #[test]
 fn who_was_told_of_the_lock_of_a_killed_wrapper_does_not_wait_for_it_any_more() {
-    let world = World::new();
-    let job = "echo $CLINCH_HELD > held; echo $$ > job.pid; exec sleep 600";
-    let run = world.start(["run", "--orphans", "wait", "x", "-c", job]);
-    let job = world.pid("job.pid");
-    // Not of the job, as one of `at`, nor is the shell around it.
-    let mut spooled =
-        program(&world, &["sh", "-c", r#""$CLINCH" run x touch ran 2> said; echo $? > code; exit 7"#]);
-    let mut spooled = Running(spooled.env("CLINCH_HELD", world.read("held").trim()).spawn().unwrap());
-    eventually("it waits", || world.claims("x", "waiting").len() == 1);
-    let mut next = world.start(["run", "x", "true"]);
-    eventually("the next one waits", || world.claims("x", "waiting").len() == 2);
-    run.signal(Signal::KILL);
-    run.kill();
-    rustix::process::kill_process(rustix::process::Pid::from_raw(job).unwrap(), Signal::KILL).unwrap();
-    assert_eq!((spooled.code(), next.code()), (7, 0));
-    assert_eq!(world.read("code"), "75\n");
-    assert!(world.read("said").contains("would never end"), "{}", world.read("said"));
-    assert!(!world.path("ran").exists());
+    for waiter in ["run x touch ran", "acquire --for $$ x"] {
+        let world = World::new();
+        let job = "echo $CLINCH_HELD > held; echo $$ > job.pid; exec sleep 600";
+        let run = world.start(["run", "--orphans", "wait", "x", "-c", job]);
+        let job = world.pid("job.pid");
+        // Not of the job, as one of `at`, nor is the shell around it.
+        let script = format!("\"$CLINCH\" {waiter} 2> said; echo $? > code; exit 7");
+        let mut spooled = program(&world, &["sh", "-c", &script]);
+        let mut spooled = Running(spooled.env("CLINCH_HELD", world.read("held").trim()).spawn().unwrap());
+        eventually("it waits", || world.claims("x", "waiting").len() == 1);
+        let mut next = world.start(["run", "x", "true"]);
+        eventually("the next one waits", || world.claims("x", "waiting").len() == 2);
+        run.signal(Signal::KILL);
+        run.kill();
+        assert!(kill(job, Signal::KILL));
+        assert_eq!((spooled.code(), next.code()), (7, 0), "{waiter}");
+        assert_eq!(world.read("code"), "75\n", "{waiter}");
+        assert!(world.read("said").contains("would never end"), "{}", world.read("said"));
+        assert!(!world.path("ran").exists());
+    }
 }
 
 /// Runs a job on a store with a TTL by a wrapper with few descriptors.

@@ -15,6 +15,7 @@ use tokio::net::unix::pipe::Receiver;
 
 use super::hold::{KEEP, Report, end_of, read_line};
 use crate::args::{Acquire, Share, Store};
+use crate::around::{comes_to_be_kept, jobs_around, waits_for_itself};
 use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, close, connect_within, is_transient};
 use crate::documents::{LeaseJson, document, whole_ms};
 use crate::exit::{CONFLICT, Failure, INTERNAL, LOST, Outcome, SIGNAL_BASE, UNWRITTEN};
@@ -101,7 +102,12 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
         Request::new(&locks, &args.name, &args.share)?;
         let mut started = Holder::start(store, args, args.for_pid.ok_or_else(unnamed)?)?;
         let report = waiting.beside(Some(&locks), started.report(locks.lease_ttl(), &waiting));
-        let report = unless_ended(signals, report).await;
+        let (outer, _) = jobs_around(&args.name);
+        let report = tokio::select! {
+            biased;
+            report = unless_ended(signals, report) => report,
+            () = comes_to_be_kept(&locks, &args.name, &outer) => Err(waits_for_itself(&args.name).into()),
+        };
         holder = Some(started);
         report.and_then(|report| Ok(report?))
     } else {

@@ -1,6 +1,5 @@
 //! `clinch run`: a command under a lock. The order of things; the machinery is in `job`.
 
-use std::future::pending;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -13,9 +12,8 @@ use rustix::process::{Signal, getpid, set_child_subreaper};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{OnLost, Orphans, Run, Store};
-use crate::connect::{
-    ANSWER_FOR, CLOSE_FOR, Limits, TRY_AGAIN, block_on, close, connect_within, is_transient,
-};
+use crate::around::{comes_to_be_kept, is_kept, jobs_around, waits_for_itself};
+use crate::connect::{CLOSE_FOR, Limits, TRY_AGAIN, block_on, close, connect_within, is_transient};
 use crate::documents::whole_ms;
 use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::door::{Door, knock};
@@ -38,9 +36,6 @@ use crate::writer::WRITER;
 
 /// When to look again where the store says nothing of the job around this one.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-
-/// How often whoever waits looks whether it waits for itself.
-const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs the verb.
 pub(crate) fn run(store: &Store, run: &Run) -> Outcome {
@@ -123,8 +118,7 @@ impl<'a> Session<'a> {
     /// Enters the lock of a job around us, if there is one, and tells how the command ended that ran there. Else sees to it that a job of ours
     /// could end in time: nothing is locked yet.
     async fn enter_or_check(&mut self) -> Result<Option<u8>, Failure> {
-        let held = std::env::var(nesting::HELD).unwrap_or_default();
-        let (outer, same_name) = nesting::find(&held, &self.run.name);
+        let (outer, same_name) = jobs_around(&self.run.name);
         // Twice where it is likely: what is not listed may be just being rewritten.
         let pauses = [Duration::ZERO, LOOK_AGAIN].into_iter().take(1 + usize::from(same_name));
         for pause in pauses.filter(|_| !outer.is_empty()) {
@@ -133,8 +127,10 @@ impl<'a> Session<'a> {
                 return Ok(Some(ended));
             }
         }
+        if self.limits.keep(is_kept(&self.locks, &self.run.name, &outer)).await? {
+            return Err(waits_for_itself(&self.run.name));
+        }
         self.outer = outer;
-        self.refuse_to_wait_for_the_job().await?;
         // What nobody could end would run on without its lock.
         if !self.run.no_fork {
             can_reach_all().map_err(|error| Failure::system("cannot look after a job", error))?;
@@ -185,7 +181,7 @@ impl<'a> Session<'a> {
                 Err(error) => Failure::from(error),
             },
             caught = signals.next() => return Ok(Waited::Signalled(caught.signal)),
-            () = self.is_kept_without_end() => return Err(self.waits_for_itself()),
+            () = comes_to_be_kept(&self.locks, &self.run.name, &self.outer) => return Err(waits_for_itself(&self.run.name)),
         };
         // Where nobody is told of it, nobody is asked.
         match self.run.quiet && !self.run.skip && !self.events.wanted() {
@@ -410,55 +406,6 @@ impl<'a> Session<'a> {
         // No process group and no supervision: signals and losses of the outer job concern this one as they are.
         WRITER.finish();
         Err(spawn::not_started(command.get_program(), &exec(&command)))
-    }
-
-    /// Refuses what would wait for itself: a store without leases keeps the lock for the job around us although its run was killed.
-    async fn refuse_to_wait_for_the_job(&self) -> Result<(), Failure> {
-        let is_refused = !self.outer.is_empty()
-            && !self.locks.capabilities().expiry
-            && self.limits.keep(self.is_kept()).await?;
-        if is_refused { Err(self.waits_for_itself()) } else { Ok(()) }
-    }
-
-    /// Completes when the run of a job around us was killed whose end we wait for already: that waits for all who were told of its lock
-    /// (`--orphans wait`), and cannot tell us from a part of it.
-    async fn is_kept_without_end(&self) {
-        if self.outer.is_empty() || self.locks.capabilities().expiry {
-            return pending().await;
-        }
-        loop {
-            tokio::time::sleep(LOOKS_EVERY).await;
-            // What cannot be told now may be told later.
-            if let Ok(Ok(true)) = tokio::time::timeout(ANSWER_FOR, self.is_kept()).await {
-                return;
-            }
-        }
-    }
-
-    /// Whether it is kept for a job around us whose run is gone.
-    async fn is_kept(&self) -> clinch::Result<bool> {
-        let is_kept = |one: &ClaimState| {
-            one.granted && find_door(&self.outer, one.id).is_some() && reentry::is_gone(one)
-        };
-        // Twice, since who is gone may have released it after the store was asked.
-        for _ in 0..2 {
-            let state = self.locks.state(&self.run.name).await?;
-            if !state.is_some_and(|state| state.claims.iter().any(is_kept)) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    fn waits_for_itself(&self) -> Failure {
-        let name = &self.run.name;
-        Failure::new(
-            CONFLICT,
-            format!(
-                "lock \"{name}\" is kept for the job around this one, whose `clinch run` is gone, or in another pid namespace; waiting for it \
-                 would never end"
-            ),
-        )
     }
 
     fn report_acquired(&mut self, guard: &Guard) {
