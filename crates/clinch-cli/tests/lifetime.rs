@@ -1,12 +1,14 @@
 //! How long the lock is held: as long as the job, whoever dies.
 
+#![allow(clippy::unwrap_used, reason = "test code")]
+
 mod common;
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use clinch_testkit::Redis;
-use common::{CLOSE, Running, World, eventually, kill, runs, state};
+use common::{CLOSE, Running, World, eventually, kill, program, runs, state};
 use rustix::process::{Pid, Signal, getpid, kill_process_group, set_child_subreaper};
 
 const JOB: &str = "echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.02; done; exit 4";
@@ -370,25 +372,48 @@ fn a_kill_while_all_is_stopped_leaves_nothing_stopped() {
     eventually("the lock is free", || !world.held("x"));
 }
 
+/// A run, with few descriptors, of a job with so many parts, each in a group of its own; and these, and the first process last.
+fn start_large_job(world: &World, parts: usize) -> (Running, Vec<i32>) {
+    // Each in a file that has the world kill it in the end.
+    world.write("part", "echo $$ > $$.pid; echo $$ >> parts; exec sleep 600");
+    let job = format!("for i in $(seq {parts}); do setsid sh ./part & done; echo $$ > job.pid; wait");
+    let mut command = program(world, &["sh", "-c", r#"ulimit -n 48; exec "$CLINCH" run x sh -c "$0""#, &job]);
+    // A group of its own, as a shell gives each job, since only such a one is stopped.
+    let run = Running(command.process_group(0).spawn().unwrap());
+    let job = world.pid("job.pid");
+    eventually("all parts run", || world.lines("parts") == parts);
+    let parts = world.read("parts").lines().map(|part| part.parse().unwrap()).chain([job]).collect();
+    (run, parts)
+}
+
+fn stopped(processes: &[i32]) -> usize {
+    processes.iter().filter(|process| state(**process) == Some('T')).count()
+}
+
 /// Of many parts the last ones stay stopped, and keep the lock for ever.
 #[test]
 fn a_kill_while_all_of_a_large_job_is_stopped_leaves_nothing_stopped() {
-    const PARTS: usize = 100;
     let world = World::new();
-    // Each in a file that has the world kill it in the end.
-    world.write("part", "echo $$ > $$.pid; echo $$ >> parts; exec sleep 600");
-    let job = format!("for i in $(seq {PARTS}); do setsid sh ./part & done; echo $$ > job.pid; wait");
-    let mut command = world.clinch(["run", "x", "sh", "-c", &job]);
-    let run = Running(command.process_group(0).spawn().unwrap());
-    let job = world.pid("job.pid");
-    eventually("all parts run", || world.lines("parts") == PARTS);
-    let parts: Vec<i32> = world.read("parts").lines().map(|part| part.parse().unwrap()).collect();
-    let stopped = || parts.iter().chain([&job]).filter(|part| state(**part) == Some('T')).count();
+    let (run, job) = start_large_job(&world, 100);
     assert!(kill_group(run.pid(), Signal::TSTP));
-    eventually("all is stopped", || state(run.pid()) == Some('T') && stopped() == PARTS + 1);
+    eventually("all is stopped", || state(run.pid()) == Some('T') && stopped(&job) == job.len());
     run.signal(Signal::KILL);
-    eventually("all goes on", || stopped() == 0);
-    assert!(world.held("x") && parts.iter().all(|part| runs(*part)));
+    eventually("all goes on", || stopped(&job) == 0);
+    // But for the first process, which the kernel hangs up with the group that it has stopped.
+    assert!(world.held("x") && job[..job.len() - 1].iter().all(|part| runs(*part)));
+}
+
+/// Of more parts than there are descriptors some go on while the wrapper is stopped, or stay stopped when it goes on.
+#[test]
+fn all_of_a_large_job_is_stopped_and_goes_on() {
+    let world = World::new();
+    let (run, job) = start_large_job(&world, 100);
+    for _ in 0..2 {
+        assert!(kill_group(run.pid(), Signal::TSTP));
+        eventually("all is stopped", || state(run.pid()) == Some('T') && stopped(&job) == job.len());
+        assert!(kill_group(run.pid(), Signal::CONT));
+        eventually("all goes on", || state(run.pid()) != Some('T') && stopped(&job) == 0);
+    }
 }
 
 fn kill_group(leader: i32, signal: Signal) -> bool {

@@ -14,6 +14,7 @@ use rustix::process::{
 use super::ask::Beyond;
 use super::door::{Door, Inner};
 use super::kin::{Kin, Reached, children};
+use super::parts::Part;
 use super::signals::asks_to_end;
 use super::stat::Stat;
 use super::watch::Watch;
@@ -126,7 +127,7 @@ impl Child {
 
     /// Stops all of it that still runs, and the runs that it has left behind; tells whom, and how many of it stay stopped if we are killed. The watch
     /// stands in for us from now on.
-    pub(crate) fn hold(&mut self) -> (Vec<OwnedFd>, usize) {
+    pub(super) fn hold(&mut self) -> (Vec<Part>, usize) {
         let (held, mut met) = self.kin.hold(self.pid, self.door.inner());
         met.remove(&self.pid);
         let is_stopped = |pid: &Pid| Stat::of(*pid).is_none_or(|stat| stat.is_stopped || stat.is_over);

@@ -8,7 +8,6 @@ use std::collections::{HashSet, VecDeque};
 use std::ffi::CStr;
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::time::Instant;
@@ -17,6 +16,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_si
 
 use super::ask::{Ask, Beyond, To, Unreached};
 use super::door::Inner;
+use super::parts::Part;
 use super::reentry::settled;
 use super::search::{Met, Search};
 use super::signals::asks_to_stop;
@@ -97,7 +97,7 @@ impl Kin {
     }
 
     /// Stops all who still run, also the runs that were let in with all below them; tells whom, and who is stopped by now.
-    pub(crate) fn hold(&mut self, leader: Pid, inner: &[Inner]) -> (Vec<OwnedFd>, HashSet<Pid>) {
+    pub(super) fn hold(&mut self, leader: Pid, inner: &[Inner]) -> (Vec<Part>, HashSet<Pid>) {
         self.forget_stops();
         if self.is_namespace {
             // The kernel stops no process 1, which goes on with the job.
@@ -117,9 +117,11 @@ impl Kin {
                 // Who was stopped before is not for us to wake.
                 if met.insert(one.pid)
                     && !one.is_stopped()
+                    // Not by a descriptor: there may be few.
+                    && let Some(part) = Part::met(one)
                     && pidfd_send_signal(&one.held, Signal::STOP).is_ok()
                 {
-                    held.extend(one.held.try_clone());
+                    held.push(part);
                 }
                 true
             };

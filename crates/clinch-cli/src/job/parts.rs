@@ -1,4 +1,4 @@
-//! The parts of a job whose wrapper was killed. Nobody's parent is us, so who has lost its own is found by its environment alone, which it may have
+//! The parts of a job, above all of one whose wrapper was killed. Nobody's parent is us, so who has lost its own is found by its environment alone, which it may have
 //! cleared. So all are found before the first of them hears anything, and remembered until they have ended.
 
 use std::collections::{HashSet, VecDeque};
@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::kin::{children, is_watch};
 use super::reentry::{has_entered, was_told};
-use super::search::{everybody, runs, seen_children};
+use super::search::{Met, everybody, runs, seen_children};
 use super::stat::Stat;
 use super::sys;
 
@@ -50,6 +50,17 @@ impl Part {
     /// The process that has this id.
     pub(super) fn who_has(pid: Pid) -> Option<Part> {
         Part::who_had(pid, sys::since_boot()).or_else(|| Part::hidden(pid))
+    }
+
+    /// The one that a search has met.
+    pub(super) fn met(one: &Met) -> Option<Part> {
+        match one.begun() {
+            Some(begun) => Some(Part { pid: one.pid, begun, hidden: None }),
+            None => {
+                let held = one.held.try_clone().ok()?;
+                Some(Part { pid: one.pid, begun: Duration::MAX, hidden: Some(Rc::new(held)) })
+            }
+        }
     }
 
     /// The process that had this id then; `None`: it is gone, or hidden.
@@ -94,7 +105,7 @@ impl Part {
     }
 
     /// Sends it a signal; says whether that may be.
-    fn send(&self, signal: Signal) -> bool {
+    pub(super) fn send(&self, signal: Signal) -> bool {
         if let Some(held) = &self.hidden {
             return pidfd_send_signal(held, signal).is_ok();
         }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use clinch::{Env, Guard, Instant, Loss, LossKind, Standing};
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::process::Signal;
 use tokio::signal::unix;
 
 use super::ask::{Beyond, Named};
@@ -266,9 +266,7 @@ impl Supervisor<'_> {
             self.kill();
             return;
         }
-        for process in held {
-            let _ = pidfd_send_signal(process, Signal::CONT);
-        }
+        held.iter().for_each(|part| _ = part.send(Signal::CONT));
         self.progress.looks_at = Some(self.env.clock().now() + GOES_ON_WITHIN);
     }
 
