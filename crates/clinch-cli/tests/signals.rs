@@ -11,17 +11,20 @@ use std::time::{Duration, Instant};
 use common::{MANY, Running, World, end_large_job, eventually, kill, large_job, runs};
 use rustix::process::Signal;
 
-const LOGGING_JOB: &str = r#"
-for s in INT TERM HUP QUIT USR1 USR2 WINCH TSTP CONT; do trap "echo $s >> log" $s; done
-echo $$ > job.pid
-while [ ! -e stop ]; do sleep 0.02 & wait $!; done
-exit 3"#;
+/// In Python: a shell forks, and what it has forked may run its traps as well until it is another program.
+const LOGGING_JOB: &str = "import os,signal,sys,time
+def log(number,_): os.write(to,signal.Signals(number).name[3:].encode()+b'\\n')
+to=os.open('log',os.O_WRONLY|os.O_APPEND|os.O_CREAT,0o666)
+for name in 'INT TERM HUP QUIT USR1 USR2 WINCH TSTP CONT'.split(): signal.signal(getattr(signal,'SIG'+name),log)
+open('job.pid','w').write(str(os.getpid())+'\\n')
+while not os.path.exists('stop'): time.sleep(0.02)
+sys.exit(3)";
 
 /// A job gets a signal twice, or not at all.
 #[test]
 fn each_signal_reaches_the_job_once() {
     let world = World::new();
-    let mut run = world.start(["run", "x", "-c", LOGGING_JOB]);
+    let mut run = world.start(["run", "x", "python3", "-c", LOGGING_JOB]);
     world.pid("job.pid");
     let signals = [
         (Signal::INT, "INT"),
@@ -62,8 +65,8 @@ fn a_signal_reaches_the_job_of_a_run_inside_once() {
     let world = World::new();
     world.write("job", LOGGING_JOB);
     let clinch = env!("CARGO_BIN_EXE_clinch");
-    let below_a_shell = format!("trap : USR1 USR2; '{clinch}' run y sh ./job; exit $?");
-    for job in [&["-c", &below_a_shell][..], &["--", clinch, "run", "y", "sh", "./job"]] {
+    let below_a_shell = format!("trap : USR1 USR2; '{clinch}' run y python3 ./job; exit $?");
+    for job in [&["-c", &below_a_shell][..], &["--", clinch, "run", "y", "python3", "./job"]] {
         let mut run = world.start(["run", "x"].iter().chain(job).copied());
         world.pid("job.pid");
         for (sent, signal) in [Signal::USR1, Signal::USR2, Signal::USR1].into_iter().enumerate() {
