@@ -209,12 +209,16 @@ fn a_pair_on_five_servers_is_two_rounds_or_three() {
         cases(table),
         ["raw, all five", "raw, first three", "clinch, fencing=off", "clinch", "rslock"]
     );
-    for case in ["raw, all five", "raw, first three", "rslock"] {
+    for case in ["raw, all five", "raw, first three"] {
         assert_eq!(value(table, case, "commands"), 10.0, "{case}");
-        assert!(value(table, case, "acquire p50") > 0.0 && value(table, case, "release p50") > 0.0);
     }
     // A server that did not answer in time is asked again, or met again.
-    assert!(value(table, "clinch, fencing=off", "commands") >= 10.0);
+    for case in ["rslock", "clinch, fencing=off"] {
+        assert!(value(table, case, "commands") >= 10.0, "{case}");
+    }
+    for case in ["raw, all five", "raw, first three", "rslock"] {
+        assert!(value(table, case, "acquire p50") > 0.0 && value(table, case, "release p50") > 0.0);
+    }
 }
 
 #[test]

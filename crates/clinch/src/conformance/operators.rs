@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Fixture;
 use super::client::{
-    Client, LONG_TTL, PATIENCE, eventually, expect_waiting, join, queue, unique, until_past, within,
+    Client, LONG_TTL, PATIENCE, answered, eventually, expect_waiting, join, queue, unique, until_past, within,
 };
 use super::faults::Step;
 use super::steps::expect_unsupported;
@@ -227,7 +227,7 @@ pub async fn closed_lock_stays_closed(fixture: &dyn Fixture) {
 async fn refuses_to_linger(one: &Client, other: &Client) {
     let name = unique("no-linger");
     let claim = one.claim(&name, Mode::Exclusive, LONG_TTL, false);
-    one.faults.claim(&claim).await.unwrap();
+    answered(async || one.faults.claim(&claim).await).await.unwrap();
     expect_unsupported(one.faults.release(&claim, PATIENCE).await);
     assert!(matches!(other.faults.verify(&claim).await.unwrap(), Renewal::Renewed(_)));
     assert_eq!(one.faults.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);

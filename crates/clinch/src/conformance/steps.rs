@@ -29,7 +29,7 @@ pub async fn claim_applied_twice(fixture: &dyn Fixture) {
         let claim = client.claim(&name, Mode::Exclusive, LONG_TTL, enqueue);
         let mut tokens = Vec::new();
         for _ in 0..3 {
-            match client.faults.claim(&claim).await.unwrap() {
+            match answered(async || client.faults.claim(&claim).await).await.unwrap() {
                 Progress::Granted(grant) => tokens.push(grant.token),
                 other => panic!("a free lock was not granted: {other:?}"),
             }
@@ -64,7 +64,7 @@ pub async fn place_lost_by_asking_again(fixture: &dyn Fixture) {
     let places = if store.queue { 2 } else { 0 };
     for _ in 0..3 {
         for (client, claim) in [(&one, &first), (&other, &second)] {
-            match client.faults.claim(claim).await.unwrap() {
+            match answered(async || client.faults.claim(claim).await).await.unwrap() {
                 Progress::Queued(_) => assert!(store.queue, "a place on a store without a queue"),
                 Progress::Busy(busy) => {
                     assert!(!store.queue && busy.place_ttl.is_none() && busy.ahead > 0, "{busy:?}");
@@ -75,12 +75,15 @@ pub async fn place_lost_by_asking_again(fixture: &dyn Fixture) {
         assert_eq!(one.claims(&name).await.len(), 1 + places, "a repeated claim stands in the queue twice");
     }
     let impatient = other.claim(&name, Mode::Exclusive, LONG_TTL, false);
-    assert!(matches!(other.faults.claim(&impatient).await.unwrap(), Progress::Busy(_)));
+    assert!(matches!(
+        answered(async || other.faults.claim(&impatient).await).await.unwrap(),
+        Progress::Busy(_)
+    ));
     assert_eq!(one.claims(&name).await.len(), 1 + places, "a claim that does not queue left something");
     drop(holder);
     one.sees_claims(&name, places).await;
     if store.fifo {
-        let early = other.faults.claim(&second).await.unwrap();
+        let early = answered(async || other.faults.claim(&second).await).await.unwrap();
         assert!(matches!(early, Progress::Queued(_)), "the second in line was granted: {early:?}");
     }
     let left = if store.queue { Freed::Removed } else { Freed::Absent };
@@ -95,7 +98,7 @@ pub async fn release_applied_twice(fixture: &dyn Fixture) {
     let (one, other) = (Client::new(fixture).await, Client::new(fixture).await);
     let name = unique("release-twice");
     let claim = one.claim(&name, Mode::Exclusive, LONG_TTL, false);
-    assert!(matches!(one.faults.claim(&claim).await.unwrap(), Progress::Granted(_)));
+    assert!(matches!(answered(async || one.faults.claim(&claim).await).await.unwrap(), Progress::Granted(_)));
     assert_eq!(one.faults.release(&claim, Duration::ZERO).await.unwrap(), Freed::Removed);
     let guard = other.lock(&name).await;
     assert_eq!(one.faults.release(&claim, Duration::ZERO).await.unwrap(), Freed::Absent);
@@ -142,7 +145,7 @@ pub async fn renewal_shortens_a_lease(fixture: &dyn Fixture) {
     }
     let name = unique("shorten");
     let extended = one.claim(&name, Mode::Exclusive, LONG_TTL, true);
-    let progress = one.faults.claim(&extended).await.unwrap();
+    let progress = answered(async || one.faults.claim(&extended).await).await.unwrap();
     assert!(matches!(progress, Progress::Granted(_)), "a free lock was not granted");
     let overtaken = Arc::new(Claim { ttl: fixture.ttl(), ..extended.clone() });
     eventually("the claim is renewed", async || {
