@@ -253,6 +253,14 @@ fn tell(
 mod tests {
     use super::*;
 
+    /// A handler's child is told, or one that was started just before is not.
+    #[test]
+    fn ids_tell_who_was_started_later() {
+        assert!(is_after(101, 100) && !is_after(100, 101) && !is_after(100, 100));
+        let largest = FEWEST_IDS - 1;
+        assert!(is_after(300, largest) && !is_after(largest, 300), "ids have begun anew");
+    }
+
     /// A line is written for each, without end; or nobody hears of the others.
     #[test]
     fn of_many_that_cannot_be_stopped_some_are_named() {

@@ -85,7 +85,7 @@ impl Held {
         let mut state = lock(&self.state);
         let lease = Lease { name: claim.name.clone(), sight: Sight::Due(at) };
         if let Some(before) = state.leases.insert(claim.id, lease) {
-            state.out_of_sight(claim.id, &before);
+            state.out_of_sight(claim.id, &before.name, &before.sight);
         }
         state.due.insert((at, claim.id));
         if state.arm(at) {
@@ -252,7 +252,7 @@ impl Drop for Unanswered<'_> {
 impl State {
     fn remove(&mut self, id: ClaimId) {
         if let Some(lease) = self.leases.remove(&id) {
-            self.out_of_sight(id, &lease);
+            self.out_of_sight(id, &lease.name, &lease.sight);
         }
     }
 
@@ -260,7 +260,7 @@ impl State {
         let Some(lease) = self.leases.get_mut(&id) else { return };
         let name = lease.name.clone();
         let before = std::mem::replace(&mut lease.sight, sight);
-        self.out_of_sight(id, &Lease { name: name.clone(), sight: before });
+        self.out_of_sight(id, &name, &before);
         match sight {
             Sight::Due(at) => drop(self.due.insert((at, id))),
             Sight::Missed => drop(self.missed.insert(id)),
@@ -284,15 +284,15 @@ impl State {
     }
 
     /// Takes a claim from where it stood by what was known of it.
-    fn out_of_sight(&mut self, id: ClaimId, was: &Lease) {
-        match was.sight.look() {
+    fn out_of_sight(&mut self, id: ClaimId, name: &LockName, was: &Sight) {
+        match was.look() {
             Sight::Due(at) => drop(self.due.remove(&(*at, id))),
             Sight::Missed => drop(self.missed.remove(&id)),
             Sight::Watched { .. } => {
-                let Some(told) = self.told.get_mut(&was.name) else { return };
+                let Some(told) = self.told.get_mut(name) else { return };
                 told.retain(|other| *other != id);
                 if told.is_empty() {
-                    self.told.remove(&was.name);
+                    self.told.remove(name);
                 }
             }
             Sight::Looked => {}
