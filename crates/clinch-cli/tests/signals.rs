@@ -138,21 +138,6 @@ while True:
     assert_eq!((told, run.code()), (PARTS, 128 + 9), "others run on without the lock");
 }
 
-/// A trap's cleanup dies of the very signal by which it was begun.
-#[test]
-fn what_a_handler_starts_does_not_hear_the_signal() {
-    let world = World::new();
-    let job = "trap 'sleep 0.1; echo $? >> cleaned; exit 0' TERM; echo $$ > job.pid; sleep 100 & wait";
-    for turn in 1..=20 {
-        let mut run = world.start(["run", "x", "sh", "-c", job]);
-        world.pid("job.pid");
-        run.signal(Signal::TERM);
-        assert_eq!(run.code(), 0);
-        assert_eq!(world.read("cleaned"), "0\n".repeat(turn));
-        std::fs::remove_file(world.path("job.pid")).unwrap();
-    }
-}
-
 /// What a run inside the job has told, and leaves behind, hears it again from us: to be asked twice may mean to end at once.
 #[test]
 fn what_a_run_inside_a_large_job_leaves_behind_is_told_once() {

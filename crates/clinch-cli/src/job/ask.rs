@@ -1,7 +1,6 @@
 //! Telling all of a job a signal: a while at a time, since all else has to wait meanwhile, until nobody is left who was not told.
 
-use std::collections::{HashMap, HashSet};
-use std::fs;
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -10,7 +9,6 @@ use rustix::process::{Pid, Signal, pidfd_send_signal};
 use super::kin::{children, is_clinch, raw};
 use super::search::{Met, Search};
 use super::signals::asks_to_end;
-use super::stat::TICK;
 use super::sys;
 
 /// How long is looked for those who are to be told, at a time.
@@ -18,9 +16,6 @@ const LOOK_FOR: Duration = Duration::from_millis(50);
 
 /// How long is looked for them at all, for which the lock of a job that has ended is kept.
 const ASK_FOR: Duration = Duration::from_secs(30);
-
-/// How many ids of processes there are at least, where there is no other limit.
-const FEWEST_IDS: i32 = 1 << 15;
 
 /// How many are named that cannot be stopped, of which some may be orphaned without end.
 const MOST_NAMED: usize = 16;
@@ -48,8 +43,6 @@ pub(super) struct Ask {
     met: Option<Duration>,
     /// Whether anybody was told since.
     has_told: bool,
-    /// Who was sent it, and when.
-    heard: HashMap<Pid, Heard>,
     /// Those that were found below a `clinch run`, which hear it from that.
     told_elsewhere: HashSet<Pid>,
     unreached: Unreached,
@@ -133,8 +126,8 @@ impl Ask {
     /// Tells those who are found by this search.
     pub(super) fn new(signal: Signal, to: To, search: Search) -> Ask {
         let (spent, unreached) = (Duration::ZERO, Unreached::default());
-        let (heard, told_elsewhere) = (HashMap::new(), HashSet::new());
-        Ask { signal, to, search, spent, met: None, has_told: false, heard, told_elsewhere, unreached }
+        let told_elsewhere = HashSet::new();
+        Ask { signal, to, search, spent, met: None, has_told: false, told_elsewhere, unreached }
     }
 
     /// Goes on for a while, says whether it is over, and who could not be told. Whoever has lost its parents meanwhile is a child of ours, or of a
@@ -143,20 +136,14 @@ impl Ask {
         let begun = Instant::now();
         let until = begun + LOOK_FOR;
         let is_over = loop {
-            let Ask { signal, to, search, met, has_told, heard, told_elsewhere, unreached, .. } = self;
+            let Ask { signal, to, search, met, has_told, told_elsewhere, unreached, .. } = self;
             let are_met = search.go_on(Some(until), |one| {
-                // What was listed below another, and has lost that, is none that this one has started.
                 let is_later = met.is_some_and(|met| one.begun().is_some_and(|begun| begun > met));
-                let is_for_it = heard.get(&one.found_below).is_some_and(|heard| heard.was_before(one));
-                if is_later || is_for_it || told_elsewhere.contains(&one.pid) {
+                if is_later || told_elsewhere.contains(&one.pid) {
                     return false;
                 }
                 *has_told = true;
-                // Before: it may be at it at once. What it started just before it heard of the signal is told when it falls to us.
-                let now = Heard::now();
-                let (goes_on, was_sent) = tell(one, *signal, *to, told_elsewhere, unreached);
-                heard.extend(now.filter(|_| was_sent).map(|now| (one.pid, now)));
-                goes_on
+                tell(one, *signal, *to, told_elsewhere, unreached)
             });
             if self.spent + begun.elapsed() > ASK_FOR || are_met && self.met.is_some() && !self.has_told {
                 break true;
@@ -188,63 +175,40 @@ fn add_all_below(one: Pid, all: &mut HashSet<Pid>) {
     }
 }
 
-/// When a process was sent a signal. What it starts from then on is what it does about that, as a shell's trap does.
-#[derive(Clone, Copy, Debug)]
-struct Heard {
-    at: Duration,
-    /// The id of the last process that had been started on this host by then: times are told in ticks.
-    last: i32,
-}
-
-impl Heard {
-    fn now() -> Option<Heard> {
-        // "0.20 0.18 0.12 1/80 11206"
-        let last = fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().last()?.parse().ok()?;
-        Some(Heard { at: sys::since_boot(), last })
-    }
-
-    /// Whether that was before this one was started, if it is known when it was.
-    fn was_before(&self, one: &Met) -> bool {
-        one.begun().is_some_and(|begun| begun + TICK > self.at && is_after(raw(one.pid), self.last))
-    }
-}
-
-/// Whether a process that was started at about the time of another was started after it: ids rise, and begin anew after the largest.
-fn is_after(pid: i32, other: i32) -> bool {
-    let ahead = pid - other;
-    if ahead.abs() < FEWEST_IDS / 2 { ahead > 0 } else { ahead < 0 }
-}
-
-/// Whether to go on below it, and whether it was sent the signal.
+/// Whether to go on below it.
 fn tell(
     one: &Met,
     signal: Signal,
     to: To,
     told_elsewhere: &mut HashSet<Pid>,
     unreached: &mut Unreached,
-) -> (bool, bool) {
+) -> bool {
     match to {
         To::All => {
-            let was_sent = unreached.send(signal, one);
+            unreached.send(signal, one);
             // Who is stopped does not hear it.
             let _ = pidfd_send_signal(&one.held, Signal::CONT);
-            (true, was_sent)
+            true
         }
         To::Groups(groups) => {
             let passes_on = is_clinch(raw(one.pid));
-            let is_in = one.group().is_some_and(|group| groups.contains(&Some(group)));
-            if is_in && passes_on {
-                // Before it hears anything: when it ends by that, what it leaves behind falls to us.
-                add_all_below(one.pid, told_elsewhere);
+            if one.group().is_some_and(|group| groups.contains(&Some(group))) {
+                if passes_on {
+                    // Before it hears anything: when it ends by that, what it leaves behind falls to us.
+                    add_all_below(one.pid, told_elsewhere);
+                }
+                unreached.send(signal, one);
             }
-            (!passes_on, is_in && unreached.send(signal, one))
+            !passes_on
         }
         To::AllBut(but) => {
-            let was_sent = (but.is_none() || but != one.group()) && unreached.send(signal, one);
+            if but.is_none() || but != one.group() {
+                unreached.send(signal, one);
+            }
             if asks_to_end(signal) {
                 let _ = pidfd_send_signal(&one.held, Signal::CONT);
             }
-            (true, was_sent)
+            true
         }
     }
 }
@@ -252,14 +216,6 @@ fn tell(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A handler's child is told, or one that was started just before is not.
-    #[test]
-    fn ids_tell_who_was_started_later() {
-        assert!(is_after(101, 100) && !is_after(100, 101) && !is_after(100, 100));
-        let largest = FEWEST_IDS - 1;
-        assert!(is_after(300, largest) && !is_after(largest, 300), "ids have begun anew");
-    }
 
     /// A line is written for each, without end; or nobody hears of the others.
     #[test]

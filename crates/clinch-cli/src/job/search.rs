@@ -21,9 +21,7 @@ const FEW: usize = 64;
 /// A process that was found.
 pub(super) struct Met {
     pub(super) pid: Pid,
-    /// Below whom it was found.
-    pub(super) found_below: Pid,
-    /// The same, or to whom it fell meanwhile: us, or one of the job.
+    /// By which it was found, or to whom it fell meanwhile: us, or one of the job.
     pub(super) parent: Pid,
     /// `None`: it is hidden.
     stat: Option<Stat>,
@@ -32,10 +30,10 @@ pub(super) struct Met {
 
 impl Met {
     /// Who has that id now and that parent, or for want of it us or an adopter, is who was found.
-    fn of(pid: Pid, found_below: Pid, is_adopter: impl Fn(Pid) -> bool) -> Option<Met> {
+    fn of(pid: Pid, parent: Pid, is_adopter: impl Fn(Pid) -> bool) -> Option<Met> {
         // By a descriptor, and one at a time: the id may be another's soon, and there may be few descriptors.
         let held = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        let (stat, mut parents) = (Stat::of(pid), [found_below, getpid()].into_iter());
+        let (stat, mut parents) = (Stat::of(pid), [parent, getpid()].into_iter());
         let parent = match &stat {
             Some(stat) => {
                 let adopter = || Pid::from_raw(stat.parent).filter(|parent| is_adopter(*parent));
@@ -43,7 +41,7 @@ impl Met {
             }
             None => parents.find(|parent| children(*parent, true).any(|child| child == pid))?,
         };
-        Some(Met { pid, found_below, parent, stat, held })
+        Some(Met { pid, parent, stat, held })
     }
 
     /// The process group.
