@@ -59,7 +59,9 @@ fn main() -> ExitCode {
 }
 
 fn fail(failure: exit::Failure) -> u8 {
-    if args::asks_to_acquire() && failure.code != exit::UNWRITTEN {
+    // By `-E` a lock that is taken may have that code as well.
+    let is_unwritten = failure.code == exit::UNWRITTEN && !failure.is_taken;
+    if args::asks_to_acquire() && !is_unwritten {
         verbs::acquire::fail_eval(failure.code);
     }
     failure.report()

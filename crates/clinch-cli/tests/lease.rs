@@ -147,6 +147,9 @@ fn a_refused_or_interrupted_acquire_leaves_nothing() {
     assert!(world.output(["acquire", "--json", "-n", "--for", &us(), "x"]).stdout.is_empty());
     assert!(String::from_utf8_lossy(&refused.stderr).contains("is held by"));
     assert_eq!(world.code(["acquire", "-w", "50ms", "-E", "9", "--for", &us(), "x"]), 9);
+    // Which is also the code of an answer that cannot be written.
+    let called = world.output(["acquire", "-n", "-E", "74", "--for", &us(), "x"]);
+    assert_eq!((called.status.code(), &*called.stdout), (Some(74), &b"(exit 74)\n"[..]));
     // A script that asks for the exit code would go on by `-E 0`.
     let no_failure = &["acquire", "-n", "-E", "0", "--for", "1", "x"];
     for wrong in [&["acquire", "x", "--ttl", "0"][..], &["acquire", "x", "-w", ""], &["acquire"], no_failure]

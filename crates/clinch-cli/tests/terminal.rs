@@ -210,6 +210,49 @@ fn ctrl_z_stops_all_of_the_job_and_fg_has_all_go_on() {
     terminal.shows("over.");
 }
 
+/// It is pressed just when the wrapper looks whether the job has to be woken after `fg`: the job is, and the wrapper is never stopped.
+#[test]
+fn ctrl_z_works_whenever_it_is_pressed_after_fg() {
+    let world = World::new();
+    job_script(&world);
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x -- bash job.sh\n");
+    let job = world.pid("job.pid");
+    let wrapper = holder(&world);
+    for after in (25..58).cycle().take(100) {
+        terminal.type_in("\x1a");
+        eventually("both are stopped", || state(job) == Some('T') && state(wrapper) == Some('T'));
+        terminal.type_in("fg\n");
+        eventually("it has the foreground", || in_foreground(&world));
+        // Each time at another moment.
+        std::thread::sleep(std::time::Duration::from_millis(after));
+    }
+    world.write("stop", "");
+    eventually("it is over", || !world.held("x"));
+}
+
+/// The second one is heard of after `fg`, and stops the job again.
+#[test]
+fn ctrl_z_while_all_is_being_stopped_counts_once() {
+    let world = World::new();
+    world.write("part", "for i in $(seq 150); do sleep 600 & done; while [ ! -e stop ]; do echo tick >> ticks; sleep 0.02; done; kill $(jobs -p)");
+    let mut terminal = Terminal::new(&world);
+    terminal.type_in("\"$CLINCH\" run x timeout 600 bash ./part\n");
+    eventually("it runs", || world.lines("ticks") > 0);
+    let wrapper = holder(&world);
+    for after in [20, 40, 60] {
+        terminal.type_in("\x1a");
+        std::thread::sleep(std::time::Duration::from_millis(after));
+        terminal.type_in("\x1a");
+        eventually("it is stopped", || state(wrapper) == Some('T'));
+        let ticks = world.lines("ticks");
+        terminal.type_in("fg\n");
+        eventually("the job goes on", || world.lines("ticks") > ticks + 10);
+    }
+    world.write("stop", "");
+    eventually("it is over", || !world.held("x"));
+}
+
 /// Who stops a job and has it go on knows nothing of its wrapper: were that stopped, too, nobody would renew its lock any more.
 #[test]
 fn a_job_that_is_stopped_by_a_process_does_not_stop_its_wrapper() {

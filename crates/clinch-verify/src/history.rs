@@ -1,13 +1,14 @@
 //! A history: the events of a run in the order in which they were recorded, read from and written to JSON lines.
 //!
-//! Reading is strict with one exception: an event may be cut off, because a recorder that was killed while it wrote, or lost its
-//! power or its disk, leaves a part of one, behind which the next recorder's event stands. It is left out and noted. Any other damage
-//! means that something besides recorders wrote to the file, and nothing in it can be trusted.
+//! Reading is strict with one exception: an event may be cut off, because a recorder that was killed while it wrote, or had no room
+//! on its disk, leaves a part of one, behind which another recorder's event may stand. It is left out and noted: the last one in any case, and
+//! others for as many processes as were killed. One that goes on without an event that it did not record seems to do what it did not. Any other
+//! damage means that something besides recorders wrote to the file, and nothing in it can be trusted.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 
-use crate::event::Event;
+use crate::event::{Event, Kind};
 
 /// The events of a run, in the order in which they were recorded.
 ///
@@ -49,18 +50,25 @@ impl History {
     ///
     /// # Errors
     ///
-    /// [`ReadError::Line`] for the first line that is not an event, unless it was cut off, which makes a note instead.
+    /// [`ReadError::Line`] for the first line that is not an event. One that was cut off makes a note instead if it is the last one, or if
+    /// there are as many crashes.
     pub fn read(source: impl Read) -> Result<Self, ReadError> {
         let mut reader = BufReader::new(source);
         let mut history = History::new();
         let mut text = Vec::new();
         let mut line = 0;
+        // The errors that the events are which were cut off before others.
+        let mut cut_off = Vec::new();
         while reader.read_until(b'\n', &mut text).map_err(ReadError::Io)? > 0 {
             line += 1;
-            history.read_line(line, &text)?;
+            history.read_line(line, &text, &mut cut_off)?;
             text.clear();
         }
-        Ok(history)
+        let crashes = history.events.iter().filter(|event| event.kind == Kind::Crash).count();
+        match cut_off.into_iter().nth(crashes) {
+            Some(error) => Err(error),
+            None => Ok(history),
+        }
     }
 
     /// Reads JSON lines from a string; see [`read`](Self::read).
@@ -84,34 +92,32 @@ impl History {
         Ok(())
     }
 
-    fn read_line(&mut self, line: usize, text: &[u8]) -> Result<(), ReadError> {
+    fn read_line(&mut self, line: usize, text: &[u8], cut_off: &mut Vec<ReadError>) -> Result<(), ReadError> {
         if text.trim_ascii().is_empty() {
             return Ok(());
         }
         let mut rest = text;
-        loop {
-            let error = match serde_json::from_slice(rest) {
-                Ok(event) => {
-                    self.events.push(event);
-                    return Ok(());
-                }
-                Err(error) => ReadError::at(line, text.len() - rest.len(), &error),
-            };
-            // The next event, where one was cut off before it.
+        while !rest.is_empty() {
+            // An event, or what there is of one that was cut off before the next.
             let next = rest.windows(HEAD.len()).skip(1).position(|part| part == HEAD).map(|at| at + 1);
             let (part, next) = rest.split_at_checked(next.unwrap_or(rest.len())).unwrap_or((rest, &[]));
-            if !is_cut_off(part) {
-                return Err(error);
-            }
-            self.notes.push(format!(
-                "an event of line {line} is cut off after {} bytes; it is left out, those before it are complete",
-                part.len()
-            ));
-            if next.is_empty() {
-                return Ok(());
+            match serde_json::from_slice(part) {
+                Ok(event) => self.events.push(event),
+                // The parser runs out of input and finds no other fault. Anything else was written that way.
+                Err(error) if error.is_eof() && !part.ends_with(b"\n") => {
+                    self.notes.push(format!(
+                        "an event of line {line} is cut off after {} bytes; it is left out, those before it are complete",
+                        part.len()
+                    ));
+                    if !next.is_empty() {
+                        cut_off.push(ReadError::at(line, text.len() - rest.len(), &error));
+                    }
+                }
+                Err(error) => return Err(ReadError::at(line, text.len() - rest.len(), &error)),
             }
             rest = next;
         }
+        Ok(())
     }
 }
 
@@ -123,11 +129,6 @@ impl From<Vec<Event>> for History {
 
 /// With what each event begins that a recorder has written. It stands nowhere else in one: the quotes in a text are escaped.
 const HEAD: &[u8] = br#"{"k":"#;
-
-/// Whether this is a part of an event: the parser runs out of input and finds no other fault. Anything else was written that way.
-fn is_cut_off(part: &[u8]) -> bool {
-    !part.ends_with(b"\n") && serde_json::from_slice::<Event>(part).is_err_and(|error| error.is_eof())
-}
 
 /// One event as a line with its line feed, for a single write.
 pub(crate) fn to_line(event: &Event) -> io::Result<Vec<u8>> {

@@ -19,7 +19,7 @@ Options:
   --json          Print the report as JSON
   --slack MS      How long a lock may stay ungranted, after its release or its TTL, while somebody waits [5000]
   --late MS       How long after its deadline a holder may be told of the loss, while no rival holds [0]
-  --fifo          First come, first served is promised: judge overtaking too
+  --fifo          First come, first served is promised: judge overtaking too; no waiter was stopped for its TTL and --slack
   --only PROP,..  Judge these only: exclusion, fence, tokens, leak, overtaking, phantom, loss
   -h, --help      Print this help
   -V, --version   Print the version

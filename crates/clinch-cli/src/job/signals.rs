@@ -41,8 +41,15 @@ pub(crate) fn ended_at_once<T>(body: impl FnOnce() -> T) -> T {
 
 /// Whether a signal is one by which the terminal stops a process.
 pub(crate) fn asks_to_stop(signal: Signal) -> bool {
-    [Signal::TSTP, Signal::TTIN, Signal::TTOU].contains(&signal)
+    STOPPING.contains(&signal)
 }
+
+/// Whether one of them has come, and was not taken by [`Signals::next`].
+pub(crate) fn a_stop_has_come() -> bool {
+    STOPPING.into_iter().any(sys::has_come)
+}
+
+const STOPPING: [Signal; 3] = [Signal::TSTP, Signal::TTIN, Signal::TTOU];
 
 /// What has asked us to end and was not taken by [`Signals::next`], though nobody may have been told yet.
 pub(crate) fn which_asked_to_end() -> Option<Signal> {
@@ -129,8 +136,11 @@ impl Signals {
     pub(crate) async fn next(&mut self) -> Caught {
         poll_fn(|context| {
             for (signal, stream) in &mut self.0 {
-                if stream.poll_recv(context).is_ready() {
-                    return Poll::Ready(Caught { signal: *signal, was_sent: sys::was_sent(*signal) });
+                while stream.poll_recv(context).is_ready() {
+                    // One that has been done is not forgotten by a stream that had yet to hear of it.
+                    if !asks_to_stop(*signal) || sys::has_come(*signal) {
+                        return Poll::Ready(Caught { signal: *signal, was_sent: sys::was_sent(*signal) });
+                    }
                 }
             }
             Poll::Pending

@@ -12,7 +12,7 @@ use super::children::{Child, Exit};
 use super::events::{Event, Events, StopWord};
 use super::fork::{NotBegun, Start};
 use super::loss::{Plan, Stage, Step};
-use super::signals::{Caught, Signals, asks_to_stop};
+use super::signals::{Caught, Signals, a_stop_has_come, asks_to_stop};
 use super::spawn::inherited;
 use super::sys;
 use super::watch::Watch;
@@ -277,7 +277,11 @@ impl Supervisor<'_> {
         if self.progress.looks_at.is_none_or(|at| now < at) {
             return;
         }
-        self.progress.looks_at = None;
+        // What has come just now may have stopped the job anew. It is heard of when nothing else is to be done for a moment.
+        self.progress.looks_at = a_stop_has_come().then_some(now + TURN);
+        if self.progress.looks_at.is_some() {
+            return;
+        }
         if self.progress.asked_to_stop.is_none() && self.may_go_on() && self.child.is_stopped() {
             let beyond = self.child.pass_on(Signal::CONT, false);
             self.name(beyond);

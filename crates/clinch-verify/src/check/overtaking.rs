@@ -3,7 +3,7 @@
 //!
 //! The times of the grants tell the order, since of two that cannot hold together the one that held first was granted
 //! first; tokens do not, where they are the tickets of the queue. A place with a TTL may be lost by a process that is
-//! stopped, so it is believed for its TTL; whoever asks a TTL and the slack later comes after its owner in any case.
+//! stopped, so it is believed for its TTL; whoever asks a TTL and the slack later comes after its owner, if that was not stopped for so long.
 
 use std::collections::BTreeMap;
 

@@ -84,7 +84,8 @@ impl FromStr for Property {
 pub struct Rules {
     /// The properties to judge.
     pub properties: BTreeSet<Property>,
-    /// How long after it fell free at the latest a lock may stay ungranted while somebody waits, in nanoseconds.
+    /// How long after it fell free at the latest a lock may stay ungranted while somebody waits, in nanoseconds; and how long,
+    /// beyond its TTL, a waiter may be stopped where first come, first served is promised.
     pub slack: u64,
     /// How long after its deadline a holder may be told of the loss, in nanoseconds, beyond the clock error: for
     /// recorders whose threads are not scheduled at once. It excuses nobody when a rival holds.
