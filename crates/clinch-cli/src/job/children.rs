@@ -2,8 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{
@@ -20,12 +19,6 @@ use super::stat::Stat;
 use super::watch::Watch;
 use super::{namespace, sys};
 use crate::exit::SIGNAL_BASE;
-
-/// How long a process takes at most to hear of a stop. Nobody renews the lock meanwhile; one that waits for storage may take for ever.
-const HEARD_WITHIN: Duration = Duration::from_millis(500);
-
-/// How soon is looked again whether it has.
-const PAUSE: Duration = Duration::from_millis(1);
 
 /// The child, in our process group unless it leaves that.
 #[derive(Debug)]
@@ -90,12 +83,14 @@ impl Child {
 
     /// Passes a signal on to the job, which has it already as far as it is in our process group where that has it; tells who cannot be told.
     pub(crate) fn pass_on(&mut self, signal: Signal, group_has_it: bool) -> Vec<Beyond> {
-        self.kin.pass_on(signal, self.pid, group_has_it)
+        self.kin.pass_on(signal, self.pid, group_has_it);
+        self.go_on_asking()
     }
 
     /// Passes a signal on to the runs that it has left behind; tells who cannot be told.
     pub(crate) fn pass_on_to_inner(&mut self, signal: Signal, group_has_it: bool) -> Vec<Beyond> {
-        self.kin.pass_on_to_inner(signal, self.door.inner(), group_has_it)
+        self.kin.pass_on_to_inner(signal, self.door.inner(), group_has_it);
+        self.go_on_asking()
     }
 
     /// Has nobody else stopped by what asked to stop before.
@@ -108,9 +103,19 @@ impl Child {
         self.kin.is_asking()
     }
 
+    /// Whether it is stopped until all of it are found who are to hear of one.
+    pub(crate) fn is_held(&self) -> bool {
+        self.kin.holds()
+    }
+
     /// Goes on to tell them, for a while; tells who cannot be told.
     pub(crate) fn go_on_asking(&mut self) -> Vec<Beyond> {
-        self.kin.go_on()
+        let was_held = self.is_held();
+        let beyond = self.kin.go_on(|part| self.watch.stands_in_for(part));
+        if was_held && !self.is_held() {
+            self.watch.stands_back();
+        }
+        beyond
     }
 
     /// How many processes it has at least, as far as is known.
@@ -131,10 +136,6 @@ impl Child {
         let (held, mut met) = self.kin.hold(self.pid, self.door.inner());
         met.remove(&self.pid);
         let is_stopped = |pid: &Pid| Stat::of(*pid).is_none_or(|stat| stat.is_stopped || stat.is_over);
-        let since = Instant::now();
-        while !met.iter().all(is_stopped) && since.elapsed() < HEARD_WITHIN {
-            sleep(PAUSE);
-        }
         // The first for sure: there may be more than are looked at.
         let first = (!self.reaped).then_some(self.pid);
         let (stopped, others): (Vec<Pid>, Vec<Pid>) = met.into_iter().partition(is_stopped);
@@ -189,9 +190,11 @@ impl Child {
     }
 
     /// Asks all of the job to end, also parts that made process groups of their own, as `timeout` does; tells who cannot be asked.
-    pub(crate) fn ask_to_end(&mut self) -> Vec<Beyond> {
+    /// It has this grace.
+    pub(crate) fn ask_to_end(&mut self, grace: Duration) -> Vec<Beyond> {
         self.kin.gather(self.pid);
-        self.kin.ask_to_end(self.door.inner())
+        self.kin.ask_to_end(self.door.inner(), grace);
+        self.go_on_asking()
     }
 
     /// Kills all of it.

@@ -10,11 +10,12 @@ use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::time::Instant;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
-use super::ask::{Ask, Beyond, To, Unreached};
+use super::ask::{Ask, Beyond, FIND_FOR, To, Unreached};
 use super::door::Inner;
 use super::parts::Part;
 use super::reentry::settled;
@@ -23,6 +24,12 @@ use super::signals::asks_to_stop;
 use super::stat::Stat;
 use super::{namespace, sys, watcher};
 use crate::args::Orphans;
+
+/// How long a process takes at most to hear of a stop. Nobody renews the lock meanwhile; one that waits for storage may take for ever.
+const HEARD_WITHIN: Duration = Duration::from_millis(500);
+
+/// How soon is looked again whether it has.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The descendants of this process, but for those that are not of the job.
 #[derive(Debug)]
@@ -110,9 +117,10 @@ impl Kin {
                 None => spared.extend(daemons(leader)),
             }
         }
-        let (mut held, mut met) = (Vec::new(), HashSet::new());
+        let (mut held, mut met, since) = (Vec::new(), HashSet::new(), Instant::now());
         loop {
-            let before = met.len();
+            // What has yet to stop may just be starting another.
+            let (before, were_still) = (met.len(), held.iter().all(|part: &Part| part.is_still(false)));
             let mut stop = |one: &Met| {
                 // Who was stopped before is not for us to wake.
                 if met.insert(one.pid)
@@ -127,60 +135,53 @@ impl Kin {
             };
             search(spared.clone(), inner).go_on(None, &mut stop);
             if met.len() == before {
-                return (held, met);
+                if were_still || since.elapsed() > HEARD_WITHIN {
+                    return (held, met);
+                }
+                sleep(PAUSE);
             }
         }
     }
 
     /// Passes a signal on: to the first process of the job, and to whatever descends from us in our process group or that one's. Once to each: a
     /// `clinch run` among them passes it on to what is below it.
-    /// Where our group has it already, only to that of the first process, if it is another. Tells who cannot be told, as far as that is known yet.
-    pub(crate) fn pass_on(&mut self, signal: Signal, leader: Pid, group_has_it: bool) -> Vec<Beyond> {
+    /// Where our group has it already, only to that of the first process, if it is another.
+    pub(crate) fn pass_on(&mut self, signal: Signal, leader: Pid, group_has_it: bool) {
         if signal == Signal::CONT {
             self.forget_stops();
         }
         if self.is_namespace {
-            namespace::pass_on(signal, Some(leader), group_has_it);
-            return Vec::new();
+            return namespace::pass_on(signal, Some(leader), group_has_it);
         }
         let ours = sys::group();
         let theirs = sys::group_of(leader).filter(|group| *group != ours);
         let groups = [Some(ours).filter(|_| !group_has_it), theirs];
-        if groups == [None, None] {
-            return Vec::new();
+        if groups != [None, None] {
+            self.ask(signal, To::Groups(groups), search(self.spared(), &[]), FIND_FOR);
         }
-        self.ask(signal, To::Groups(groups), search(self.spared(), &[]))
     }
 
-    /// Passes a signal on to the runs that were let in, and to all below them, but for the members of our process group where they have it. Tells who
-    /// cannot be told, as far as that is known yet.
-    pub(crate) fn pass_on_to_inner(
-        &mut self,
-        signal: Signal,
-        inner: &[Inner],
-        group_has_it: bool,
-    ) -> Vec<Beyond> {
+    /// Passes a signal on to the runs that were let in, and to all below them, but for the members of our process group where they have it.
+    pub(crate) fn pass_on_to_inner(&mut self, signal: Signal, inner: &[Inner], group_has_it: bool) {
         let next = inner.iter().filter_map(Inner::root).collect();
         let but = group_has_it.then(sys::group);
-        self.ask(signal, To::AllBut(but), Search::new(next, HashSet::new()))
+        self.ask(signal, To::AllBut(but), Search::new(next, HashSet::new()), FIND_FOR);
     }
 
-    /// Asks all of them to end, and the runs that were let in with all below them; tells who cannot be, as far as that is known yet.
-    pub(crate) fn ask_to_end(&mut self, inner: &[Inner]) -> Vec<Beyond> {
+    /// Asks all of them to end, and the runs that were let in with all below them, who have this grace from now on.
+    pub(crate) fn ask_to_end(&mut self, inner: &[Inner], grace: Duration) {
         if self.is_namespace {
             namespace::end(Signal::TERM, Instant::now());
-            return Vec::new();
+            return;
         }
-        self.ask(Signal::TERM, To::All, search(self.spared(), inner))
+        self.ask(Signal::TERM, To::All, search(self.spared(), inner), FIND_FOR.min(grace / 4));
     }
 
-    fn ask(&mut self, signal: Signal, to: To, search: Search) -> Vec<Beyond> {
+    fn ask(&mut self, signal: Signal, to: To, search: Search, within: Duration) {
         // One that nobody has heard yet is one with the next, as for the kernel.
-        if self.asks.iter().skip(1).any(|ask| ask.signal == signal && ask.to == to) {
-            return Vec::new();
+        if !self.asks.iter().skip(1).any(|ask| ask.signal == signal && ask.to == to) {
+            self.asks.push_back(Ask::new(signal, to, search, within));
         }
-        self.asks.push_back(Ask::new(signal, to, search));
-        if self.asks.len() > 1 { Vec::new() } else { self.go_on() }
     }
 
     /// Whether some have yet to hear of a signal.
@@ -188,10 +189,15 @@ impl Kin {
         !self.asks.is_empty()
     }
 
-    /// Goes on to tell them, for a while; tells who cannot be told.
-    pub(crate) fn go_on(&mut self) -> Vec<Beyond> {
+    /// Whether some are stopped until all are found who are to be told.
+    pub(crate) fn holds(&self) -> bool {
+        self.asks.front().is_some_and(Ask::holds)
+    }
+
+    /// Goes on to tell them, for a while; tells who cannot be told. `stops` hears of each that is stopped until all are found.
+    pub(crate) fn go_on(&mut self, stops: impl FnMut(Pid)) -> Vec<Beyond> {
         let Some(ask) = self.asks.front_mut() else { return Vec::new() };
-        let (is_over, beyond) = ask.go_on(ours);
+        let (is_over, beyond) = ask.go_on(ours, stops);
         self.most = self.most.max(ask.met());
         if is_over {
             self.asks.pop_front();
@@ -330,17 +336,25 @@ pub(crate) fn is_watch(pid: Pid) -> bool {
 }
 
 /// The children of a process: of its first thread, or of all of them.
-pub(crate) fn children(of: Pid, threads: bool) -> impl Iterator<Item = Pid> {
-    let tasks = format!("/proc/{of}/task");
-    let lists = match threads {
-        true => {
-            let tasks = fs::read_dir(tasks).into_iter().flatten().flatten();
-            tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok()).collect()
-        }
-        false => fs::read_to_string(format!("{tasks}/{of}/children")).unwrap_or_default(),
+pub(crate) fn children(of: Pid, all: bool) -> impl Iterator<Item = Pid> {
+    let of_one = |thread| fs::read_to_string(format!("/proc/{of}/task/{thread}/children"));
+    let lists: String = match all {
+        true => threads(of).filter_map(|thread| of_one(thread).ok()).collect(),
+        false => of_one(of).unwrap_or_default(),
     };
     let pids = lists.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
     pids.collect::<Vec<_>>().into_iter()
+}
+
+/// The threads of a process.
+pub(super) fn threads(of: Pid) -> impl Iterator<Item = Pid> {
+    numbered(&format!("/proc/{of}/task"))
+}
+
+/// The entries of a directory that are numbers.
+pub(super) fn numbered(directory: &str) -> impl Iterator<Item = Pid> + use<> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
 }
 
 pub(super) fn raw(pid: Pid) -> i32 {

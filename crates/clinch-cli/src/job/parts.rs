@@ -12,16 +12,19 @@ use std::time::{Duration, Instant};
 use clinch::ClaimId;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::kin::{children, is_watch};
+use super::kin::{children, is_watch, threads};
 use super::reentry::{has_entered, was_told};
 use super::search::{Met, everybody, runs, seen_children};
-use super::stat::Stat;
+use super::stat::{Stat, letter};
 use super::sys;
 
 /// For how long a process that is becoming another is looked at again, which has no environment until its program was read; or one that is stuck.
 const BECOMING: Duration = Duration::from_secs(1);
 
-/// The pause for a process that is just becoming another.
+/// How long is waited for one that does not stop, where nobody else is found any more: it waits for storage.
+const STOPS_WITHIN: Duration = Duration::from_millis(500);
+
+/// The pause for a process that is just becoming another, or has yet to stop.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A process. When it began tells it from others that have its id later: descriptors would, too, but there may be few. One that `/proc` hides has one.
@@ -84,6 +87,17 @@ impl Part {
             Some(held) => runs(held),
             None => Stat::of(self.pid).is_some_and(|stat| stat.begun == self.begun && !stat.is_over),
         }
+    }
+
+    /// Whether it starts nothing, as far as that can be seen: all of its threads are stopped, or it has ended; or are in a call which nothing stops, if that is
+    /// taken for the same.
+    pub(super) fn is_still(&self, or_in_call: bool) -> bool {
+        let stands = |thread| match letter(thread) {
+            None | Some(b'T' | b'Z' | b'X') => true,
+            Some(b'D') => or_in_call,
+            _ => false,
+        };
+        self.hidden.is_some() || !self.runs() || threads(self.pid).all(stands)
     }
 
     fn children(&self) -> Vec<Part> {
@@ -173,9 +187,11 @@ impl<F: Fn(Pid) -> Option<bool>> Parts<F> {
     /// Stops all who are known or below those, and all `others`, until nobody is left who could start another, or for so long; tells them, children
     /// first.
     fn stop(&mut self, others: bool, until: Instant) -> Vec<Part> {
-        let mut stopped = HashSet::new();
+        let (mut stopped, since) = (HashSet::new(), Instant::now());
         loop {
-            let before = stopped.len();
+            // What has yet to stop may just be starting another.
+            let (before, were_still) =
+                (stopped.len(), stopped.iter().all(|part: &Part| part.is_still(false)));
             if others {
                 // At once: of the next one it may not be told yet.
                 self.known.extend(all_of(&self.is_of_it).inspect(|part| _ = part.send(Signal::STOP)));
@@ -183,12 +199,16 @@ impl<F: Fn(Pid) -> Option<bool>> Parts<F> {
             let all = below(self.known.iter().cloned(), |part| {
                 // Who may not be stopped is met in each round.
                 if part.send(Signal::STOP) {
-                    stopped.insert(part.pid);
+                    stopped.insert(part.clone());
                 }
             });
             self.known.extend(all.iter().cloned());
-            if stopped.len() == before || Instant::now() >= until {
+            let is_new = stopped.len() > before;
+            if Instant::now() >= until || !is_new && (were_still || since.elapsed() > STOPS_WITHIN) {
                 return all;
+            }
+            if !is_new {
+                sleep(PAUSE);
             }
         }
     }

@@ -4,14 +4,13 @@
 //! What it has started is found as far as that can be seen, by whom it names as its parent; the rest falls to us when it ends.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, getpid, pidfd_open, waitid};
 
-use super::kin::{children, is_watch, raw};
+use super::kin::{children, is_watch, numbered, raw};
 use super::stat::Stat;
 use super::sys;
 
@@ -83,8 +82,7 @@ pub(super) fn runs(process: &OwnedFd) -> bool {
 
 /// All that `/proc` shows.
 pub(super) fn everybody() -> impl Iterator<Item = Pid> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
+    numbered("/proc")
 }
 
 /// Those children of a hidden process that are not.

@@ -124,8 +124,10 @@ impl Supervisor<'_> {
                 }
                 return Ok(Ended { exit, stopped, key: key(exit), _watch: self.child.into_watch() });
             }
-            self.stop_if_asked(signals);
-            self.wake_if_forgotten();
+            if !self.child.is_held() {
+                self.stop_if_asked(signals);
+                self.wake_if_forgotten();
+            }
             // Also after the last turn: a job that has ended was waiting for that alone.
             let asks = self.child.is_asking().then_some(TURN);
             let beyond = self.child.go_on_asking();
@@ -389,7 +391,7 @@ impl Supervisor<'_> {
     fn terminate(&mut self) {
         self.progress.stage = Stage::Terminated;
         self.progress.told = Some(self.env.clock().now());
-        let beyond = self.child.ask_to_end();
+        let beyond = self.child.ask_to_end(self.plan.grace());
         self.name(beyond);
         self.report_stopping(StopWord::Term);
     }

@@ -153,7 +153,12 @@ impl Watch {
         if self.keeps { untold } else { 0 }
     }
 
-    /// We go on.
+    /// We are about to stop one for a moment.
+    pub(crate) fn stands_in_for(&self, part: Pid) {
+        self.tell(Word::Stopping(Some(part)));
+    }
+
+    /// We go on, or those do.
     pub(crate) fn stands_back(&self) {
         self.tell(Word::Stopped(None));
     }
