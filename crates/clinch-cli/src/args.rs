@@ -12,6 +12,7 @@ use clap_complete::Shell;
 pub(crate) use self::parsing::{asks_for_json, asks_to_acquire, failure_of};
 use self::texts::{ACQUIRE_EXAMPLES, CODES, DOCTOR_LONG, RUN_EXAMPLES, RUN_LONG};
 use crate::duration;
+use crate::job::end::Closing;
 
 /// Run jobs under a lock, on one host or a fleet.
 #[derive(Debug, Parser)]
@@ -453,12 +454,15 @@ pub(crate) struct EndJob {
     #[arg(long, value_name = "MS", requires = "keep")]
     pub(crate) grace: Option<u64>,
     /// Then keep this lock closed, which it ran under,
-    #[arg(long, value_name = "NAME", requires_all = ["until", "of"])]
-    pub(crate) close: Option<String>,
-    /// until so many nanoseconds after boot;
+    #[arg(long, requires = "of")]
+    pub(crate) close: Option<Closing>,
+    /// and that of its turn, if it has begun:
+    #[arg(long, requires = "of")]
+    pub(crate) count: Option<Closing>,
+    /// it has.
     #[arg(long)]
-    pub(crate) until: Option<u64>,
-    /// this process held it.
+    pub(crate) began: bool,
+    /// This process held them.
     #[arg(long)]
     pub(crate) of: Option<u32>,
 }

@@ -4,9 +4,11 @@
 
 mod common;
 
+use std::os::unix::process::ExitStatusExt;
+
 use clinch_testkit::{Etcd, Redis};
 use common::pty::Screen;
-use common::{World, eventually, runs, us};
+use common::{Running, World, eventually, filtered, runs, us};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -142,6 +144,55 @@ fn a_killed_wrapper_leaves_the_lock_closed() {
             assert_eq!(world.code(["run", "-n", name, "true"]), 75);
             let _ = std::fs::remove_file(world.path("stop"));
         }
+    });
+}
+
+/// Kills whoever asks for a flag or two of a call: in its first argument (of the calls below), or its fourth.
+fn killed_at(world: &World, call: i64, argument: u32, flags: u32, words: &[&str]) -> Running {
+    let at = 16 + 8 * argument;
+    let steps = format!("0x20,0,0,{at}, 0x45,0,1,{flags}, 0x06,0,0,0x80000000, 0x06,0,0,0x7fff0000");
+    let words: Vec<&str> = [env!("CARGO_BIN_EXE_clinch"), "run"].iter().chain(words).copied().collect();
+    let call = u32::try_from(call).unwrap();
+    filtered(world, call, &steps, &words).spawn().map(Running).unwrap()
+}
+
+/// The wrapper is killed when it has heard that the command began, and before that was noted: the command runs again before its time.
+#[test]
+fn a_run_counts_whose_wrapper_is_killed_as_it_begins() {
+    let job = "echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.02; done";
+    on_all(|world| {
+        for (name, job) in [("x", job), ("y", "echo $$ > job.pid")] {
+            let once = ["--ttl", "2s", "--once-per", "1h", name, "-c", job];
+            let peek = u32::try_from(libc::MSG_PEEK).unwrap();
+            let mut run = killed_at(world, libc::SYS_recvfrom, 3, peek, &once);
+            assert_eq!(run.wait().signal(), Some(libc::SIGSYS), "it is killed");
+            if world.url().starts_with("file") {
+                eventually("the job ends", || {
+                    world.write("stop", "");
+                    !world.held(name)
+                });
+            }
+            eventually("the run counts", || shown(world, name)["once_per_until"].is_string());
+            eventually("nobody has the lock", || !world.held(name));
+            let (code, _, why) = said(world, &["run", "-n", "--once-per", "1h", name, "true"]);
+            assert!(code == Some(75) && why.contains("ran a short time ago"), "{why}");
+            assert_eq!(world.code(["break", "--yes", name]), 0);
+            assert_eq!(world.code(["run", "-n", "--once-per", "1h", name, "true"]), 0, "it was opened");
+        }
+    });
+}
+
+/// As above, before there was a command: it does not run in its time.
+#[test]
+fn a_run_whose_wrapper_is_killed_before_it_begins_does_not_count() {
+    on_all(|world| {
+        let once = ["--ttl", "2s", "--once-per", "1h", "x", "touch", "ran"];
+        // Of the watch over the job the flags are none.
+        let mut run = killed_at(world, libc::SYS_clone, 0, u32::MAX, &once);
+        assert_eq!(run.wait().signal(), Some(libc::SIGSYS), "it is killed");
+        let again = ["run", "--ttl", "2s", "-w", "30s", "--once-per", "1h", "x", "true"];
+        eventually("it runs", || world.code(again) == 0);
+        assert!(!world.path("ran").exists());
     });
 }
 

@@ -74,8 +74,14 @@ pub(crate) fn start(
     orders: Orders<'_>,
 ) -> Result<(Child, Start), Failure> {
     let inherited = inherited(guard)?;
-    let mut watch = Watch::start(guard, inherited.as_ref(), orders)
+    let turn = match orders.turn {
+        Some((turn, _)) => self::inherited(turn)?,
+        None => None,
+    };
+    let mut watch = Watch::start(guard, inherited.as_ref(), turn.as_ref(), orders)
         .map_err(|error| Failure::system("cannot watch over the command", error))?;
+    // The job is not to have it.
+    drop(turn);
     // In this order: we may be stopped between any two of these.
     watch.lasts_until(guard.deadline());
     let now = sys::since_boot();
@@ -144,7 +150,7 @@ mod tests {
     }
 
     fn orders(store: &Store) -> Orders<'_> {
-        Orders { store, orphans: Orphans::Leave, closed_until: None, grace: None }
+        Orders { store, orphans: Orphans::Leave, closed_until: None, turn: None, grace: None }
     }
 
     #[test]
@@ -168,7 +174,7 @@ mod tests {
             let env = Env::host(Lane::here().unwrap());
             let locks = Locks::connect("memory://", env).await.unwrap();
             let guard = locks.mutex("x").unwrap().lock().await.unwrap();
-            let watch = Watch::start(&guard, None, orders(&store())).unwrap();
+            let watch = Watch::start(&guard, None, None, orders(&store())).unwrap();
             let before = Before { watch: &watch, until: Some(Duration::ZERO) };
             let (pid, start) = fork(&Command::new("true"), &before).unwrap();
             assert!(!start.has_begun().await && matches!(start.failure(), Some(NotBegun::TooLate)));

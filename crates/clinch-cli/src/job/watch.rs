@@ -22,6 +22,7 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
+use super::end::Closing;
 use super::fork::Image;
 use super::kin::is_named;
 use super::namespace;
@@ -44,6 +45,8 @@ pub(crate) struct Orders<'a> {
     pub(crate) orphans: Orphans,
     /// Until when the lock is to be closed then.
     pub(crate) closed_until: Option<Instant>,
+    /// The lock of the job's turn, and until when that is to be closed, if the job has begun: we may not live to do so.
+    pub(crate) turn: Option<(&'a Guard, Instant)>,
     /// How long the job has to end when a lock is taken away that is kept for it; `None`: it goes on.
     pub(crate) grace: Option<Duration>,
 }
@@ -66,27 +69,38 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Starts it, before the job: over one that ends with us, or over one whose lock is kept by a descriptor, which stays open on exec. Must be called
-    /// inside a tokio runtime.
-    pub(crate) fn start(guard: &Guard, lock: Option<&OwnedFd>, orders: Orders<'_>) -> io::Result<Watch> {
-        Watch::become_one(Image::of(&verb(guard, lock.is_some(), orders))?, None, lock)
+    /// inside a tokio runtime. `turn`: the descriptor of that lock, which the watch has open until it has closed the lock.
+    pub(crate) fn start(
+        guard: &Guard,
+        lock: Option<&OwnedFd>,
+        turn: Option<&OwnedFd>,
+        orders: Orders<'_>,
+    ) -> io::Result<Watch> {
+        Watch::become_one(Image::of(&verb(guard, lock.is_some(), orders))?, None, lock, turn)
     }
 
     /// `job`: the first process, if it runs. It is told before the watch is there, since we may be killed as soon as it is.
-    fn become_one(image: Image, job: Option<Pid>, lock: Option<&OwnedFd>) -> io::Result<Watch> {
+    fn become_one(
+        image: Image,
+        job: Option<Pid>,
+        lock: Option<&OwnedFd>,
+        turn: Option<&OwnedFd>,
+    ) -> io::Result<Watch> {
         // Nobody waits for one that is stopped and hears nothing.
         let (hear, tell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         if job.is_some() {
             rustix::io::write(&tell, &Word::Job(job).bytes())?;
         }
-        let (lock, keeps) = (lock.map(AsRawFd::as_raw_fd), lock.is_some());
-        let pid = watcher::fork(hear.as_raw_fd(), lock, &image, namespace::is_the_job())?;
+        let keeps = lock.is_some();
+        let open = [Some(&hear), lock, turn].map(|one| one.unwrap_or(&hear).as_raw_fd());
+        let pid = watcher::fork(open, keeps, &image, namespace::is_the_job())?;
         let end = ProcessEnd::of(pid).inspect_err(|_| watcher::reap(pid))?;
         Ok(Watch { pid, end: Some(end), tell, _hear: hear, image, keeps, until: None })
     }
 
-    /// Starts another in the place of one that was killed. `job`: the first process, until that has ended.
+    /// Starts another in the place of one that was killed. `job`: the first process, until that has ended. Its turn was noted long ago, mostly.
     pub(crate) fn replace(&mut self, job: Option<Pid>, lock: Option<&OwnedFd>) -> io::Result<()> {
-        let next = Watch::become_one(self.image.clone(), job, lock)?;
+        let next = Watch::become_one(self.image.clone(), job, lock, None)?;
         // The one before is reaped.
         drop(std::mem::replace(self, next));
         Ok(())
@@ -205,7 +219,7 @@ fn verb(guard: &Guard, keeps: bool, orders: Orders<'_>) -> Command {
     verb.args(namespace::is_the_job().then_some("--ended"));
     verb.args((orders.orphans == Orphans::Wait).then_some("--all"));
     forget_jobs(&mut verb);
-    if keeps || orders.closed_until.is_some() {
+    if keeps || orders.closed_until.is_some() || orders.turn.is_some() {
         // It may have a password, which everybody would see in its words.
         verb.env("CLINCH_URL", &orders.store.url);
     }
@@ -213,9 +227,13 @@ fn verb(guard: &Guard, keeps: bool, orders: Orders<'_>) -> Command {
         verb.arg(format!("--keep={}", guard.name()));
         verb.args(orders.grace.map(|grace| format!("--grace={}", grace.as_millis())));
     }
-    if let Some(until) = orders.closed_until {
-        verb.arg(format!("--close={}", guard.name())).arg(format!("--until={}", until.as_nanos()));
-        verb.arg(format!("--of={}", std::process::id()));
-    }
+    let closing = |guard: &Guard, until| Closing {
+        until,
+        claim: guard.claim_id(),
+        name: guard.name().as_str().to_owned(),
+    };
+    verb.args(orders.closed_until.map(|until| format!("--close={}", closing(guard, until))));
+    verb.args(orders.turn.map(|(turn, until)| format!("--count={}", closing(turn, until))));
+    verb.arg(format!("--of={}", std::process::id()));
     verb
 }

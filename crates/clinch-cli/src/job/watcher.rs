@@ -1,5 +1,5 @@
 //! What the watch over a job does, in a copy of us that sleeps in one call: it has nothing open but the end of a pipe, a timer, us, the job and its
-//! lock, no terminal, no part in anybody's process group, and hears no signal. Its name and words are not ours, so that whoever kills us by those
+//! locks, no terminal, no part in anybody's process group, and hears no signal. Its name and words are not ours, so that whoever kills us by those
 //! does not kill it.
 //!
 //! The copy has one thread, whatever we have: it makes system calls alone, and allocates nothing.
@@ -83,12 +83,12 @@ impl Word {
     }
 }
 
-/// Starts the copy. Its end is told to nobody.
-pub(super) fn fork(hear: RawFd, lock: Option<RawFd>, image: &Image, is_namespace: bool) -> io::Result<Pid> {
+/// Starts the copy. Its end is told to nobody. `open`: what it has open, first of all what it hears by.
+pub(super) fn fork(open: [RawFd; 3], keeps: bool, image: &Image, is_namespace: bool) -> io::Result<Pid> {
     let (mut arguments, environment) = (image.words(), image.environment());
-    // For the id, which comes later.
+    // For what is known later.
     let place = arguments.len() - 1;
-    arguments.push(null());
+    arguments.extend([null(); 2]);
     let (wrapper, seen) = (getpid(), sys::words());
     // What is not used of it takes no memory.
     let mut parts = Vec::new();
@@ -100,8 +100,8 @@ pub(super) fn fork(hear: RawFd, lock: Option<RawFd>, image: &Image, is_namespace
             let pid = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
             if pid == 0 {
                 hide(seen);
-                close_all_but(hear, lock.unwrap_or(hear));
-                let watcher = Watcher::new(wrapper, hear, lock.is_some(), parts);
+                close_all_but(open);
+                let watcher = Watcher::new(wrapper, open[0], keeps, parts);
                 let mut watcher = Watcher { is_namespace, ..watcher };
                 watcher.watch(&mut arguments, place, &environment);
                 libc::_exit(0);
@@ -149,6 +149,8 @@ struct Watcher<'a> {
     is_namespace: bool,
     job: Option<Pid>,
     job_held: Option<OwnedFd>,
+    /// Whether there was ever a job.
+    began: bool,
     /// Those that are stopped with us, and whether they were seen to be: on a busy host it takes a while until a process hears of that.
     parts: Vec<(Pid, bool)>,
     /// How often in a row one was seen to go on.
@@ -177,13 +179,14 @@ impl Watcher<'_> {
             is_namespace: false,
             job: None,
             job_held: None,
+            began: false,
             parts,
             seen: 0,
         }
     }
 
     /// Its life. Comes back only if it cannot become the verb.
-    fn watch(&mut self, arguments: &mut [*const c_char], place: usize, environment: &[*const c_char]) {
+    fn watch(&mut self, arguments: &mut [*const c_char], mut place: usize, environment: &[*const c_char]) {
         let why = self.wait();
         let keeps = self.keeps && matches!(why, Why::Gone);
         if matches!(why, Why::Gone) {
@@ -213,6 +216,12 @@ impl Watcher<'_> {
             Some(job) => write!(&mut word[..], "{}\0", job.as_raw_nonzero()),
             None => write!(&mut word[..], "--all\0"),
         };
+        if self.began
+            && let Some(argument) = arguments.get_mut(place)
+        {
+            *argument = c"--began".as_ptr();
+            place += 1;
+        }
         let is_to_say = if keeps { left.is_some() } else { self.job.is_some() };
         if is_to_say
             && written.is_ok()
@@ -263,6 +272,7 @@ impl Watcher<'_> {
         match word {
             Word::Job(job) => {
                 self.job = job;
+                self.began |= job.is_some();
                 self.job_held = job.and_then(|job| pidfd_open(job, PidfdFlags::empty()).ok());
             }
             Word::Until(until) => {
@@ -350,16 +360,20 @@ fn become_the_verb(arguments: &[*const c_char], environment: &[*const c_char]) {
 }
 
 /// Closes what it has from us: pipes of our caller would not end, and the store would take us for alive.
-fn close_all_but(one: RawFd, other: RawFd) {
-    let (low, high) = (one.min(other), one.max(other));
+fn close_all_but(mut kept: [RawFd; 3]) {
+    kept.sort_unstable();
+    let [low, middle, high] = kept;
     let close = |first: RawFd, last: RawFd| {
         // SAFETY: nothing in this process uses any of them again.
         first > last || unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) == 0 }
     };
-    let closed = close(0, low - 1) && close(low + 1, high - 1) && close(high + 1, RawFd::MAX);
+    let closed = close(0, low - 1)
+        && close(low + 1, middle - 1)
+        && close(middle + 1, high - 1)
+        && close(high + 1, RawFd::MAX);
     if !closed {
         // A kernel before 5.9.
-        for descriptor in (0..4096).filter(|descriptor| ![low, high].contains(descriptor)) {
+        for descriptor in (0..4096).filter(|descriptor| !kept.contains(descriptor)) {
             // SAFETY: as above.
             unsafe { libc::close(descriptor) };
         }

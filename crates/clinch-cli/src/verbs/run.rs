@@ -237,9 +237,15 @@ impl<'a> Session<'a> {
         sys::unblock(Signal::CHILD);
         let mut deaths = signal(SignalKind::child()).map_err(cannot_listen)?;
         let (store, orphans, grace) = (self.store, self.run.orphans, self.plan.grace_after_loss());
-        let (child, start) =
-            spawn::start(&command, guard, door, Orders { store, orphans, closed_until, grace })?;
-        // Now, not at the end: the run counts even if nobody lives to see its end.
+        let counted_until = self.run.once_per.map(|period| self.env.clock().now() + period);
+        let counts = turn.as_ref().zip(counted_until);
+        let (child, start) = spawn::start(
+            &command,
+            guard,
+            door,
+            Orders { store, orphans, closed_until, turn: counts, grace },
+        )?;
+        // Now, not at the end: the run counts even if nobody lives to see its end. If we do not live to do it, the watch does.
         let counted = async {
             if start.has_begun().await {
                 turn::count(turn, self.run).await;
