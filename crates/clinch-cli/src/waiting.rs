@@ -26,7 +26,7 @@ use crate::writer::WRITER;
 const CALLED_WAITING: Duration = Duration::from_millis(20);
 
 /// How long it lasts before it is shown on a terminal.
-const SHOWN_AFTER: Duration = Duration::from_secs(1);
+pub(crate) const SHOWN_AFTER: Duration = Duration::from_secs(1);
 
 /// How often the store is asked, and the line rewritten.
 const EVERY: Duration = Duration::from_secs(1);

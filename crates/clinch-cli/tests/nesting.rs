@@ -5,7 +5,8 @@ mod common;
 use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
 
-use common::{Running, World, eventually};
+use common::pty::Screen;
+use common::{Running, World, eventually, kill};
 
 fn stdout(world: &World, args: &[&str]) -> String {
     String::from_utf8_lossy(&world.output(args.iter().copied()).stdout).into_owned()
@@ -246,6 +247,35 @@ fn a_stopped_wrapper_lets_nobody_in() {
         r#"kill -STOP $PPID; "$CLINCH" run -w 300ms x touch entered; code=$?; kill -CONT $PPID; exit $code"#;
     assert_eq!(world.code(["run", "x", "-c", script]), 75);
     assert!(!world.path("entered").exists());
+}
+
+/// As above, without a word.
+#[test]
+fn a_wait_for_a_stopped_wrapper_is_told() {
+    for option in ["", "-v"] {
+        let world = World::new();
+        let script = format!(
+            r#"kill -STOP $PPID; "$CLINCH" run {option} x touch entered 2> said & echo $! > inner.pid; wait $!"#
+        );
+        let mut run = world.start(["run", "x", "sh", "-c", &script]);
+        eventually("it is told", || world.read("said").contains("waiting for the job around this one"));
+        assert_eq!(world.read("said").contains("held by"), option == "-v", "{}", world.read("said"));
+        assert!(!world.path("entered").exists());
+        run.signal(rustix::process::Signal::CONT);
+        assert_eq!(run.code(), 0);
+        assert!(world.path("entered").exists());
+        assert!(!world.read("said").contains("CLINCH_HELD"), "{}", world.read("said"));
+    }
+    // On a terminal: to who types it in a shell inside. A shell around would take the terminal back.
+    let world = World::new();
+    let mut screen = Screen::start(&world, 20, 120);
+    screen.type_in("sh -c '\"$CLINCH\" run x bash --norc --noprofile --noediting -i; true'\n");
+    eventually("it runs", || world.held("x"));
+    screen.type_in("echo $PPID > outer.pid; kill -STOP $PPID; \"$CLINCH\" run x touch entered\n");
+    let outer = world.pid("outer.pid");
+    screen.shows("waiting for \"x\": held by ");
+    kill(outer, rustix::process::Signal::CONT);
+    eventually("it is entered", || world.path("entered").exists());
 }
 
 /// Anybody on the host keeps a lock by its door.

@@ -1,5 +1,6 @@
 //! `clinch run`: a command under a lock. The order of things; the machinery is in `job`.
 
+use std::cell::Cell;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ use crate::job::{nesting, reentry, sys};
 use crate::output::say;
 use crate::request::{Request, why_taken, with_lease};
 use crate::turn;
-use crate::waiting::Waiting;
+use crate::waiting::{SHOWN_AFTER, Waiting};
 use crate::writer::WRITER;
 
 /// When to look again where the store says nothing of the job around this one.
@@ -343,7 +344,9 @@ impl<'a> Session<'a> {
         let is_outer = |one: &ClaimState| {
             one.granted && find_door(outer, one.id).is_some() && reentry::is_around(&one.owner)
         };
-        let mut is_told = false;
+        // That it waits for a job around it is told here.
+        let waiting = Waiting::of_run(self.run, &self.limits, &self.events).warning(false);
+        let is_told = Cell::new(false);
         let claim = loop {
             // For who looks at us when the outer run was killed.
             reentry::tell(true);
@@ -352,7 +355,8 @@ impl<'a> Session<'a> {
             let held = claims.map(|claims| claims.into_iter().find(is_outer));
             if let Ok(Some(claim)) = &held
                 && let Some(door) = find_door(outer, claim.id)
-                && let Ok(knocked) = self.limits.within(knock(door, claim.owner.pid)).await
+                && let knocked = self.knock_and_tell(door, claim.owner.pid, &is_told)
+                && let Ok(knocked) = self.limits.within(waiting.beside(Some(&self.locks), knocked)).await
             {
                 // To wait for it would never end.
                 let cannot =
@@ -381,14 +385,13 @@ impl<'a> Session<'a> {
                     ),
                 ));
             }
-            if !is_unanswered && !self.run.quiet && !self.run.skip && !std::mem::replace(&mut is_told, true) {
-                say(format_args!(
-                    "lock \"{name}\": waiting for the job around this one, which lets nobody in now"
-                ));
+            if !is_unanswered {
+                self.tell_of_the_door(&is_told);
             }
             // What is about to end is held until it has.
             tokio::time::sleep(if is_unanswered { TRY_AGAIN } else { LOOK_AGAIN }).await;
         };
+        drop(waiting);
         let claim = &claim;
         if !nesting::covers(claim, share) {
             let mode = claim.mode;
@@ -412,6 +415,30 @@ impl<'a> Session<'a> {
         // No process group and no supervision: signals and losses of the outer job concern this one as they are.
         WRITER.finish();
         Err(spawn::not_started(command.get_program(), &exec(&command)))
+    }
+
+    /// Knocks at the door of a job; says that it waits there if nobody answers, as where the `clinch run` of that is stopped.
+    async fn knock_and_tell(&self, door: &str, pid: u32, is_told: &Cell<bool>) -> std::io::Result<bool> {
+        let mut knocked = pin!(knock(door, pid));
+        tokio::select! {
+            biased;
+            knocked = &mut knocked => return knocked,
+            () = tokio::time::sleep(SHOWN_AFTER) => {}
+        }
+        if !self.run.patience.no_wait {
+            self.tell_of_the_door(is_told);
+        }
+        knocked.await
+    }
+
+    /// Says, once, that it waits for the job around it.
+    fn tell_of_the_door(&self, is_told: &Cell<bool>) {
+        if !self.run.quiet && !self.run.skip && !is_told.replace(true) {
+            say(format_args!(
+                "lock \"{}\": waiting for the job around this one, which lets nobody in now",
+                self.run.name
+            ));
+        }
     }
 
     fn report_acquired(&mut self, guard: &Guard) {
