@@ -136,6 +136,22 @@ fn a_process_that_does_not_work_under_a_lock_is_refused() {
     }
 }
 
+/// As above, by the id of a thread, which some languages call the process's.
+#[test]
+fn a_thread_is_no_process() {
+    let redis = Redis::start();
+    // This test has a thread of its own.
+    let thread = std::fs::read_link("/proc/thread-self").unwrap();
+    let thread = thread.file_name().unwrap().to_str().unwrap();
+    for world in [World::new(), World::on(redis.url())] {
+        let output = world.output(["acquire", "x", "--for", thread]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(64), "{said}");
+        assert!(said.contains("thread") && said.contains(&format!("--for {}", std::process::id())), "{said}");
+        assert!(!world.held("x"));
+    }
+}
+
 /// The end of a pipe that a script has open is never seen while its lock is held.
 #[test]
 fn a_holder_has_nothing_of_its_caller_open_whatever_the_kernel_can() {

@@ -208,11 +208,22 @@ pub(super) fn end_of(pid: i32) -> Result<ProcessEnd, Failure> {
     match end {
         Ok(end) if end.is_over() => Err(Failure::usage(format!("process {pid} has ended"))),
         Ok(end) => Ok(end),
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => {
-            Err(Failure::usage(format!("there is no process {pid}")))
-        }
-        Err(error) => Err(Failure::system(&format!("cannot wait for the end of process {pid}"), error)),
+        Err(error) => Err(match Errno::from_io_error(&error) {
+            Some(Errno::SRCH) => Failure::usage(format!("there is no process {pid}")),
+            // Older and newer kernels.
+            Some(Errno::INVAL | Errno::NOENT) => Failure::usage(match process_of(pid) {
+                Some(process) => format!("{pid} is a thread of process {process}: say `--for {process}`"),
+                None => format!("{pid} is a thread: say the id of its process"),
+            }),
+            _ => Failure::system(&format!("cannot wait for the end of process {pid}"), error),
+        }),
     }
+}
+
+/// The process that a thread is of, if that can be seen.
+fn process_of(thread: i32) -> Option<i32> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
 /// Tells who asks which claim waits, if that does not take any time: it may be stopped.
