@@ -1,5 +1,6 @@
 //! Connecting, and for how long a store may be asked.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::mem::ManuallyDrop;
 use std::os::unix::net::UnixStream;
@@ -84,6 +85,11 @@ impl Limits {
         self.until.is_none_or(|until| self.env.clock().now() + TRY_AGAIN < until)
     }
 
+    /// Whether there is time to ask again what the store did not answer.
+    fn asks_again(&self) -> bool {
+        self.answer.is_none_or(|(_, by)| self.env.clock().now() + TRY_AGAIN < by)
+    }
+
     /// Whether the time to wait for the lock has passed.
     pub(crate) fn is_over(&self) -> bool {
         self.until.is_some_and(|until| self.env.clock().now() >= until)
@@ -144,25 +150,43 @@ pub(crate) async fn insist<T>(
     question: impl AsyncFn(&Locks) -> clinch::Result<T>,
 ) -> clinch::Result<T> {
     let env = Env::host(Lane::here()?);
-    let (mut failure, mut connected) = (None, None);
-    let answer = async {
-        loop {
-            let step = async {
-                let locks = match &connected {
-                    Some(locks) => locks,
-                    None => connected.insert(Locks::connect(&store.url, env.clone()).await?),
-                };
-                question(locks).await
+    let (limits, failure) = (Limits::of_a_question(&env), Cell::default());
+    let answer = limits.keep(again(store, &env, &limits, &failure, question)).await;
+    answer.map_err(|error| failure.take().filter(|_| is_transient(&error)).unwrap_or(error))
+}
+
+/// As [`insist`]; but an answer that comes may take longer.
+pub(crate) async fn insist_at_length<T>(
+    store: &Store,
+    question: impl AsyncFn(&Locks) -> clinch::Result<T>,
+) -> clinch::Result<T> {
+    let env = Env::host(Lane::here()?);
+    again(store, &env, &Limits::of_a_question(&env), &Cell::default(), question).await
+}
+
+/// Asks until it is answered, or there is no time to ask again. Notes why it was not.
+async fn again<T>(
+    store: &Store,
+    env: &Env,
+    limits: &Limits,
+    failure: &Cell<Option<Error>>,
+    question: impl AsyncFn(&Locks) -> clinch::Result<T>,
+) -> clinch::Result<T> {
+    let mut connected = None;
+    loop {
+        let step = async {
+            let locks = match &connected {
+                Some(locks) => locks,
+                None => connected.insert(connect_within(store, env, limits).await?),
             };
-            match step.await {
-                Err(error) if is_transient(&error) => failure = Some(error),
-                answered => return answered,
-            }
-            tokio::time::sleep(TRY_AGAIN).await;
+            question(locks).await
+        };
+        match step.await {
+            Err(error) if is_transient(&error) && limits.asks_again() => failure.set(Some(error)),
+            answered => return answered,
         }
-    };
-    let answer = Limits::of_a_question(&env).keep(answer).await;
-    answer.map_err(|error| failure.filter(|_| is_transient(&error)).unwrap_or(error))
+        tokio::time::sleep(TRY_AGAIN).await;
+    }
 }
 
 /// As [`connect`], for somebody who has this long: where that is a wait, a store that is down, hangs, or is full just now is

@@ -3,11 +3,11 @@
 use std::io::{self, BufRead, Write};
 use std::time::SystemTime;
 
-use clinch::backend::{ClaimState, Freed};
+use clinch::backend::{ClaimState, Freed, LockState};
 use clinch::{ClaimId, Locks};
 
 use crate::args::{Break, Store};
-use crate::connect::{connect, is_there};
+use crate::connect::{insist, is_there};
 use crate::documents::{ResultJson, ResultWord, ResultsJson, document};
 use crate::exit::{CONFLICT, Failure, NOBODY, Outcome};
 use crate::output::{answer, closed_until, describe, is_same_moment, printable, say, short};
@@ -22,10 +22,12 @@ struct Victims {
 
 impl Victims {
     async fn find(locks: &Locks, args: &Break) -> Result<Victims, Failure> {
-        let only = args.claim.as_deref().map(str::parse::<ClaimId>).transpose()?;
-        let name = &args.name;
-        let turn = async { if only.is_some() { Ok(None) } else { turn::closed_until(locks, name).await } };
-        let (state, turn) = tokio::try_join!(locks.state(name), turn)?;
+        Victims::of(look(locks, args).await?, args)
+    }
+
+    /// Of what was seen.
+    fn of((state, turn): Seen, args: &Break) -> Result<Victims, Failure> {
+        let (name, only) = (&args.name, only(args)?);
         let is_closed_until = state.as_ref().and_then(|state| state.closed_until);
         let own = is_closed_until.map(|until| (name.clone(), until));
         let turn = turn::name_of(name).zip(turn);
@@ -78,6 +80,20 @@ impl Victims {
     }
 }
 
+/// A lock, and until when its turn is closed.
+type Seen = (Option<LockState>, Option<SystemTime>);
+
+async fn look(locks: &Locks, args: &Break) -> clinch::Result<Seen> {
+    let name = &args.name;
+    let turn = async { if args.claim.is_some() { Ok(None) } else { turn::closed_until(locks, name).await } };
+    tokio::try_join!(locks.state(name), turn)
+}
+
+/// The only claim that is meant, if it is one.
+fn only(args: &Break) -> clinch::Result<Option<ClaimId>> {
+    args.claim.as_deref().map(str::parse).transpose()
+}
+
 /// Opens a lock that is closed until then.
 async fn open(locks: &Locks, name: &str, until: SystemTime, may_differ: bool) -> Result<ResultWord, Failure> {
     if let Some(now) = closing(locks, name).await?
@@ -102,8 +118,10 @@ pub(crate) async fn run(store: &Store, args: &Break) -> Outcome {
     if !is_there(store)? {
         return Err(nobody());
     }
-    let locks = connect(store).await?;
-    let mut victims = Victims::find(&locks, args).await?;
+    only(args)?;
+    // What was once told to end is not told again: nobody could say then what has become of it.
+    let (locks, seen) = insist(store, async |locks| Ok((locks.clone(), look(locks, args).await?))).await?;
+    let mut victims = Victims::of(seen, args)?;
     loop {
         if victims.claims.is_empty() && victims.closed.is_empty() {
             return Err(nobody());

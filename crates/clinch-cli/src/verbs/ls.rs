@@ -7,7 +7,7 @@ use glob::Pattern;
 
 use super::watch;
 use crate::args::{Ls, Store};
-use crate::connect::{connect, is_there};
+use crate::connect::{insist_at_length, is_there};
 use crate::documents::{LockJson, LocksJson, document};
 use crate::exit::Outcome;
 use crate::output::{say, show};
@@ -21,7 +21,7 @@ pub(crate) async fn run(store: &Store, ls: &Ls) -> Outcome {
         return watch::run(store, wanted, every).await;
     }
     let Survey { mut locks, unread } = match is_there(store)? {
-        true => connect(store).await?.survey(wanted.beginning).await?,
+        true => insist_at_length(store, async |locks| locks.survey(wanted.beginning).await).await?,
         false => Survey::default(),
     };
     locks.retain_mut(|lock| wanted.keeps(lock));

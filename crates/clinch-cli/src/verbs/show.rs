@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use clinch::backend::{ClaimState, LockState};
 
 use crate::args::{Show, Store};
-use crate::connect::{ask, is_there};
+use crate::connect::{insist, is_there};
 use crate::documents::{LockJson, ShownJson, document, moment, named};
 use crate::exit::{NOBODY, Outcome};
 use crate::output::{self, closed_until, describe, short};
@@ -46,8 +46,8 @@ async fn look(
     store: &Store,
     name: &str,
 ) -> clinch::Result<(Option<LockState>, clinch::Result<Option<SystemTime>>)> {
-    ask(store, async |locks| {
-        let (state, turn) = tokio::join!(locks.state(name), turn::closed_until(&locks, name));
+    insist(store, async |locks| {
+        let (state, turn) = tokio::join!(locks.state(name), turn::closed_until(locks, name));
         Ok((state?, turn))
     })
     .await
