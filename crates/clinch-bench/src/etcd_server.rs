@@ -69,6 +69,11 @@ impl Calls {
         self.sum(STARTED, "")
     }
 
+    /// Requests of one method.
+    pub(crate) fn requests_of(&self, method: &str) -> f64 {
+        self.sum(STARTED, &format!("grpc_method=\"{method}\""))
+    }
+
     /// Messages that clients sent: of a request its one, of a stream all, such as the orders to watch a key.
     pub(crate) fn messages(&self) -> f64 {
         self.sum(RECEIVED, "")
@@ -122,5 +127,6 @@ mod tests {
         let calls = Calls::parse(&page(12, 40)).since(&before);
         assert_eq!((calls.requests(), calls.messages(), calls.rounds()), (11.0, 52.0, 100.0));
         assert_eq!((calls.of("Watch"), calls.of("Range")), (40.0, 0.0));
+        assert_eq!((calls.requests_of("Watch"), calls.requests_of("xn")), (1.0, 0.0));
     }
 }

@@ -156,13 +156,21 @@ fn kills_on_redis_are_measured_to_the_next_grant() {
 
 #[test]
 fn a_pair_on_etcd_is_two_requests_and_two_writes() {
-    let report = quick("etcd-pair", &[]);
-    let table = &report["tables"][0];
-    assert_eq!(cases(table), ["raw", "raw on tonic's channel", "clinch"]);
-    for case in cases(table) {
-        assert_eq!(value(table, case, "requests"), 2.0, "{case}");
-        assert!(value(table, case, "Raft rounds") >= 2.0, "{case}");
-    }
+    // On a busy host it may take as long as until the lease of a client is to be renewed, whatever pairs there are.
+    let unrenewed = (0..10).any(|_| {
+        let report = quick("etcd-pair", &[]);
+        let table = &report["tables"][0];
+        assert_eq!(cases(table), ["raw", "raw on tonic's channel", "clinch"]);
+        if cases(table).iter().any(|case| value(table, case, "renewals") > 0.0) {
+            return false;
+        }
+        for case in cases(table) {
+            assert_eq!(value(table, case, "requests"), 2.0, "{case}");
+            assert!(value(table, case, "Raft rounds") >= 2.0, "{case}");
+        }
+        true
+    });
+    assert!(unrenewed, "a pair reads");
 }
 
 #[test]
