@@ -25,6 +25,7 @@ use crate::exit::{Failure, SIGNAL_BASE};
 use crate::job::signals::{asks_to_stop, ended_at_once};
 use crate::job::sys;
 use crate::table::is_dumb;
+use crate::writer::WRITER;
 
 /// What a frame takes at most, as a rule: it is written at once, so that nobody sees half of it.
 const FRAME: usize = 1 << 16;
@@ -67,6 +68,8 @@ impl Screen {
                 report(panic);
             }));
         });
+        // What was said before is not to stand in the middle of it.
+        WRITER.finish();
         let area = area();
         let backend = CrosstermBackend::new(BufWriter::with_capacity(FRAME, io::stdout()));
         // Its size is told by us, who ask the terminal that is written to.
