@@ -64,10 +64,17 @@ pub(crate) async fn count(turn: Option<Guard>, run: &Run) {
     say(format_args!("could not note that \"{name}\" ran; it may run again before its time: {why}"));
 }
 
-/// With `--retry-failed`, opens the turn again after a job that failed. Only while its lock is held: after that, the turn may be another's.
+/// With `--retry-failed`, opens the turn again after a job that failed. Only while its lock is held: after that, the turn may be another's, whom
+/// nothing would tell from us.
 pub(crate) async fn give_back(locks: &Locks, run: &Run, guard: &Guard) {
     let Some(name) = name_of(&run.name).filter(|_| run.retry_failed && guard.is_held()) else { return };
-    let why = match tokio::time::timeout(CLOSE_FOR, locks.open(&name)).await {
+    let opened = async {
+        // What is sent to a store that does not answer may arrive when the lock is another's.
+        guard.verify().await?;
+        locks.open(&name).await
+    };
+    let within = guard.remaining().map_or(CLOSE_FOR, |left| left.min(CLOSE_FOR));
+    let why = match tokio::time::timeout(within, opened).await {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error.to_string(),
         Err(_) => "the store did not answer in time".to_owned(),

@@ -6,7 +6,7 @@ mod common;
 
 use std::os::unix::process::ExitStatusExt;
 
-use clinch_testkit::{Etcd, Redis};
+use clinch_testkit::{Etcd, Proxy, Redis};
 use common::pty::Screen;
 use common::{Running, World, eventually, filtered, runs, us};
 use rustix::process::Signal;
@@ -88,6 +88,36 @@ fn a_failed_run_gives_its_turn_back_if_it_is_asked_to() {
         assert_eq!(world.code(["run", "-n", "--once-per", "1h", "y", "true"]), 75, "nobody asked for it");
     });
     assert_eq!(World::new().code(["run", "--retry-failed", "x", "true"]), 64);
+}
+
+/// The store hears late that a job has failed, when the lock is another's, whose turn is opened: a third runs in its time.
+#[test]
+fn a_turn_is_not_given_back_after_the_lock_was_lost() {
+    // One that is ended since its lock is about to be lost, and one that fails just then.
+    for on_lost in ["term", "ignore"] {
+        let redis = Redis::start();
+        let (world, proxy) = (World::on(redis.url()), Proxy::start(redis.addr()));
+        let far = format!("redis://{}", proxy.addr());
+        let job = "while [ ! -e stop ]; do sleep 0.02; done; exit 1";
+        // Longer than its turn is closed.
+        let once = ["--ttl", "2s", "--once-per", "1s", "--retry-failed", "--on-lost", on_lost];
+        let once = once.into_iter().chain(["--events", "events", "x", "-c", job]);
+        let mut run = world.start(["run", "-u", &far].into_iter().chain(once));
+        eventually("it runs", || world.held("x"));
+        let mut next = world.start(["run", "--once-per", "1h", "x", "true"]);
+        eventually("the next waits", || !world.claims("x", "waiting").is_empty());
+        eventually("its turn is over", || shown(&world, "x")["once_per_until"].is_null());
+        proxy.black_hole(true);
+        eventually("it is in danger", || world.read("events").contains("jeopardy"));
+        if on_lost == "ignore" {
+            world.write("stop", "");
+        }
+        assert_eq!(next.code(), 0);
+        proxy.black_hole(false);
+        assert_ne!(run.code(), 0);
+        eventually("all is delivered", || proxy.connections() == 0);
+        assert!(shown(&world, "x")["once_per_until"].is_string(), "it opened another's");
+    }
 }
 
 /// Each start of a job that fails, or is broken, leaves something on the server until the job's next turn would have come, and for ever where

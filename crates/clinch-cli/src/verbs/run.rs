@@ -162,7 +162,8 @@ impl<'a> Session<'a> {
             return self.stand_aside(guard).await;
         }
         let outcome = self.hold(&guard, closed_until, &mut signals).await;
-        if outcome.as_ref().is_ok_and(|ended| ended.exit.code() != 0) {
+        // One that we stopped has lost its lock, or is about to.
+        if outcome.as_ref().is_ok_and(|ended| !ended.stopped && ended.exit.code() != 0) {
             turn::give_back(&self.locks, self.run, &guard).await;
         }
         let outcome = self.finish(guard, closed_until, outcome, &mut signals).await;
