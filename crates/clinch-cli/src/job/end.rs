@@ -96,3 +96,18 @@ async fn close(store: &Store, closing: Option<&Closing>, of: u32) -> Outcome {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A lock is not closed whose name has in it what parts the words.
+    #[test]
+    fn any_name_is_passed_on() {
+        let (until, claim) = (clinch::Instant::from_nanos(17), ClaimId::from_bits(5));
+        let closing = Closing { until, claim, name: "https://a:8443/x y".to_owned() };
+        let read: Closing = closing.to_string().parse().unwrap();
+        assert_eq!((read.until, read.claim, read.name), (until, claim, closing.name));
+        assert!(["", "1", "1:x:y", ":5:y"].iter().all(|word| word.parse::<Closing>().is_err()));
+    }
+}
