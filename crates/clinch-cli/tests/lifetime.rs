@@ -6,6 +6,7 @@ mod common;
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
+use std::time::Duration;
 
 use clinch_testkit::Redis;
 use common::{CLOSE, MANY, Running, World, end_large_job, eventually, kill, large_job, program, runs, state};
@@ -441,6 +442,23 @@ fn all_of_a_large_job_is_stopped_and_goes_on() {
     let (run, job) = start_large_job(&world, 100);
     for _ in 0..2 {
         assert!(kill_group(run.pid(), Signal::TSTP));
+        eventually("all is stopped", || state(run.pid()) == Some('T') && stopped(&job) == job.len());
+        assert!(kill_group(run.pid(), Signal::CONT));
+        eventually("all goes on", || state(run.pid()) != Some('T') && stopped(&job) == 0);
+    }
+}
+
+/// While the wrapper is busy, a CONT and a stop have come: the last one counts, as for the kernel, or Ctrl-Z right after `fg` is lost.
+#[test]
+fn a_stop_that_comes_after_a_continue_counts() {
+    let world = World::new();
+    let (run, job) = start_large_job(&world, 200);
+    for _ in 0..5 {
+        for signal in [Signal::WINCH, Signal::CONT, Signal::TSTP] {
+            run.signal(signal);
+            // Else the kernel takes one for the other.
+            std::thread::sleep(Duration::from_millis(5));
+        }
         eventually("all is stopped", || state(run.pid()) == Some('T') && stopped(&job) == job.len());
         assert!(kill_group(run.pid(), Signal::CONT));
         eventually("all goes on", || state(run.pid()) != Some('T') && stopped(&job) == 0);

@@ -54,6 +54,15 @@ pub(crate) fn a_stop_has_come() -> bool {
     STOPPING.into_iter().any(sys::has_come)
 }
 
+/// Which ones come to nothing when this one comes, as for the kernel.
+fn instead_of(signal: Signal) -> &'static [Signal] {
+    match signal {
+        Signal::CONT => &STOPPING,
+        _ if asks_to_stop(signal) => &[Signal::CONT],
+        _ => &[],
+    }
+}
+
 const STOPPING: [Signal; 3] = [Signal::TSTP, Signal::TTIN, Signal::TTOU];
 
 /// What has asked us to end and was not taken by [`Signals::next`], though nobody may have been told yet.
@@ -112,7 +121,7 @@ impl Signals {
         for signal in signals {
             if !sys::is_ignored(*signal) {
                 // First, so that the sender is known once the signal is.
-                sys::note_senders(*signal)?;
+                sys::note_senders(*signal, instead_of(*signal))?;
                 self.0.push((*signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
             }
         }
@@ -142,8 +151,8 @@ impl Signals {
         poll_fn(|context| {
             for (signal, stream) in &mut self.0 {
                 while stream.poll_recv(context).is_ready() {
-                    // One that has been done is not forgotten by a stream that had yet to hear of it.
-                    if !asks_to_stop(*signal) || sys::has_come(*signal) {
+                    // One that has been done, or was undone since, is not forgotten by a stream that had yet to hear of it.
+                    if instead_of(*signal).is_empty() || sys::has_come(*signal) {
                         return Poll::Ready(Caught { signal: *signal, was_sent: sys::was_sent(*signal) });
                     }
                 }

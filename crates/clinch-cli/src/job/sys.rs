@@ -216,14 +216,17 @@ fn noted(signal: Signal) -> Option<&'static AtomicU8> {
     SENDERS.get(usize::try_from(signal.as_raw()).ok()?)
 }
 
-/// Notes from now on who sends this signal.
-pub(crate) fn note_senders(signal: Signal) -> io::Result<()> {
-    let Some(noted) = noted(signal) else { return Ok(()) };
+/// Notes from now on who sends this signal, which takes the place of those, as a CONT does of a stop.
+pub(crate) fn note_senders(signal: Signal, instead_of: &'static [Signal]) -> io::Result<()> {
+    let Some(is_noted) = noted(signal) else { return Ok(()) };
     let note = move |info: &libc::siginfo_t| {
         let sender = if info.si_code == libc::SI_KERNEL { KERNEL | KEYED } else { SENT };
-        noted.fetch_or(sender, Ordering::Relaxed);
+        is_noted.fetch_or(sender, Ordering::Relaxed);
+        for other in instead_of.iter().filter_map(|other| noted(*other)) {
+            other.fetch_and(KEYED, Ordering::Relaxed);
+        }
     };
-    // SAFETY: the action does nothing but set a bit, which is async-signal-safe.
+    // SAFETY: the action does nothing but set and clear bits, which is async-signal-safe.
     unsafe { signal_hook_registry::register_sigaction(signal.as_raw(), note)? };
     Ok(())
 }
