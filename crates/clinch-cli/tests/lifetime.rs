@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use clinch_testkit::Redis;
-use common::{CLOSE, MANY, Running, World, end_large_job, eventually, kill, large_job, program, runs, state};
+use common::{CLOSE, Running, World, eventually, kill, program, runs, state};
 use rustix::process::{Pid, Signal, getpid, kill_process_group, set_child_subreaper};
 
 const JOB: &str = "echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.02; done; exit 4";
@@ -403,36 +403,6 @@ fn a_kill_while_all_of_a_large_job_is_stopped_leaves_nothing_stopped() {
     eventually("all goes on", || stopped(&job) == 0);
     // But for the first process, which the kernel hangs up with the group that it has stopped.
     assert!(world.held("x") && job[..job.len() - 1].iter().all(|part| runs(*part)));
-}
-
-/// All are stopped for a moment to be told a signal at once. If the wrapper is killed then, or the first process, they stay so.
-#[test]
-fn a_kill_while_all_are_found_who_are_to_be_told_leaves_nothing_stopped() {
-    let world = World::new();
-    let job = large_job("signal.signal(signal.SIGUSR1,lambda *_: None)");
-    let mut times = [0, 0];
-    for turn in 0.. {
-        let mut run = world.start(["run", "x", "python3", "-c", &job]);
-        let first = world.pid("job.pid");
-        eventually("all run", || world.lines("begun") == MANY);
-        run.signal(Signal::USR1);
-        let is_stopped = (0..100_000).any(|_| state(first) == Some('T'));
-        let killed = [run.pid(), first][turn % 2];
-        kill(killed, Signal::KILL);
-        run.wait();
-        let parts: Vec<i32> = world.read("begun").lines().map(|part| part.parse().unwrap()).collect();
-        eventually("all go on", || state(first) != Some('T') && stopped(&parts) == 0);
-        end_large_job(&world);
-        kill(first, Signal::KILL);
-        eventually("the lock is free", || !world.held("x"));
-        times[turn % 2] += usize::from(is_stopped);
-        if times.iter().all(|times| *times > 0) {
-            return;
-        }
-        assert!(turn < 30, "they were told each time before they were seen to be stopped");
-        std::fs::remove_file(world.path("begun")).unwrap();
-        std::fs::remove_file(world.path("job.pid")).unwrap();
-    }
 }
 
 /// Of more parts than there are descriptors some go on while the wrapper is stopped, or stay stopped when it goes on.

@@ -1,20 +1,20 @@
 //! Telling all of a job a signal: a while at a time, since all else has to wait meanwhile, until nobody is left who was not told.
 //!
-//! What a handler of a signal starts is not to hear that, and nobody can tell it from what was started just before. So all are stopped until the last one is
-//! found, and then told at once. Whoever starts others sees of that at most a CONT behind the signal, which systemd sends, too.
+//! What a handler of a signal starts is not to hear that. So all are found first and told at once, and what those who live on start from then on is theirs. But
+//! what has lost its parent may be of one that nobody has told, and is told. Nobody is stopped meanwhile, which programs notice.
 
 use std::collections::HashSet;
 use std::mem::take;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, pidfd_send_signal};
+use rustix::process::{Pid, Signal, getpid, pidfd_send_signal};
 
 use super::kin::{children, is_clinch, raw};
 use super::parts::Part;
 use super::search::{Met, Search};
-use super::signals::{asks_to_end, ends_by_default};
-use super::sys;
+use super::signals::asks_to_end;
+use super::{stat, sys};
 
 /// How long is looked for those who are to be told, at a time.
 const LOOK_FOR: Duration = Duration::from_millis(50);
@@ -22,11 +22,14 @@ const LOOK_FOR: Duration = Duration::from_millis(50);
 /// How long is looked for them at all, for which the lock of a job that has ended is kept.
 const ASK_FOR: Duration = Duration::from_secs(30);
 
-/// How long a job is stopped at most to be told. The rest of a larger one is told as it is found.
-pub(super) const FIND_FOR: Duration = Duration::from_millis(500);
+/// How long of that all are looked for before anybody is told. The rest of a larger job is told as it is found.
+const FIND_FOR: Duration = Duration::from_millis(500);
 
-/// How long of that is waited for one that is in a call which nothing stops: its child is to become another program, or it waits for storage.
-const RETURNS_WITHIN: Duration = Duration::from_millis(20);
+/// How often they are, while there are more each time.
+const MOST_LOOKS: usize = 5;
+
+/// How soon who was told and has no use for it ends at the latest, unless it is stuck, and when it was started what that or one that nobody has told leaves behind.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// How many are named that cannot be stopped, of which some may be orphaned without end.
 const MOST_NAMED: usize = 16;
@@ -50,36 +53,60 @@ pub(super) struct Ask {
     search: Search,
     /// How long was looked so far.
     spent: Duration,
-    /// When all were met for the first time. What one has started later is what it does about the signal.
-    met: Option<Duration>,
-    /// Whether anybody was told since.
+    /// Those that were found, until they are told.
+    found: Option<Vec<Found>>,
+    /// How many of them one look after another had found.
+    looks: Vec<usize>,
+    /// When those were told.
+    met: Option<Moment>,
+    /// Whether anybody was told by the last look.
     has_told: bool,
+    /// Who was told, and may yet leave others behind by ending.
+    told: Vec<Part>,
     /// Those that were found below a `clinch run`, which hear it from that.
     told_elsewhere: HashSet<Pid>,
     unreached: Unreached,
-    /// Who is to be told as soon as all are found.
-    hold: Option<Hold>,
-}
-
-/// Those who were found so far. They start nothing more.
-#[derive(Debug)]
-struct Hold {
-    found: Vec<Found>,
-    within: Duration,
-    since: Option<Instant>,
-    /// Since when nobody else was found.
-    all_since: Option<Instant>,
-    /// How many were found when the last look at all of them began, and whether they had stopped by then: one that has yet to may just be starting another.
-    before: (usize, bool),
 }
 
 #[derive(Debug)]
 struct Found {
     part: Part,
-    hears: bool,
-    /// Whether we have stopped it.
-    is_held: bool,
-    goes_on: bool,
+    parent: Pid,
+    reach: Reach,
+}
+
+/// The moment before those who were found are told.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    at: Duration,
+    /// The last one that a process or thread was given until then, if it is known.
+    id: Option<Pid>,
+}
+
+impl Moment {
+    fn now() -> Moment {
+        // In this order: what began in the ticks before it was there by then.
+        let at = sys::since_boot();
+        Moment { at, id: sys::next_id() }
+    }
+
+    /// Whether it was one that was told who started this one, as far as is known.
+    fn is_before(self, one: &Met) -> bool {
+        let Some(begun) = one.begun() else { return false };
+        if one.parent == getpid() {
+            // It fell to us. Who started it is gone, perhaps before anybody has seen that.
+            return begun > self.at + ENDS_WITHIN;
+        }
+        begun > self.at
+            || begun + stat::TICK > self.at && self.id.is_some_and(|id| is_after(raw(one.pid), raw(id)))
+    }
+}
+
+/// Whether an id was given after another one, a moment before or later. They begin anew when there are no more.
+fn is_after(one: i32, other: i32) -> bool {
+    const FAR: i32 = 1 << 14;
+    let by = one.wrapping_sub(other);
+    (1..FAR).contains(&by) || by < -FAR
 }
 
 /// One that runs and may not be sent a signal: another user's, by `sudo`.
@@ -103,11 +130,16 @@ impl Unreached {
     /// Whether a signal has reached it.
     pub(super) fn send(&mut self, signal: Signal, to: &Met) -> bool {
         let sent = pidfd_send_signal(&to.held, signal);
-        if sent == Err(Errno::PERM) && to.runs() && self.all.insert(to.pid) && !self.all.contains(&to.parent)
-        {
-            self.topmost.push(to.pid);
+        if sent == Err(Errno::PERM) && to.runs() {
+            self.add(to.pid, to.parent);
         }
         sent.is_ok()
+    }
+
+    fn add(&mut self, one: Pid, parent: Pid) {
+        if self.all.insert(one) && !self.all.contains(&parent) {
+            self.topmost.push(one);
+        }
     }
 }
 
@@ -157,19 +189,20 @@ impl Those {
 }
 
 impl Ask {
-    /// Tells those who are found by this search: where that could end them all at once, if they are found within this time.
-    pub(super) fn new(signal: Signal, to: To, search: Search, within: Duration) -> Ask {
-        let hold = Hold { found: Vec::new(), within, since: None, all_since: None, before: (0, true) };
+    /// Tells those who are found by this search.
+    pub(super) fn new(signal: Signal, to: To, search: Search) -> Ask {
         Ask {
             signal,
             to,
             search,
             spent: Duration::ZERO,
+            found: Some(Vec::new()),
+            looks: Vec::new(),
             met: None,
             has_told: false,
+            told: Vec::new(),
             told_elsewhere: HashSet::new(),
             unreached: Unreached::default(),
-            hold: ends_by_default(signal).then_some(hold),
         }
     }
 
@@ -178,137 +211,129 @@ impl Ask {
         self.search.count()
     }
 
-    /// Whether some are stopped until all are found.
-    pub(super) fn holds(&self) -> bool {
-        self.hold.is_some()
+    /// Looks once more for what has been left behind since.
+    pub(super) fn again(&mut self, ours: impl Fn() -> Vec<(Pid, Pid)>) {
+        if self.found.is_none() {
+            self.spent = Duration::ZERO;
+            self.look_anew(ours);
+        }
     }
 
     /// Goes on for a while, says whether it is over, and who could not be told. Whoever has lost its parents meanwhile is a child of ours, or of a
-    /// reaper in the job. `stops` hears of each before it is stopped.
-    pub(super) fn go_on(
-        &mut self,
-        ours: impl Fn() -> Vec<(Pid, Pid)>,
-        stops: impl FnMut(Pid),
-    ) -> (bool, Vec<Beyond>) {
+    /// reaper in the job.
+    pub(super) fn go_on(&mut self, ours: impl Fn() -> Vec<(Pid, Pid)>) -> (bool, Vec<Beyond>) {
         let begun = Instant::now();
-        let is_over = match self.hold.take() {
-            Some(hold) => self.find(begun + LOOK_FOR, hold, &ours, stops),
-            None => self.tell(begun + LOOK_FOR, &ours),
-        };
+        let until = begun + LOOK_FOR;
+        self.find(until, &ours);
+        let is_over = self.found.is_none() && self.tell(until, &ours);
         self.spent += begun.elapsed();
         let beyond = if self.to == To::All { Beyond::Unstoppable } else { Beyond::Deaf };
-        (is_over || self.spent > ASK_FOR, take(&mut self.unreached.topmost).into_iter().map(beyond).collect())
+        let beyond = take(&mut self.unreached.topmost).into_iter().map(beyond).collect();
+        (is_over || self.spent > ASK_FOR, beyond)
     }
 
-    /// Stops those that it finds, and tells all of them when nobody else is found; says whether everybody was told.
-    fn find(
-        &mut self,
-        until: Instant,
-        mut hold: Hold,
-        ours: impl Fn() -> Vec<(Pid, Pid)>,
-        mut stops: impl FnMut(Pid),
-    ) -> bool {
-        let since = *hold.since.get_or_insert_with(Instant::now);
-        loop {
-            let are_met = self.hold_more(until, &mut hold, &mut stops);
-            let (before, were_still) = hold.before;
-            let are_all = are_met && hold.found.len() == before;
-            if are_all && were_still {
-                hold.tell(self.signal);
-                return true;
-            }
+    /// Finds those who are to be told, until then, and tells them when a whole look finds nobody else.
+    fn find(&mut self, until: Instant, ours: impl Fn() -> Vec<(Pid, Pid)>) {
+        while let Some(mut found) = self.found.take() {
+            let are_met = self.search.go_on(Some(until), |one| {
+                let Some(part) = Part::met(one) else { return false };
+                let reach = Reach::of(one, self.signal, self.to);
+                found.push(Found { part, parent: one.parent, reach });
+                reach.goes_below
+            });
             if are_met {
-                hold.all_since = are_all.then(|| hold.all_since.unwrap_or_else(Instant::now));
-                let is_waited_for = hold.all_since.is_some_and(|since| since.elapsed() > RETURNS_WITHIN);
-                let are_still = hold.found.iter().all(|one| !one.is_held || one.part.is_still(is_waited_for));
-                hold.before = (hold.found.len(), are_still);
-                self.search.begin_anew(self.fallen(&ours));
+                self.look_anew(&ours);
+                self.looks.push(found.len());
             }
-            if since.elapsed() > hold.within {
-                // What one starts from now on is what it does about the signal.
-                self.met = are_all.then(sys::since_boot);
-                hold.tell(self.signal);
-                return false;
+            let is_late = self.spent > FIND_FOR || self.looks.len() == MOST_LOOKS;
+            let are_all = are_met && self.looks.iter().rev().nth(1) == Some(&found.len());
+            if are_all || is_late {
+                self.met = Some(Moment::now()).filter(|_| are_met);
+                return self.tell_found(found);
             }
-            if are_all || !are_met {
-                self.hold = Some(hold);
-                return false;
+            self.found = Some(found);
+            if !are_met {
+                return;
             }
         }
     }
 
-    /// Stops those that it finds until then, says whether nobody else is to be looked at.
-    fn hold_more(&mut self, until: Instant, hold: &mut Hold, mut stops: impl FnMut(Pid)) -> bool {
-        let Ask { signal, to, search, told_elsewhere, unreached, .. } = self;
-        search.go_on(Some(until), |one| {
-            let (Some(part), reach) = (Part::met(one), Reach::of(one, *signal, *to)) else { return false };
-            if told_elsewhere.contains(&one.pid) {
-                return false;
-            }
-            if reach.passes_on {
-                add_all_below(one.pid, told_elsewhere);
-            }
-            // It starts nothing then, and would pass on that it goes on.
-            let stops_it = reach.hears && !reach.passes_on;
-            let was_stopped = one.is_stopped();
-            if stops_it && !was_stopped {
-                stops(one.pid);
-            }
-            let is_held = stops_it && unreached.send(Signal::STOP, one);
-            let goes_on = reach.goes_on || is_held && !was_stopped;
-            hold.found.push(Found { part, hears: reach.hears, is_held, goes_on });
-            reach.goes_below
-        })
+    fn look_anew(&mut self, ours: impl Fn() -> Vec<(Pid, Pid)>) {
+        self.has_told = false;
+        // What falls to us from an inner run is as well what the job has left behind.
+        let next = if matches!(self.to, To::AllBut(_)) { Vec::new() } else { ours() };
+        self.search.begin_anew(next);
     }
 
-    /// Tells those that it finds; says whether nobody is left who was not told.
+    /// Tells those that were found.
+    fn tell_found(&mut self, mut found: Vec<Found>) {
+        // Before anybody hears anything: when a run ends by that, what it leaves behind falls to us.
+        for Found { part, reach, .. } in found.iter_mut().filter(|one| one.reach.passes_on) {
+            reach.passes_on = is_clinch(raw(part.pid()));
+            match reach.passes_on {
+                true => add_all_below(part.pid(), &mut self.told_elsewhere),
+                // It has become its command.
+                false => self.search.goes_below(part),
+            }
+        }
+        // Parents first: one whose child has ended by it would take that for done.
+        for Found { part, parent, reach } in found {
+            match reach.hears.then(|| part.send(self.signal)) {
+                Some(Err(Errno::PERM)) => self.unreached.add(part.pid(), parent),
+                Some(Ok(())) => self.told.push(part.clone()),
+                _ => {}
+            }
+            if reach.goes_on {
+                let _ = part.send(Signal::CONT);
+            }
+        }
+    }
+
+    /// Tells those that it finds until then; says whether nobody is left who was not told.
     fn tell(&mut self, until: Instant, ours: impl Fn() -> Vec<(Pid, Pid)>) -> bool {
         loop {
-            let Ask { signal, to, search, met, has_told, told_elsewhere, unreached, .. } = self;
+            let Ask { signal, to, search, met, has_told, told, told_elsewhere, unreached, .. } = self;
+            let mut theirs = Vec::new();
             let are_met = search.go_on(Some(until), |one| {
-                // What one starts after all were met is what it does about the signal.
-                let is_later = met.is_some_and(|met| one.begun().is_some_and(|begun| begun > met));
-                if is_later || told_elsewhere.contains(&one.pid) {
+                if met.is_some_and(|met| met.is_before(one)) {
+                    // It may fall to us.
+                    theirs.push(one.pid);
+                    return false;
+                }
+                if told_elsewhere.contains(&one.pid) {
                     return false;
                 }
                 *has_told = true;
                 let reach = Reach::of(one, *signal, *to);
                 if reach.passes_on {
-                    // Before it hears anything: when it ends by that, what it leaves behind falls to us.
                     add_all_below(one.pid, told_elsewhere);
                 }
-                if reach.hears {
-                    unreached.send(*signal, one);
+                if reach.hears && unreached.send(*signal, one) {
+                    told.extend(Part::met(one));
                 }
                 if reach.goes_on {
                     let _ = pidfd_send_signal(&one.held, Signal::CONT);
                 }
                 reach.goes_below
             });
-            if are_met && self.met.is_some() && !self.has_told {
-                return true;
-            }
+            search.forget(theirs);
             if !are_met {
                 return false;
             }
-            self.met.get_or_insert_with(sys::since_boot);
-            self.has_told = false;
-            self.search.begin_anew(self.fallen(&ours));
+            let has_told = self.has_told;
+            self.met.get_or_insert_with(Moment::now);
+            self.look_anew(&ours);
+            if !has_told {
+                return !self.are_dying();
+            }
         }
     }
 
-    /// Those who may have lost their parents. What falls to us from an inner run is as well what the job has left behind.
-    fn fallen(&self, ours: impl Fn() -> Vec<(Pid, Pid)>) -> Vec<(Pid, Pid)> {
-        if matches!(self.to, To::AllBut(_)) { Vec::new() } else { ours() }
-    }
-}
-
-impl Hold {
-    /// Children first: no parent sees that one was stopped.
-    fn tell(self, signal: Signal) {
-        let children_first = || self.found.iter().rev();
-        children_first().filter(|one| one.hears).for_each(|one| _ = one.part.send(signal));
-        children_first().filter(|one| one.goes_on).for_each(|one| _ = one.part.send(Signal::CONT));
+    /// Whether some of those who were told are about to end by that.
+    fn are_dying(&mut self) -> bool {
+        let is_late = self.met.is_none_or(|met| sys::since_boot() > met.at + ENDS_WITHIN);
+        self.told.retain(|one| !is_late && one.is_to_end_by(self.signal));
+        !self.told.is_empty()
     }
 }
 
@@ -320,6 +345,7 @@ fn add_all_below(one: Pid, all: &mut HashSet<Pid>) {
 }
 
 /// What is to be done about one that was found.
+#[derive(Clone, Copy, Debug)]
 struct Reach {
     hears: bool,
     /// Who is stopped does not hear it.
@@ -349,6 +375,15 @@ impl Reach {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_id_that_was_given_later_is_known_by_itself() {
+        for (one, other, is_later) in
+            [(5, 4, true), (4, 5, false), (4, 4, false), (301, 32_767, true), (32_767, 301, false)]
+        {
+            assert_eq!(is_after(one, other), is_later, "{one} {other}");
+        }
+    }
 
     /// A line is written for each, without end; or nobody hears of the others.
     #[test]

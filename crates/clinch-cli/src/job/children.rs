@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{
@@ -98,24 +97,19 @@ impl Child {
         self.kin.forget_stops();
     }
 
+    /// Has what its first process has left behind hear what that was told.
+    pub(crate) fn ask_the_rest(&mut self) {
+        self.kin.ask_the_rest();
+    }
+
     /// Whether some of it have yet to hear of a signal.
     pub(crate) fn is_asking(&self) -> bool {
         self.kin.is_asking()
     }
 
-    /// Whether it is stopped until all of it are found who are to hear of one.
-    pub(crate) fn is_held(&self) -> bool {
-        self.kin.holds()
-    }
-
     /// Goes on to tell them, for a while; tells who cannot be told.
     pub(crate) fn go_on_asking(&mut self) -> Vec<Beyond> {
-        let was_held = self.is_held();
-        let beyond = self.kin.go_on(|part| self.watch.stands_in_for(part));
-        if was_held && !self.is_held() {
-            self.watch.stands_back();
-        }
-        beyond
+        self.kin.go_on()
     }
 
     /// How many processes it has at least, as far as is known.
@@ -190,10 +184,9 @@ impl Child {
     }
 
     /// Asks all of the job to end, also parts that made process groups of their own, as `timeout` does; tells who cannot be asked.
-    /// It has this grace.
-    pub(crate) fn ask_to_end(&mut self, grace: Duration) -> Vec<Beyond> {
+    pub(crate) fn ask_to_end(&mut self) -> Vec<Beyond> {
         self.kin.gather(self.pid);
-        self.kin.ask_to_end(self.door.inner(), grace);
+        self.kin.ask_to_end(self.door.inner());
         self.go_on_asking()
     }
 

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
-use super::ask::{Ask, Beyond, FIND_FOR, To, Unreached};
+use super::ask::{Ask, Beyond, To, Unreached};
 use super::door::Inner;
 use super::parts::Part;
 use super::reentry::settled;
 use super::search::{Met, Search};
-use super::signals::asks_to_stop;
+use super::signals::{asks_to_end, asks_to_stop};
 use super::stat::Stat;
 use super::{namespace, sys, watcher};
 use crate::args::Orphans;
@@ -47,6 +47,8 @@ pub(crate) struct Kin {
     spared: HashSet<Pid>,
     /// Signals that some have yet to hear, one after another.
     asks: VecDeque<Ask>,
+    /// The last one that asked to end.
+    last: Option<Ask>,
     /// How many were met by the look that met most.
     most: usize,
 }
@@ -59,8 +61,8 @@ impl Kin {
         let before = (!is_init).then(|| children(getpid(), true)).into_iter().flatten();
         let leaves = orphans == Orphans::Leave && !is_init;
         let spared = before.chain([watch]).collect();
-        let (killed, asks) = (None, VecDeque::new());
-        Kin { leaves, gathered: false, daemons: None, is_namespace, killed, spared, asks, most: 0 }
+        let (killed, asks, last) = (None, VecDeque::new(), None);
+        Kin { leaves, gathered: false, daemons: None, is_namespace, killed, spared, asks, last, most: 0 }
     }
 
     /// Whether a child of ours is of the job, as far as is known.
@@ -120,7 +122,7 @@ impl Kin {
         let (mut held, mut met, since) = (Vec::new(), HashSet::new(), Instant::now());
         loop {
             // What has yet to stop may just be starting another.
-            let (before, were_still) = (met.len(), held.iter().all(|part: &Part| part.is_still(false)));
+            let (before, were_still) = (met.len(), held.iter().all(Part::is_still));
             let mut stop = |one: &Met| {
                 // Who was stopped before is not for us to wake.
                 if met.insert(one.pid)
@@ -157,7 +159,7 @@ impl Kin {
         let theirs = sys::group_of(leader).filter(|group| *group != ours);
         let groups = [Some(ours).filter(|_| !group_has_it), theirs];
         if groups != [None, None] {
-            self.ask(signal, To::Groups(groups), search(self.spared(), &[]), FIND_FOR);
+            self.ask(signal, To::Groups(groups), search(self.spared(), &[]));
         }
     }
 
@@ -165,22 +167,22 @@ impl Kin {
     pub(crate) fn pass_on_to_inner(&mut self, signal: Signal, inner: &[Inner], group_has_it: bool) {
         let next = inner.iter().filter_map(Inner::root).collect();
         let but = group_has_it.then(sys::group);
-        self.ask(signal, To::AllBut(but), Search::new(next, HashSet::new()), FIND_FOR);
+        self.ask(signal, To::AllBut(but), Search::new(next, HashSet::new()));
     }
 
-    /// Asks all of them to end, and the runs that were let in with all below them, who have this grace from now on.
-    pub(crate) fn ask_to_end(&mut self, inner: &[Inner], grace: Duration) {
+    /// Asks all of them to end, and the runs that were let in with all below them.
+    pub(crate) fn ask_to_end(&mut self, inner: &[Inner]) {
         if self.is_namespace {
             namespace::end(Signal::TERM, Instant::now());
             return;
         }
-        self.ask(Signal::TERM, To::All, search(self.spared(), inner), FIND_FOR.min(grace / 4));
+        self.ask(Signal::TERM, To::All, search(self.spared(), inner));
     }
 
-    fn ask(&mut self, signal: Signal, to: To, search: Search, within: Duration) {
+    fn ask(&mut self, signal: Signal, to: To, search: Search) {
         // One that nobody has heard yet is one with the next, as for the kernel.
         if !self.asks.iter().skip(1).any(|ask| ask.signal == signal && ask.to == to) {
-            self.asks.push_back(Ask::new(signal, to, search, within));
+            self.asks.push_back(Ask::new(signal, to, search));
         }
     }
 
@@ -189,20 +191,21 @@ impl Kin {
         !self.asks.is_empty()
     }
 
-    /// Whether some are stopped until all are found who are to be told.
-    pub(crate) fn holds(&self) -> bool {
-        self.asks.front().is_some_and(Ask::holds)
-    }
-
-    /// Goes on to tell them, for a while; tells who cannot be told. `stops` hears of each that is stopped until all are found.
-    pub(crate) fn go_on(&mut self, stops: impl FnMut(Pid)) -> Vec<Beyond> {
+    /// Goes on to tell them, for a while; tells who cannot be told.
+    pub(crate) fn go_on(&mut self) -> Vec<Beyond> {
         let Some(ask) = self.asks.front_mut() else { return Vec::new() };
-        let (is_over, beyond) = ask.go_on(ours, stops);
+        let (is_over, beyond) = ask.go_on(ours);
         self.most = self.most.max(ask.met());
         if is_over {
-            self.asks.pop_front();
+            self.last = self.asks.pop_front().filter(|ask| asks_to_end(ask.signal)).or(self.last.take());
         }
         beyond
+    }
+
+    /// The first process has ended. What it leaves behind, or a reaper that it was, may be what nobody has told.
+    pub(crate) fn ask_the_rest(&mut self) {
+        self.asks.extend(self.last.take());
+        self.asks.iter_mut().for_each(|ask| ask.again(ours));
     }
 
     /// Those who were stopped meanwhile, or go on, or whose first process has ended, are not to be stopped by what was told before.

@@ -10,6 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clinch::ClaimId;
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::kin::{children, is_watch, threads};
@@ -89,14 +90,9 @@ impl Part {
         }
     }
 
-    /// Whether it starts nothing, as far as that can be seen: all of its threads are stopped, or it has ended; or are in a call which nothing stops, if that is
-    /// taken for the same.
-    pub(super) fn is_still(&self, or_in_call: bool) -> bool {
-        let stands = |thread| match letter(thread) {
-            None | Some(b'T' | b'Z' | b'X') => true,
-            Some(b'D') => or_in_call,
-            _ => false,
-        };
+    /// Whether it starts nothing, as far as that can be seen: all of its threads are stopped, or it has ended.
+    pub(super) fn is_still(&self) -> bool {
+        let stands = |thread| matches!(letter(thread), None | Some(b'T' | b'Z' | b'X'));
         self.hidden.is_some() || !self.runs() || threads(self.pid).all(stands)
     }
 
@@ -118,14 +114,24 @@ impl Part {
         listed.into_iter().filter(|pid| !is_anothers && !is_watch(*pid)).filter_map(part).collect()
     }
 
-    /// Sends it a signal; says whether that may be.
-    pub(super) fn send(&self, signal: Signal) -> bool {
+    /// Sends it a signal.
+    pub(super) fn send(&self, signal: Signal) -> rustix::io::Result<()> {
         if let Some(held) = &self.hidden {
-            return pidfd_send_signal(held, signal).is_ok();
+            return pidfd_send_signal(held, signal);
         }
         // In this order: it is one process whose descriptor this is, and which began then.
-        let held = pidfd_open(self.pid, PidfdFlags::empty());
-        held.is_ok_and(|held| self.runs() && pidfd_send_signal(held, signal).is_ok())
+        let held = pidfd_open(self.pid, PidfdFlags::empty())?;
+        if self.runs() { pidfd_send_signal(held, signal) } else { Err(Errno::SRCH) }
+    }
+
+    /// Whether it runs, and this signal, which it was sent, ends it as soon as it has its turn.
+    pub(super) fn is_to_end_by(&self, signal: Signal) -> bool {
+        self.runs() && !sys::cares_for(self.pid, signal)
+    }
+
+    /// When it began, if that is known.
+    pub(super) fn begun(&self) -> Option<Duration> {
+        self.hidden.is_none().then_some(self.begun)
     }
 }
 
@@ -168,7 +174,8 @@ impl<F: Fn(Pid) -> Option<bool>> Parts<F> {
         let mut killed = HashSet::new();
         loop {
             let (all, before) = (self.stop(true, until.min(Instant::now() + BECOMING)), killed.len());
-            killed.extend(all.into_iter().filter(|part| part.send(Signal::KILL)).map(|part| part.pid));
+            killed
+                .extend(all.into_iter().filter(|part| part.send(Signal::KILL).is_ok()).map(|part| part.pid));
             if killed.len() == before || Instant::now() >= until {
                 return;
             }
@@ -190,15 +197,14 @@ impl<F: Fn(Pid) -> Option<bool>> Parts<F> {
         let (mut stopped, since) = (HashSet::new(), Instant::now());
         loop {
             // What has yet to stop may just be starting another.
-            let (before, were_still) =
-                (stopped.len(), stopped.iter().all(|part: &Part| part.is_still(false)));
+            let (before, were_still) = (stopped.len(), stopped.iter().all(Part::is_still));
             if others {
                 // At once: of the next one it may not be told yet.
                 self.known.extend(all_of(&self.is_of_it).inspect(|part| _ = part.send(Signal::STOP)));
             }
             let all = below(self.known.iter().cloned(), |part| {
                 // Who may not be stopped is met in each round.
-                if part.send(Signal::STOP) {
+                if part.send(Signal::STOP).is_ok() {
                     stopped.insert(part.clone());
                 }
             });

@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, getpid, pidfd_open, waitid};
 
 use super::kin::{children, is_watch, numbered, raw};
+use super::parts::Part;
 use super::stat::Stat;
 use super::sys;
 
@@ -143,6 +144,16 @@ impl Search {
     pub(super) fn begin_anew(&mut self, next: Vec<(Pid, Pid)>) {
         self.next = next;
         self.again = self.above.keys().copied().collect();
+    }
+
+    /// Looks below one after all, the next time that it begins anew.
+    pub(super) fn goes_below(&mut self, one: &Part) {
+        self.above.extend(one.begun().map(|begun| (one.pid(), begun)));
+    }
+
+    /// These may be met again.
+    pub(super) fn forget(&mut self, those: Vec<Pid>) {
+        those.iter().for_each(|one| _ = self.seen.remove(one));
     }
 
     /// How many were met, or are not to be.

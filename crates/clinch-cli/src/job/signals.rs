@@ -34,11 +34,6 @@ pub(crate) fn asks_to_end(signal: Signal) -> bool {
     ENDING.contains(&signal)
 }
 
-/// Whether a signal that is passed on ends a process that has no use for it.
-pub(crate) fn ends_by_default(signal: Signal) -> bool {
-    asks_to_end(signal) || [Signal::USR1, Signal::USR2].contains(&signal)
-}
-
 /// Runs `body` such that what asks to end does so at once.
 pub(crate) fn ended_at_once<T>(body: impl FnOnce() -> T) -> T {
     sys::with_default(&ENDING, body)

@@ -124,10 +124,8 @@ impl Supervisor<'_> {
                 }
                 return Ok(Ended { exit, stopped, key: key(exit), _watch: self.child.into_watch() });
             }
-            if !self.child.is_held() {
-                self.stop_if_asked(signals);
-                self.wake_if_forgotten();
-            }
+            self.stop_if_asked(signals);
+            self.wake_if_forgotten();
             // Also after the last turn: a job that has ended was waiting for that alone.
             let asks = self.child.is_asking().then_some(TURN);
             let beyond = self.child.go_on_asking();
@@ -221,6 +219,7 @@ impl Supervisor<'_> {
         self.progress.exit = Some(exit);
         // Nobody is left who would be stopped, but for a key of the terminal.
         self.child.forget_stops();
+        self.child.ask_the_rest();
         if !self.progress.stops_with_group {
             self.progress.asked_to_stop = None;
         }
@@ -391,7 +390,7 @@ impl Supervisor<'_> {
     fn terminate(&mut self) {
         self.progress.stage = Stage::Terminated;
         self.progress.told = Some(self.env.clock().now());
-        let beyond = self.child.ask_to_end(self.plan.grace());
+        let beyond = self.child.ask_to_end();
         self.name(beyond);
         self.report_stopping(StopWord::Term);
     }

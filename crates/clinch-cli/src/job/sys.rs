@@ -196,6 +196,25 @@ pub(crate) fn next_ended() -> io::Result<Option<Pid>> {
     Ok(Pid::from_raw(pid))
 }
 
+/// Whether a process catches, blocks or ignores a signal, or is stopped, as far as is known.
+pub(crate) fn cares_for(pid: Pid, signal: Signal) -> bool {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
+    let is_in = |set: &str| {
+        u64::from_str_radix(set.trim(), 16).is_ok_and(|set| set >> (signal.as_raw() - 1) & 1 == 1)
+    };
+    status.lines().filter_map(|line| line.split_once(':')).any(|(what, is)| match what {
+        "SigBlk" | "SigIgn" | "SigCgt" => is_in(is),
+        "State" => is.trim_start().starts_with(['T', 't']),
+        _ => false,
+    })
+}
+
+/// The id that is given next, which nobody has then: those of threads and processes are given one after the other.
+pub(crate) fn next_id() -> Option<Pid> {
+    let thread = std::thread::Builder::new().stack_size(1 << 14).spawn(rustix::thread::gettid);
+    thread.ok()?.join().ok()
+}
+
 /// Whether we lead a session.
 pub(crate) fn leads_session() -> bool {
     // SAFETY: as above.

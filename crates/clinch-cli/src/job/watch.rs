@@ -167,12 +167,7 @@ impl Watch {
         if self.keeps { untold } else { 0 }
     }
 
-    /// We are about to stop one for a moment.
-    pub(crate) fn stands_in_for(&self, part: Pid) {
-        self.tell(Word::Stopping(Some(part)));
-    }
-
-    /// We go on, or those do.
+    /// We go on.
     pub(crate) fn stands_back(&self) {
         self.tell(Word::Stopped(None));
     }

@@ -327,7 +327,8 @@ impl Watcher<'_> {
     fn wake_parts(&self) {
         for (part, _) in &self.parts {
             match stat::letter(*part) {
-                Some(b'T') => _ = kill_process(*part, Signal::CONT),
+                // Nor does one stop by that which has yet to hear of its stop.
+                Some(letter) if !matches!(letter, b'Z' | b'X') => _ = kill_process(*part, Signal::CONT),
                 // It is hidden, or gone.
                 None if Some(*part) == self.job => _ = self.tell(Signal::CONT),
                 _ => {}
