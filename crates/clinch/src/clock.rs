@@ -4,27 +4,31 @@
 //! then (rust-lang/rust#87906), and a lease would seem to live on in a laptop that slept past its end.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::ops::{Add, Sub};
 use std::time::{Duration, SystemTime};
 
 /// A moment of this host since it booted, time in suspend included. Comparable between processes of one host.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Instant(u64);
+pub struct Instant(
+    /// One more than the nanoseconds since boot: of a lease much is known that may be no moment at all, and none takes no room.
+    NonZeroU64,
+);
 
 impl Instant {
     /// The moment this many nanoseconds after boot.
     pub const fn from_nanos(nanos: u64) -> Instant {
-        Instant(nanos)
+        Instant(NonZeroU64::MIN.saturating_add(nanos))
     }
 
     /// Nanoseconds since boot.
     pub const fn as_nanos(self) -> u64 {
-        self.0
+        self.0.get() - 1
     }
 
     /// The time from `earlier` to this moment; zero when it is not later.
     pub const fn since(self, earlier: Instant) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+        Duration::from_nanos(self.as_nanos().saturating_sub(earlier.as_nanos()))
     }
 }
 
@@ -42,7 +46,9 @@ impl Sub<Duration> for Instant {
     type Output = Instant;
 
     fn sub(self, time: Duration) -> Instant {
-        Instant(self.0.saturating_sub(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
+        Instant::from_nanos(
+            self.as_nanos().saturating_sub(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+        )
     }
 }
 
@@ -56,7 +62,7 @@ impl Sub for Instant {
 
 impl fmt::Debug for Instant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "boot+{:?}", Duration::from_nanos(self.0))
+        write!(f, "boot+{:?}", Duration::from_nanos(self.as_nanos()))
     }
 }
 
@@ -97,7 +103,7 @@ impl Clock {
     pub fn now(&self) -> Instant {
         match self.0 {
             Source::Host => boot_time(),
-            Source::Simulated { epoch, .. } => Instant(0) + epoch.elapsed(),
+            Source::Simulated { epoch, .. } => Instant::from_nanos(0) + epoch.elapsed(),
             #[cfg(test)]
             Source::Told(now) => now(),
         }
@@ -117,7 +123,7 @@ impl Clock {
     pub(crate) fn simulated_instant(&self, at: Instant) -> Option<tokio::time::Instant> {
         match self.0 {
             Source::Host => None,
-            Source::Simulated { epoch, .. } => Some(epoch + at.since(Instant(0))),
+            Source::Simulated { epoch, .. } => Some(epoch + at.since(Instant::from_nanos(0))),
             #[cfg(test)]
             Source::Told(_) => None,
         }
@@ -128,7 +134,8 @@ impl Clock {
 fn boot_time() -> Instant {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    Instant(seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0)))
+    let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
+    Instant::from_nanos(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
 }
 
 /// Elsewhere, the monotonic clock, which on macOS and the BSDs may stop in suspend.
@@ -137,7 +144,7 @@ fn boot_time() -> Instant {
     use std::sync::OnceLock;
     static START: OnceLock<std::time::Instant> = OnceLock::new();
     // A day ahead, so that arithmetic near the start does not saturate.
-    Instant(86_400_000_000_000) + START.get_or_init(std::time::Instant::now).elapsed()
+    Instant::from_nanos(86_400_000_000_000) + START.get_or_init(std::time::Instant::now).elapsed()
 }
 
 #[cfg(test)]
@@ -150,6 +157,11 @@ mod tests {
         assert_eq!(start - Duration::from_secs(1), Instant::from_nanos(0));
         assert_eq!(start + Duration::MAX, Instant::from_nanos(u64::MAX));
         assert_eq!(start - Instant::from_nanos(9), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_moment_that_may_be_none_takes_no_more_room() {
+        assert_eq!(size_of::<Option<Instant>>(), size_of::<Instant>());
     }
 
     #[test]
