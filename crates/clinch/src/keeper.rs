@@ -399,10 +399,12 @@ async fn renew(shared: Arc<Shared>, env: Env, batch: Batch, sent: Instant) {
         () = env.sleep_until(sent + batch.patience) => Vec::new(),
     };
     let (now, mut answers) = (env.now(), answers.into_iter());
+    // One for all: what was renewed together is due together again, and stands side by side in the schedule until then.
+    let jitter = env.random().jitter();
     for tenure in &batch.tenures {
         let answer = answers.next().unwrap_or_else(|| Renewal::Failed(no_answer()));
         // A failure is retried at the instant that `answer` has set, and told when the deadline passes.
-        let _ = tenure.answer(answer, sent, now, env.random().jitter());
+        let _ = tenure.answer(answer, sent, now, jitter);
     }
     shared.look_again(&batch.tenures, now);
 }
