@@ -17,9 +17,10 @@ use super::resp::{Command, Value, hex_digits};
 use super::watch::Watch;
 use crate::backends::driven::watch_over;
 use crate::backends::pool::Connection;
-use crate::claim::ClaimId;
+use crate::claim::{Claim, ClaimId};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
+use crate::name::LockName;
 use crate::sync::lock;
 
 /// How often an inbox is pinged: a connection that died without a word is otherwise noticed by nobody.
@@ -185,8 +186,8 @@ impl Inbox {
         if !self.tracking {
             return Ok(None);
         }
-        let [opt_in, read] = &note_and_read(prefix, watches);
-        what_was_read(watches, self.link.call_together([opt_in, read]).await?)
+        let [opt_in, read] = &note_and_read(prefix, watches.iter().map(|(_, name)| name));
+        what_was_read(watches.iter().map(|(id, _)| *id), self.link.call_together([opt_in, read]).await?)
     }
 
     /// Renews locks by this command and then reads them, as [`Inbox::read`] does: of the renewal the server says nothing here, and it
@@ -195,29 +196,32 @@ impl Inbox {
         &self,
         renewal: &Command,
         prefix: &str,
-        watches: &[Watch],
+        claims: &[&Claim],
     ) -> Result<(Value, Result<Option<Vec<bool>>, Failure>), Failure> {
-        let [opt_in, read] = &note_and_read(prefix, watches);
+        let [opt_in, read] = &note_and_read(prefix, claims.iter().map(|claim| &claim.name));
         let mut answers = self.link.call_together([renewal, opt_in, read]).await?;
         let rest = answers.split_off(1);
         let renewed = answers.pop().map_or(Ok(Value::Nil), Failure::check)?;
-        Ok((renewed, what_was_read(watches, rest)))
+        Ok((renewed, what_was_read(claims.iter().map(|claim| claim.id), rest)))
     }
 }
 
 /// The commands that read whose these locks are, and have the server tell when one of them changes. No script: Redis before 7.2 notes all keys
 /// of a script at each of its reads. With 256 keys that takes twenty times as long.
-fn note_and_read(prefix: &str, watches: &[Watch]) -> [Command; 2] {
-    let (mut opt_in, mut read) = (Command::new("CLIENT"), Command::new("MGET"));
+fn note_and_read<'a>(prefix: &str, names: impl ExactSizeIterator<Item = &'a LockName>) -> [Command; 2] {
+    let (mut opt_in, mut read) = (Command::new("CLIENT"), Command::of_keys("MGET", names.len()));
     opt_in.arg("CACHING").arg("YES");
-    for (_, name) in watches {
+    for name in names {
         read.arg([prefix, name.as_str()]);
     }
     [opt_in, read]
 }
 
 /// Which of them are their claims', if the keys were noted; `None`: they never will be. A key that holds no text is nobody's.
-fn what_was_read(watches: &[Watch], answers: Vec<Value>) -> Result<Option<Vec<bool>>, Failure> {
+fn what_was_read(
+    claims: impl Iterator<Item = ClaimId>,
+    answers: Vec<Value>,
+) -> Result<Option<Vec<bool>>, Failure> {
     let mut answers = answers.into_iter().map(Failure::check);
     match answers.next().transpose() {
         Err(failure) if failure.passes() => return Err(failure),
@@ -230,7 +234,7 @@ fn what_was_read(watches: &[Watch], answers: Vec<Value>) -> Result<Option<Vec<bo
         Ok(Some(Value::List(values))) => values,
         _ => return Ok(None),
     };
-    Ok(Some(watches.iter().zip(&values).map(|((id, _), value)| is_held_by(*id, value)).collect()))
+    Ok(Some(claims.zip(&values).map(|(id, value)| is_held_by(id, value)).collect()))
 }
 
 /// Whether this is the value of a lock's key that this claim alone holds.

@@ -26,11 +26,11 @@ impl Store {
             group.iter().filter_map(|at| claims.get(*at)).map(|claim| &**claim).collect()
         };
         let (mut held, mut others) = (BTreeMap::<(u16, Option<u64>), Vec<usize>>::new(), Vec::new());
-        for (at, claim) in claims.iter().enumerate() {
+        for (at, (claim, inbox)) in claims.iter().zip(self.watched_on(claims)).enumerate() {
             if claim.mode == Mode::Exclusive && !claim.place {
                 let prefix = &self.settings().prefix;
                 let slot = if self.route.has_slots() { slot_of(&lock_key(prefix, &claim.name)) } else { 0 };
-                held.entry((slot, self.claims.held.watched_on(claim.id))).or_default().push(at);
+                held.entry((slot, inbox)).or_default().push(at);
             } else {
                 others.push(at);
             }
@@ -61,7 +61,7 @@ impl Store {
         for (claim, answer) in claims.iter().zip(&answers) {
             // Not before all have come: who gives up on the others has heard of none.
             if !claim.place && matches!(answer, Some(Renewal::Lost(_))) {
-                self.claims.held.let_go(claim.id);
+                self.claims.held.let_go(claim.id, &claim.name);
             }
         }
         answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
@@ -151,15 +151,16 @@ impl Store {
             }
             done => done?,
         };
-        let renewal = |(claim, held): (&&Claim, &Value)| {
-            Ok(match reply::number(held)? {
+        let mut renewals = Vec::with_capacity(claims.len());
+        for (claim, held) in claims.iter().zip(reply::list(&answer)?) {
+            renewals.push(match reply::number(held)? {
                 1 => Some(renewed(claim.ttl, &copied)),
                 // Evicted, which its own key tells: while a slot moves, the others cannot be asked.
                 -1 => Some(Renewal::Lost(deleted())),
                 _ => None,
-            })
-        };
-        claims.iter().zip(reply::list(&answer)?).map(renewal).collect()
+            });
+        }
+        Ok(renewals)
     }
 }
 

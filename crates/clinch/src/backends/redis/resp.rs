@@ -49,6 +49,9 @@ pub(super) struct Command {
 /// For how many bytes of arguments there is room at first: most commands are a script's with some keys and an owner.
 const ROOM: usize = 512;
 
+/// For how many where there are many keys: a key, and the id and the time that a script is told of it.
+const KEY: usize = 96;
+
 /// What can be an argument.
 pub(super) trait Arg {
     fn write_to(&self, body: &mut Vec<u8>);
@@ -106,7 +109,12 @@ impl Arg for Sixteen {
 
 impl Command {
     pub(super) fn new(name: &str) -> Command {
-        let mut command = Command { words: 0, body: Vec::with_capacity(ROOM) };
+        Command::of_keys(name, 0)
+    }
+
+    /// A command of so many keys.
+    pub(super) fn of_keys(name: &str, keys: usize) -> Command {
+        let mut command = Command { words: 0, body: Vec::with_capacity(ROOM.max(keys * KEY)) };
         command.arg(name);
         command
     }
@@ -119,7 +127,12 @@ impl Command {
 
     /// Another command that has one more argument.
     pub(super) fn and(&self, arg: impl Arg) -> Command {
-        let mut body = Vec::with_capacity(ROOM.max(self.body.len() + 64));
+        self.and_keys(arg, 0)
+    }
+
+    /// As [`Command::and`], with room for so many keys.
+    pub(super) fn and_keys(&self, arg: impl Arg, keys: usize) -> Command {
+        let mut body = Vec::with_capacity(ROOM.max(self.body.len() + 64).max(keys * KEY));
         body.extend_from_slice(&self.body);
         let mut command = Command { words: self.words, body };
         command.arg(arg);

@@ -89,7 +89,7 @@ impl Script {
     /// The command that runs it on these keys; arguments follow.
     pub(super) fn on(&self, keys: impl IntoIterator<Item: Arg, IntoIter: ExactSizeIterator>) -> Command {
         let keys = keys.into_iter();
-        let mut command = self.run.and(keys.len() as u64);
+        let mut command = self.run.and_keys(keys.len() as u64, keys.len());
         for key in keys {
             command.arg(key);
         }

@@ -312,7 +312,7 @@ impl Backend for Store {
     }
 
     async fn downgrade(&self, claim: &Claim) -> Result<()> {
-        self.claims.held.let_go(claim.id);
+        self.claims.held.let_go(claim.id, &claim.name);
         let keys = self.keys(&claim.name);
         let mut command = self.command(&script::DOWNGRADE, &keys, NO_STEP);
         command.arg(claim.id).arg(millis(claim.ttl));
@@ -325,14 +325,14 @@ impl Backend for Store {
     }
 
     async fn release(&self, claim: &Claim, linger: Duration) -> Result<Freed> {
-        self.claims.held.let_go(claim.id);
+        self.claims.held.let_go(claim.id, &claim.name);
         let freed = self.free(claim, linger).await?;
         self.claims.forget(claim.id);
         Ok(freed)
     }
 
     fn forget(&self, claim: &Claim) {
-        self.claims.held.let_go(claim.id);
+        self.claims.held.let_go(claim.id, &claim.name);
         self.claims.forget(claim.id);
     }
 

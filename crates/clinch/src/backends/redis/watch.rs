@@ -62,7 +62,7 @@ impl Store {
                 () = held.news.notified() => {}
                 () = next => {}
                 Some(answered) = answers.next() => {
-                    answered.iter().for_each(|(id, _)| _ = asked.remove(id));
+                    answered.iter().for_each(|((id, _), _)| _ = asked.remove(id));
                     let lost = self.confirmed(answered);
                     // Whatever else was missed is so until it is answered for, and is asked for again.
                     if !lost.is_empty() {
@@ -78,16 +78,17 @@ impl Store {
         let (held, env) = (&self.claims.held, &self.dialer.env);
         let Some(due) = held.begin(env.now()) else { return };
         let (route, claims, dialer) = (self.route.clone(), self.claims.clone(), self.dialer.clone());
-        let ids: Vec<ClaimId> = due.iter().map(|(id, _)| *id).collect();
+        let watches: Arc<[Watch]> = due.into();
+        let due = watches.clone();
         let looks = env.lane().run(move || look(route.clone(), claims.clone(), dialer.clone(), due.clone()));
         if looks.is_err() {
-            held.unread(ids.into_iter(), env.now() + PAUSE);
+            held.unread(each(&watches), env.now() + PAUSE);
             held.done();
         }
     }
 
     /// Claims by the server that is asked for them.
-    fn by_server(&self, claims: Vec<(ClaimId, LockName)>) -> impl Iterator<Item = Vec<(ClaimId, LockName)>> {
+    fn by_server(&self, claims: Vec<Watch>) -> impl Iterator<Item = Vec<Watch>> {
         let mut servers: BTreeMap<u64, Vec<_>> = BTreeMap::new();
         for (id, name) in claims {
             servers.entry(self.shard(&name)).or_default().push((id, name));
@@ -96,26 +97,39 @@ impl Store {
     }
 
     /// Asks whether claims that a look has missed are there.
-    async fn confirm(&self, missed: Vec<(ClaimId, LockName)>) -> Vec<(ClaimId, Result<bool>)> {
-        join_all(missed.iter().map(async |(id, name)| (*id, self.is_there(name, *id).await))).await
+    async fn confirm(&self, missed: Vec<Watch>) -> Vec<(Watch, Result<bool>)> {
+        let is_there = async |watch: Watch| {
+            let there = self.is_there(&watch.1, watch.0).await;
+            (watch, there)
+        };
+        join_all(missed.into_iter().map(is_there)).await
     }
 
     /// Which of them are really gone.
-    fn confirmed(&self, answers: Vec<(ClaimId, Result<bool>)>) -> Vec<(ClaimId, Loss)> {
+    fn confirmed(&self, answers: Vec<(Watch, Result<bool>)>) -> Vec<(ClaimId, Loss)> {
         let again = self.dialer.env.now() + PAUSE;
         let mut lost = Vec::new();
-        for (id, there) in answers {
+        for ((id, name), there) in answers {
             // A key that holds no text is nobody's.
             let is_gone = there.map_or_else(|error| error.kind() == ErrorKind::Invalid, |there| !there);
             if is_gone {
-                self.claims.held.let_go(id);
+                self.claims.held.let_go(id, &name);
                 lost.push((id, taken_away()));
             } else {
                 // The next renewal will tell.
-                self.claims.held.unread([id].into_iter(), again);
+                self.claims.held.unread([(id, &name)].into_iter(), again);
             }
         }
         lost
+    }
+
+    /// Of each of these claims the inbox that it can be renewed on.
+    pub(super) fn watched_on(&self, claims: &[Arc<Claim>]) -> Vec<Option<u64>> {
+        match self.settings().durability.asks_for_more() {
+            // What has to have copies has a connection of its own.
+            true => vec![None; claims.len()],
+            false => self.claims.held.watched_on(claims),
+        }
     }
 
     /// Renews locks by this command on the inbox that tells of them, which has them told of on. `None`: not there, so they are to be renewed
@@ -127,14 +141,9 @@ impl Store {
         claims: &[&Claim],
         renewal: &Command,
     ) -> Option<Value> {
-        if self.settings().durability.asks_for_more() {
-            // What has to have copies has a connection of its own.
-            return None;
-        }
         let inbox = self.route.inbox_of_steps(slot, inbox).await?;
-        let unanswered = self.claims.held.renewing(claims, inbox.id);
-        let (renewed, read) =
-            inbox.renew(renewal, &self.settings().prefix, &unanswered.watches).await.ok()?;
+        let unanswered = self.claims.held.renewing(claims);
+        let (renewed, read) = inbox.renew(renewal, &self.settings().prefix, claims).await.ok()?;
         if let Some(held) = read.ok().flatten() {
             unanswered.read(&held);
         }
@@ -147,14 +156,18 @@ fn taken_away() -> Loss {
     Loss::new(LossKind::Deleted, "the server told that the claim was taken away")
 }
 
+fn each(watches: &[Watch]) -> impl Iterator<Item = (ClaimId, &LockName)> {
+    watches.iter().map(|(id, name)| (*id, name))
+}
+
 /// Reads these, and sees to it that the server tells of their next change.
-async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: Vec<(ClaimId, LockName)>) {
+async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: Arc<[Watch]>) {
     let (held, prefix) = (&claims.held, &dialer.settings.prefix);
     let mut slots: BTreeMap<u16, Vec<Watch>> = BTreeMap::new();
-    for (id, name) in due {
+    for watch in &*due {
         // Keys of several slots go into one command only where there are no slots.
-        let slot = if route.has_slots() { slot_of(&lock_key(prefix, &name)) } else { 0 };
-        slots.entry(slot).or_default().push((id, name));
+        let slot = if route.has_slots() { slot_of(&lock_key(prefix, &watch.1)) } else { 0 };
+        slots.entry(slot).or_default().push(watch.clone());
     }
     let batches = slots.iter().flat_map(|(slot, watches)| watches.chunks(BATCH).map(|batch| (*slot, batch)));
     let reads =
@@ -162,7 +175,7 @@ async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: 
             Some(Ok(Some((inbox, answers)))) => held.read(batch, inbox, &answers),
             Some(Ok(None)) => held.untold(batch),
             Some(Err(_)) | None => {
-                held.unread(batch.iter().map(|(id, _)| *id), dialer.env.now() + PAUSE);
+                held.unread(each(batch), dialer.env.now() + PAUSE);
             }
         });
     let mut reads = pin!(join_all(reads));

@@ -1,12 +1,13 @@
 //! What is known of the locks that are held: which are watched, which are to be read, and which were not found.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::claim::{ByClaim, Claim, ClaimId, Mode};
+use crate::claim::{Claim, ClaimId, Mode};
 use crate::clock::Instant;
 use crate::name::LockName;
 use crate::sync::lock;
@@ -39,19 +40,21 @@ pub(in super::super) struct Held {
 
 #[derive(Default)]
 struct State {
-    leases: ByClaim<Lease>,
-    /// The claims of whose locks the server tells. One that is gone and not yet let go of may be beside the one that has the lock now.
-    told: HashMap<LockName, Vec<ClaimId>>,
-    /// Those that are to be read, by when; and those that were not found. So no step looks through all.
-    due: BTreeSet<(Instant, ClaimId)>,
-    missed: BTreeSet<ClaimId>,
+    /// What was granted last, by the lock, for the server tells of locks.
+    leases: HashMap<LockName, Lease>,
+    /// Those that are to be read, by when. So no step looks through all.
+    due: BTreeSet<(Instant, LockName)>,
+    /// How many are watched.
+    watched: usize,
+    /// Claims that were not found, or whose lock was granted again.
+    missed: BTreeSet<Watch>,
     /// When to look for leases that are not watched; `None`: when there is one again.
     next: Option<Instant>,
     looking: bool,
 }
 
 struct Lease {
-    name: LockName,
+    id: ClaimId,
     sight: Sight,
 }
 
@@ -61,8 +64,6 @@ enum Sight {
     Due(Instant),
     /// About to be read.
     Looked,
-    /// Not found when it was read.
-    Missed,
     /// Read on this inbox, and not changed since; `sure` once the answer has come.
     Watched { inbox: u64, sure: bool },
 }
@@ -76,40 +77,39 @@ impl Sight {
 }
 
 impl Held {
-    /// Notes that a claim was granted.
+    /// Notes that a claim was granted. Another of ours that had the lock before is gone, though its holder may not know it yet.
     pub(in super::super) fn hold(&self, claim: &Claim, now: Instant) {
         if claim.mode != Mode::Exclusive {
             return;
         }
         let at = now + YOUNG;
         let mut state = lock(&self.state);
-        let lease = Lease { name: claim.name.clone(), sight: Sight::Due(at) };
-        if let Some(before) = state.leases.insert(claim.id, lease) {
-            state.out_of_sight(claim.id, &before.name, &before.sight);
-        }
-        state.due.insert((at, claim.id));
-        if state.arm(at) {
+        let before = state.put(claim.id, &claim.name, at).filter(|before| *before != claim.id);
+        state.missed.extend(before.map(|before| (before, claim.name.clone())));
+        if state.arm(at) || before.is_some() {
             self.news.notify_one();
         }
     }
 
     /// Notes that a claim is released, or no longer the sole holder's.
-    pub(in super::super) fn let_go(&self, id: ClaimId) {
-        lock(&self.state).remove(id);
+    pub(in super::super) fn let_go(&self, id: ClaimId, name: &LockName) {
+        lock(&self.state).remove(id, name);
     }
 
     /// Whether nothing is watched.
     pub(in super::super) fn is_idle(&self) -> bool {
-        lock(&self.state).told.is_empty()
+        lock(&self.state).watched == 0
     }
 
     /// The server told of this lock.
     pub(in super::super) fn changed(&self, name: &str, now: Instant) {
         let mut state = lock(&self.state);
-        let Some(told) = state.told.remove(name) else { return };
-        for id in told {
-            state.set(id, Sight::Due(now + GATHER));
-        }
+        let Some((name, Lease { id, sight: Sight::Watched { .. } })) = state.leases.get_key_value(name)
+        else {
+            return;
+        };
+        let (id, name) = (*id, name.clone());
+        state.set(id, &name, Sight::Due(now + GATHER));
         if state.arm(now + GATHER) {
             self.news.notify_one();
         }
@@ -135,8 +135,8 @@ impl Held {
         }
         let mut due = Vec::new();
         // What is due soon comes along.
-        while let Some(id) = state.take_due(now + YOUNG / 4) {
-            due.extend(state.leases.get(&id).map(|lease| (id, lease.name.clone())));
+        while let Some(watch) = state.take_due(now + YOUNG / 4) {
+            due.push(watch);
         }
         state.looking = !due.is_empty();
         // One look for all that grow up meanwhile.
@@ -147,41 +147,38 @@ impl Held {
     /// Notes that these are read on an inbox from now on: what it tells from here on counts.
     pub(super) fn reading(&self, watches: &[Watch], inbox: u64) {
         let mut state = lock(&self.state);
-        for (id, _) in watches {
-            state.set(*id, Sight::Watched { inbox, sure: false });
+        for (id, name) in watches {
+            state.set(*id, name, Sight::Watched { inbox, sure: false });
         }
     }
 
-    /// As [`Held::reading`], by whoever may be given up: what was not [read](Unanswered::read) by then is read at once.
-    pub(super) fn renewing(&self, claims: &[&Claim], inbox: u64) -> Unanswered<'_> {
-        let mut state = lock(&self.state);
-        let watches = claims.iter().map(|claim| {
-            state.watch(claim.id, inbox);
-            (claim.id, claim.name.clone())
-        });
-        Unanswered { watches: watches.collect(), held: self, inbox }
+    /// A read that comes with the renewal of locks that are watched. It says nothing of those that are still held: that they are watched
+    /// is known, and a change that was told meanwhile stays. What was not [read](Unanswered::read), since the renewal was given up, is
+    /// read at once: the server may have forgotten whom to tell.
+    pub(super) fn renewing<'a>(&'a self, claims: &'a [&'a Claim]) -> Unanswered<'a> {
+        Unanswered { claims, held: self }
     }
 
-    /// The inbox that is known to tell of a claim's key.
-    pub(in super::super) fn watched_on(&self, id: ClaimId) -> Option<u64> {
-        match lock(&self.state).leases.get(&id)?.sight {
-            Sight::Watched { inbox, sure: true, .. } => Some(inbox),
+    /// Of each of these claims the inbox that is known to tell of its key.
+    pub(super) fn watched_on(&self, claims: &[Arc<Claim>]) -> Vec<Option<u64>> {
+        let state = lock(&self.state);
+        let inbox = |claim: &Arc<Claim>| match state.leases.get(&claim.name)? {
+            Lease { id, sight: Sight::Watched { inbox, sure: true } } if *id == claim.id => Some(*inbox),
             _ => None,
-        }
+        };
+        claims.iter().map(inbox).collect()
     }
 
     /// Notes which of those that were read on an inbox were still held. What was told meanwhile stays.
     pub(super) fn read(&self, watches: &[Watch], on: u64, held: &[bool]) {
         let mut state = lock(&self.state);
-        if held.contains(&false) {
-            self.news.notify_one();
-        }
-        for ((id, _), held) in watches.iter().zip(held) {
+        for ((id, name), held) in watches.iter().zip(held) {
             if !held {
-                state.set(*id, Sight::Missed);
-            } else if let Some(Lease { sight: Sight::Watched { inbox, sure, .. }, .. }) =
-                state.leases.get_mut(id)
-                && *inbox == on
+                state.miss(*id, name);
+                self.news.notify_one();
+            } else if let Some(lease) = state.leases.get_mut(name)
+                && let Lease { id: known, sight: Sight::Watched { inbox, sure } } = lease
+                && (*known, *inbox) == (*id, on)
             {
                 *sure = true;
             }
@@ -189,10 +186,15 @@ impl Held {
     }
 
     /// Notes that these could not be read.
-    pub(super) fn unread(&self, ids: impl Iterator<Item = ClaimId>, again: Instant) {
+    pub(super) fn unread<'a>(&self, claims: impl Iterator<Item = (ClaimId, &'a LockName)>, again: Instant) {
         let mut state = lock(&self.state);
-        for id in ids {
-            state.set(id, Sight::Due(again));
+        for (id, name) in claims {
+            // Of one whose lock was granted again the next renewal tells.
+            if state.missed.remove(&(id, name.clone())) && !state.leases.contains_key(name) {
+                state.put(id, name, again);
+            } else {
+                state.set(id, name, Sight::Due(again));
+            }
         }
         if state.arm(again) {
             self.news.notify_one();
@@ -209,16 +211,14 @@ impl Held {
     /// The server cannot tell of these. Another may: the next that is held is looked at again.
     pub(super) fn untold(&self, watches: &[Watch]) {
         let mut state = lock(&self.state);
-        for (id, _) in watches {
-            state.remove(*id);
+        for (id, name) in watches {
+            state.remove(*id, name);
         }
     }
 
     /// Some that were not found, and which are wanted.
     pub(super) fn missed(&self, mut wanted: impl FnMut(ClaimId) -> bool) -> Vec<Watch> {
-        let state = lock(&self.state);
-        let name = |id: &ClaimId| state.leases.get(id).map(|lease| (*id, lease.name.clone()));
-        state.missed.iter().filter(|id| wanted(**id)).take(BATCH).filter_map(name).collect()
+        lock(&self.state).missed.iter().filter(|(id, _)| wanted(*id)).take(BATCH).cloned().collect()
     }
 
     pub(super) fn next(&self) -> Option<Instant> {
@@ -229,72 +229,82 @@ impl Held {
 
 /// A read whose answer has not come.
 pub(super) struct Unanswered<'a> {
-    pub(super) watches: Vec<Watch>,
+    claims: &'a [&'a Claim],
     held: &'a Held,
-    inbox: u64,
 }
 
 impl Unanswered<'_> {
+    /// Notes which of them were still held.
     pub(super) fn read(mut self, held: &[bool]) {
-        self.held.read(&self.watches, self.inbox, held);
-        self.watches.clear();
+        let claims = std::mem::take(&mut self.claims);
+        if held.contains(&false) {
+            let mut state = lock(&self.held.state);
+            let gone = claims.iter().zip(held).filter(|(_, held)| !**held);
+            gone.for_each(|(claim, _)| state.miss(claim.id, &claim.name));
+            self.held.news.notify_one();
+        }
     }
 }
 
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
-        if !self.watches.is_empty() {
-            self.held.unread(self.watches.iter().map(|(id, _)| *id), AT_ONCE);
+        if !self.claims.is_empty() {
+            self.held.unread(self.claims.iter().map(|claim| (claim.id, &claim.name)), AT_ONCE);
         }
     }
 }
 
 impl State {
-    fn remove(&mut self, id: ClaimId) {
-        if let Some(lease) = self.leases.remove(&id) {
-            self.out_of_sight(id, &lease.name, &lease.sight);
+    /// Has the lock of a claim be read at this time; says which claim had it before.
+    fn put(&mut self, id: ClaimId, name: &LockName, at: Instant) -> Option<ClaimId> {
+        let before = self.leases.insert(name.clone(), Lease { id, sight: Sight::Due(at) });
+        if let Some(before) = &before {
+            self.out_of_sight(name, &before.sight);
+        }
+        self.due.insert((at, name.clone()));
+        before.map(|before| before.id)
+    }
+
+    /// Takes a claim out; says whether it had its lock.
+    fn take(&mut self, id: ClaimId, name: &LockName) -> bool {
+        let Entry::Occupied(lease) = self.leases.entry(name.clone()) else { return false };
+        if lease.get().id != id {
+            return false;
+        }
+        let was = lease.remove().sight;
+        self.out_of_sight(name, &was);
+        true
+    }
+
+    fn remove(&mut self, id: ClaimId, name: &LockName) {
+        if !self.take(id, name) && !self.missed.is_empty() {
+            self.missed.remove(&(id, name.clone()));
         }
     }
 
-    fn set(&mut self, id: ClaimId, sight: Sight) {
-        let Some(lease) = self.leases.get_mut(&id) else { return };
-        let name = lease.name.clone();
+    /// Notes that a claim was not found.
+    fn miss(&mut self, id: ClaimId, name: &LockName) {
+        if self.take(id, name) {
+            self.missed.insert((id, name.clone()));
+        }
+    }
+
+    fn set(&mut self, id: ClaimId, name: &LockName, sight: Sight) {
+        let Some(lease) = self.leases.get_mut(name).filter(|lease| lease.id == id) else { return };
         let before = std::mem::replace(&mut lease.sight, sight);
-        self.out_of_sight(id, &name, &before);
+        self.out_of_sight(name, &before);
         match sight {
-            Sight::Due(at) => drop(self.due.insert((at, id))),
-            Sight::Missed => drop(self.missed.insert(id)),
-            // With room for one: there all but never is another.
-            Sight::Watched { .. } => self.told.entry(name).or_insert_with(|| Vec::with_capacity(1)).push(id),
+            Sight::Due(at) => drop(self.due.insert((at, name.clone()))),
+            Sight::Watched { .. } => self.watched += 1,
             Sight::Looked => {}
         }
     }
 
-    /// Notes that a claim's lock is read on an inbox from now on.
-    fn watch(&mut self, id: ClaimId, inbox: u64) {
-        let sight = self.leases.get_mut(&id).map(|lease| &mut lease.sight);
-        if let Some(Sight::Watched { inbox: on, sure }) = sight
-            && *on == inbox
-        {
-            // As is all but always so where a lease is renewed: nothing else is known of it anew.
-            *sure = false;
-            return;
-        }
-        self.set(id, Sight::Watched { inbox, sure: false });
-    }
-
     /// Takes a claim from where it stood by what was known of it.
-    fn out_of_sight(&mut self, id: ClaimId, name: &LockName, was: &Sight) {
+    fn out_of_sight(&mut self, name: &LockName, was: &Sight) {
         match was.look() {
-            Sight::Due(at) => drop(self.due.remove(&(*at, id))),
-            Sight::Missed => drop(self.missed.remove(&id)),
-            Sight::Watched { .. } => {
-                let Some(told) = self.told.get_mut(name) else { return };
-                told.retain(|other| *other != id);
-                if told.is_empty() {
-                    self.told.remove(name);
-                }
-            }
+            Sight::Due(at) => drop(self.due.remove(&(*at, name.clone()))),
+            Sight::Watched { .. } => self.watched -= 1,
             Sight::Looked => {}
         }
     }
@@ -310,19 +320,20 @@ impl State {
 
     /// Has leases be read at once.
     fn look_again(&mut self, which: impl Fn(&Sight) -> bool) {
-        let ids: Vec<_> =
-            self.leases.iter().filter(|(_, lease)| which(lease.sight.look())).map(|(id, _)| *id).collect();
-        for id in ids {
-            self.set(id, Sight::Due(AT_ONCE));
+        let leases = self.leases.iter().filter(|(_, lease)| which(lease.sight.look()));
+        let watches: Vec<Watch> = leases.map(|(name, lease)| (lease.id, name.clone())).collect();
+        for (id, name) in watches {
+            self.set(id, &name, Sight::Due(AT_ONCE));
             self.next = Some(AT_ONCE);
         }
     }
 
     /// The first, if it is due by then.
-    fn take_due(&mut self, by: Instant) -> Option<ClaimId> {
-        let (_, id) = self.due.first().copied().filter(|(at, _)| *at <= by)?;
-        self.set(id, Sight::Looked);
-        Some(id)
+    fn take_due(&mut self, by: Instant) -> Option<Watch> {
+        let first = self.due.first().filter(|(at, _)| *at <= by)?.1.clone();
+        let id = self.leases.get(&first)?.id;
+        self.set(id, &first, Sight::Looked);
+        Some((id, first))
     }
 
     fn earliest(&self) -> Option<Instant> {
@@ -333,7 +344,6 @@ impl State {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::sync::Arc;
 
     use super::*;
     use crate::claim::Owner;
@@ -393,8 +403,8 @@ mod tests {
         due
     }
 
-    fn renewing<'a>(held: &'a Held, claims: &[Claim]) -> Unanswered<'a> {
-        held.renewing(&claims.iter().collect::<Vec<_>>(), 1)
+    fn watched_on(held: &Held, claim: &Claim) -> Option<u64> {
+        held.watched_on(&[Arc::new(claim.clone())])[0]
     }
 
     #[test]
@@ -402,7 +412,7 @@ mod tests {
         let held = Held::default();
         held.hold(&claim(1), START);
         assert!(held.begin(START).is_none() && held.next() == Some(START + YOUNG));
-        held.let_go(claim(1).id);
+        held.let_go(claim(1).id, &claim(1).name);
         assert!(held.begin(START + YOUNG).is_none());
         assert_eq!(held.next(), None, "nothing is held, and still it looks");
         assert!(lock(&held.state).leases.is_empty());
@@ -416,7 +426,7 @@ mod tests {
         held.read(&watches, 1, &[false]);
         held.done();
         assert_eq!((held.missed(|_| true).len(), held.next()), (1, None));
-        held.unread(watches.iter().map(|(id, _)| *id), START + PAUSE);
+        held.unread(watches.iter().map(|(id, name)| (*id, name)), START + PAUSE);
         assert_eq!(held.next(), Some(START + PAUSE), "nobody looks again");
         held.hold(&claim(2), START + YOUNG);
         assert_eq!(held.next(), Some(START + YOUNG * 2), "what is young waits for what could not be read");
@@ -438,35 +448,37 @@ mod tests {
 
     #[test]
     fn what_a_renewal_did_not_read_since_it_was_given_up_is_read_at_once() {
-        let held = Held::default();
+        let (held, one, two) = (Held::default(), claim(1), claim(2));
+        let both = [&one, &two];
         let watches = watched(&held, &[claim(1), claim(2)]);
-        assert_eq!(held.watched_on(claim(1).id), None, "no answer has come");
+        assert_eq!(watched_on(&held, &claim(1)), None, "no answer has come");
         held.read(&watches, 1, &[true, true]);
         held.done();
-        assert_eq!(held.watched_on(claim(1).id), Some(1));
-        renewing(&held, &[claim(1), claim(2)]).read(&[true, false]);
-        assert_eq!(held.watched_on(claim(1).id), Some(1));
+        assert_eq!(watched_on(&held, &claim(1)), Some(1));
+        held.renewing(&both).read(&[true, false]);
+        assert_eq!(watched_on(&held, &claim(1)), Some(1));
         assert_eq!(held.missed(|_| true), [(claim(2).id, claim(2).name)]);
-        held.let_go(claim(2).id);
-        drop(renewing(&held, &[claim(1), claim(2)]));
-        assert_eq!(held.watched_on(claim(1).id), None);
+        held.let_go(claim(2).id, &claim(2).name);
+        drop(held.renewing(&both));
+        assert_eq!(watched_on(&held, &claim(1)), None);
         assert_eq!(held.begin(START + YOUNG).unwrap(), [(claim(1).id, claim(1).name)]);
     }
 
     #[test]
     fn a_change_during_a_renewal_outlives_its_answer() {
-        let held = Held::default();
+        let (held, one, two) = (Held::default(), claim(1), claim(2));
+        let both = [&one, &two];
         let watches = watched(&held, &[claim(1), claim(2)]);
         held.read(&watches, 1, &[true, true]);
         held.done();
-        let renewal = renewing(&held, &[claim(1), claim(2)]);
+        let renewal = held.renewing(&both);
         held.changed("job/1", START);
         held.closed(2);
         renewal.read(&[true, true]);
         let due = held.begin(START + YOUNG).unwrap();
         assert_eq!(due, [(claim(1).id, claim(1).name)]);
         held.done();
-        let renewal = renewing(&held, &[claim(1), claim(2)]);
+        let renewal = held.renewing(&both);
         held.closed(1);
         renewal.read(&[true, true]);
         assert_eq!(held.begin(START + YOUNG).unwrap().len(), 2, "it ended");
@@ -479,8 +491,9 @@ mod tests {
         for answered in [true, false] {
             watched(&held, std::slice::from_ref(&old));
             held.done();
-            let renewal = renewing(&held, std::slice::from_ref(&old));
-            held.let_go(old.id);
+            let only = [&old];
+            let renewal = held.renewing(&only);
+            held.let_go(old.id, &old.name);
             let next = watched(&held, std::slice::from_ref(&new));
             held.read(&next, 1, &[true]);
             held.done();
@@ -489,32 +502,43 @@ mod tests {
             } else {
                 drop(renewal)
             }
-            assert_eq!((held.watched_on(new.id), held.missed(|_| true)), (Some(1), Vec::new()));
+            assert_eq!((watched_on(&held, &new), held.missed(|_| true)), (Some(1), Vec::new()));
             held.changed("job/1", START);
-            assert_eq!(held.watched_on(new.id), None, "a change was not heard");
-            held.let_go(new.id);
+            assert_eq!(watched_on(&held, &new), None, "a change was not heard");
+            held.let_go(new.id, &new.name);
         }
     }
 
     /// A guard whose claim is gone may be there still when its lock is taken again.
     #[test]
-    fn one_that_is_gone_takes_the_news_from_nobody() {
+    fn one_that_is_gone_takes_the_news_from_nobody_and_is_asked_for() {
         let held = Held::default();
         let (old, new) = (claim(1), Claim { name: claim(1).name, ..claim(2) });
-        let watches = watched(&held, &[old.clone(), new.clone()]);
-        let watches: Vec<Watch> = [new.id, old.id]
-            .into_iter()
-            .filter_map(|id| watches.iter().find(|(watched, _)| *watched == id).cloned())
-            .collect();
-        held.reading(&watches, 1);
-        held.read(&watches, 1, &[true, false]);
+        let watches = watched(&held, std::slice::from_ref(&old));
+        held.read(&watches, 1, &[true]);
         held.done();
-        assert_eq!(held.missed(|_| true), [(old.id, old.name)]);
+        let next = watched(&held, std::slice::from_ref(&new));
+        assert_eq!(held.missed(|_| true), [(old.id, old.name.clone())]);
+        held.reading(&watches, 1);
+        held.read(&watches, 1, &[false]);
+        held.read(&next, 1, &[true]);
+        held.done();
+        assert_eq!((watched_on(&held, &old), watched_on(&held, &new)), (None, Some(1)));
+        // Nobody could say whether it is there.
+        held.unread([(old.id, &old.name)].into_iter(), START + PAUSE);
+        assert_eq!((watched_on(&held, &new), held.missed(|_| true)), (Some(1), Vec::new()));
         held.changed("job/1", START + YOUNG);
-        assert_eq!(held.watched_on(new.id), None, "a change was not heard");
-        held.let_go(old.id);
-        held.let_go(new.id);
-        assert!(held.is_idle());
+        assert_eq!(watched_on(&held, &new), None, "a change was not heard");
+        held.let_go(old.id, &old.name);
+        assert_eq!(held.begin(START + YOUNG + GATHER).unwrap(), next);
+        held.let_go(new.id, &new.name);
+        assert!(held.is_idle() && lock(&held.state).leases.is_empty());
+    }
+
+    /// One of them for each lock that is held.
+    #[test]
+    fn what_is_known_of_a_lease_takes_little_room() {
+        assert!(size_of::<(LockName, Lease)>() <= 48);
     }
 
     #[test]
@@ -538,7 +562,7 @@ mod tests {
         held.read(&watches, 1, &[false]);
         held.done();
         assert_eq!(held.missed(|_| true), [(claim(1).id, claim(1).name)]);
-        held.let_go(claim(1).id);
+        held.let_go(claim(1).id, &claim(1).name);
         assert!(held.is_idle());
         watched(&held, &[claim(2)]);
         held.done();
