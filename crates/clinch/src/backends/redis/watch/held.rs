@@ -477,6 +477,8 @@ mod tests {
         renewal.read(&[true, true]);
         let due = held.begin(START + YOUNG).unwrap();
         assert_eq!(due, [(claim(1).id, claim(1).name)]);
+        held.reading(&due, 1);
+        held.read(&due, 1, &[true]);
         held.done();
         let renewal = held.renewing(&both);
         held.closed(1);
