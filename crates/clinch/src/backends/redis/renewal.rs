@@ -25,12 +25,12 @@ impl Store {
         let pick = |group: &[usize]| -> Vec<&Claim> {
             group.iter().filter_map(|at| claims.get(*at)).map(|claim| &**claim).collect()
         };
-        let (mut held, mut others) = (BTreeMap::<(u16, Option<u64>), Vec<usize>>::new(), Vec::new());
-        for (at, (claim, inbox)) in claims.iter().zip(self.watched_on(claims)).enumerate() {
+        let (mut held, mut others) = (BTreeMap::<u16, Vec<usize>>::new(), Vec::new());
+        for (at, claim) in claims.iter().enumerate() {
             if claim.mode == Mode::Exclusive && !claim.place {
                 let prefix = &self.settings().prefix;
                 let slot = if self.route.has_slots() { slot_of(&lock_key(prefix, &claim.name)) } else { 0 };
-                held.entry((slot, inbox)).or_default().push(at);
+                held.entry(slot).or_default().push(at);
             } else {
                 others.push(at);
             }
@@ -46,8 +46,8 @@ impl Store {
             }))
         };
         // Groups go out together: one that waits delays no other.
-        let held = join_all(held.into_iter().map(|((slot, inbox), group)| async move {
-            let renewals = self.renew_held(slot, inbox, &pick(&group)).await;
+        let held = join_all(held.into_iter().map(|(slot, group)| async move {
+            let renewals = self.renew_held(slot, &pick(&group)).await;
             (group, renewals)
         }));
         let (held, others) = join(held, by_lock(others)).await;
@@ -119,23 +119,14 @@ impl Store {
 
     /// Renews exclusive locks that are held, of one slot or, where there are no slots, of any, on the inbox that tells of them, if there is
     /// one. `None`: not held.
-    async fn renew_held(
-        &self,
-        slot: u16,
-        inbox: Option<u64>,
-        claims: &[&Claim],
-    ) -> Result<Vec<Option<Renewal>>> {
+    async fn renew_held(&self, slot: u16, claims: &[&Claim]) -> Result<Vec<Option<Renewal>>> {
         let prefix = &self.settings().prefix;
         let mut command = script::RENEW_HELD.on(claims.iter().map(|claim| [prefix, claim.name.as_str()]));
         for claim in claims {
             command.arg(claim.id).arg(millis(claim.ttl));
         }
         let renewed_some = |answer: &Value| reply::has(answer, |held| held == 1);
-        let watched = match inbox {
-            Some(inbox) => self.renew_watched(slot, inbox, claims, &command).await,
-            None => None,
-        };
-        let done = match watched {
+        let done = match self.renew_watched(slot, claims, &command).await {
             Some(answer) => Ok(Done { answer, copied: Ok(()) }),
             None => self.route.run_durably(slot, &script::RENEW_HELD, &command, renewed_some).await,
         };
@@ -144,7 +135,7 @@ impl Store {
             Err(error)
                 if error.kind() == ErrorKind::Unavailable && self.route.is_cluster() && claims.len() > 1 =>
             {
-                let alone = claims.chunks(1).map(|claim| Box::pin(self.renew_held(slot, None, claim)));
+                let alone = claims.chunks(1).map(|claim| Box::pin(self.renew_held(slot, claim)));
                 let failed = |error| vec![Some(Renewal::Failed(error))];
                 let renewals = join_all(alone).await.into_iter();
                 return Ok(renewals.flat_map(|renewal| renewal.unwrap_or_else(failed)).collect());

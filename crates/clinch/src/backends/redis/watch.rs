@@ -123,24 +123,19 @@ impl Store {
         lost
     }
 
-    /// Of each of these claims the inbox that it can be renewed on.
-    pub(super) fn watched_on(&self, claims: &[Arc<Claim>]) -> Vec<Option<u64>> {
-        match self.settings().durability.asks_for_more() {
-            // What has to have copies has a connection of its own.
-            true => vec![None; claims.len()],
-            false => self.claims.held.watched_on(claims),
-        }
-    }
-
     /// Renews locks by this command on the inbox that tells of them, which has them told of on. `None`: not there, so they are to be renewed
     /// where all other steps go.
     pub(super) async fn renew_watched(
         &self,
         slot: u16,
-        inbox: u64,
         claims: &[&Claim],
         renewal: &Command,
     ) -> Option<Value> {
+        if self.settings().durability.asks_for_more() {
+            // What has to have copies has a connection of its own.
+            return None;
+        }
+        let inbox = self.claims.held.watched_on(claims)?;
         let inbox = self.route.inbox_of_steps(slot, inbox).await?;
         let unanswered = self.claims.held.renewing(claims);
         let (renewed, read) = inbox.renew(renewal, &self.settings().prefix, claims).await.ok()?;
