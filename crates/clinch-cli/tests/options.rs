@@ -130,7 +130,7 @@ fn a_turn_that_is_held_is_no_run() {
     let world = World::new();
     let mut other = world.start(["run", "x/once-per", "-c", JOB]);
     eventually("it is held", || world.held("x/once-per"));
-    let run = world.output(["run", "--once-per", "1h", "x", "true"]);
+    let run = world.output(["run", "-n", "--once-per", "1h", "x", "true"]);
     assert_eq!(run.status.code(), Some(75));
     assert!(!String::from_utf8_lossy(&run.stderr).contains("ran"));
     world.write("stop", "");
@@ -282,7 +282,8 @@ fn a_big_m_is_neither_minutes_nor_months() {
 #[test]
 fn an_empty_url_after_u_is_refused() {
     let world = World::new();
-    for variable in [Some(world.url()), None] {
+    // One that is empty is none.
+    for variable in [Some(world.url()), None, Some(String::new())] {
         let mut command = world.clinch(["-u", "", "run", "x", "touch", "ran"]);
         match &variable {
             Some(url) => command.env("CLINCH_URL", url),
@@ -292,6 +293,9 @@ fn an_empty_url_after_u_is_refused() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(64) && said.contains("-u is empty"), "{said}");
     }
+    // Also where it stands behind the verb.
+    let mut command = world.clinch(["ls", "--url="]);
+    assert_eq!(command.env("CLINCH_URL", "").output().unwrap().status.code(), Some(64));
     assert!(!world.path("ran").exists());
 }
 

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory as _, Parser as _};
+use clap::parser::ValueSource;
+use clap::{CommandFactory as _, Parser};
 
 use super::{Acquire, Break, Cli, DEFAULT_URL, Doctor, Ls, Release, Renew, RunCli, RunVerb, Show, Verb};
 use crate::exit::Failure;
@@ -12,7 +13,7 @@ impl Cli {
     /// Parses the arguments of this process.
     pub(crate) fn of_process() -> Result<Cli, clap::Error> {
         let variable = std::env::var_os("CLINCH_URL");
-        let cli = Cli::parse_quickly().map_err(|error| {
+        let (cli, names_store) = Cli::parse_quickly().map_err(|error| {
             let is_odd = |variable: &OsString| variable.to_str().is_none();
             match error.kind() == ErrorKind::InvalidUtf8 && variable.as_ref().is_some_and(is_odd) {
                 true => {
@@ -21,7 +22,7 @@ impl Cli {
                 false => explained(error),
             }
         })?;
-        if cli.store.url.is_empty() && variable.is_none_or(|url| !url.is_empty()) {
+        if cli.store.url.is_empty() && names_store {
             // A script's variable that is not set. The locks of this host would not be those that it meant.
             let message = "the URL after -u is empty: name the store, or leave -u out for that of CLINCH_URL, or else file://";
             return Err(Cli::command().error(ErrorKind::InvalidValue, message));
@@ -42,12 +43,13 @@ impl Cli {
         self
     }
 
-    fn parse_quickly() -> Result<Cli, clap::Error> {
+    /// Tells as well whether the words name a store, not the environment.
+    fn parse_quickly() -> Result<(Cli, bool), clap::Error> {
         if std::env::args_os().nth(1).is_some_and(|verb| verb == "run") {
-            let RunCli { store, verb: RunVerb::Run(run) } = RunCli::try_parse()?;
-            return Ok(Cli { store, verb: Verb::Run(run) });
+            let (RunCli { store, verb: RunVerb::Run(run) }, names_store) = parse::<RunCli>()?;
+            return Ok((Cli { store, verb: Verb::Run(run) }, names_store));
         }
-        Cli::try_parse()
+        parse()
     }
 
     /// Whether who reads what we say is promised JSON.
@@ -63,6 +65,14 @@ impl Cli {
             _ => false,
         }
     }
+}
+
+/// As `try_parse`, and tells whether the words name a store.
+fn parse<T: Parser>() -> Result<(T, bool), clap::Error> {
+    let mut matches = T::command().try_get_matches()?;
+    let names_store = matches.value_source("url") == Some(ValueSource::CommandLine);
+    let parsed = T::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut T::command()))?;
+    Ok((parsed, names_store))
 }
 
 /// An error with what helps whoever reads it, and nothing else.
