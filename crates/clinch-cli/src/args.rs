@@ -462,7 +462,13 @@ pub(crate) struct EndJob {
     /// it has.
     #[arg(long)]
     pub(crate) began: bool,
-    /// This process held them.
+    /// This process held them,
     #[arg(long)]
     pub(crate) of: Option<u32>,
+    /// for so many milliseconds after their last renewal at most,
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    pub(crate) ttl: u64,
+    /// and that of the turn by this descriptor, if it did by one.
+    #[arg(long, value_name = "FD")]
+    pub(crate) turn: Option<i32>,
 }

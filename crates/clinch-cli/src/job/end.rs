@@ -19,6 +19,12 @@ use crate::exit::{Failure, Outcome};
 /// How long a lock is closed at least: those who were killed may take a moment to be gone, for which its lease lasted.
 const DYING: Duration = Duration::from_secs(1);
 
+/// How often a store is asked at first without much of a pause.
+const OFTEN: u32 = 40;
+
+/// The pause from then on.
+const SELDOM: Duration = Duration::from_secs(5);
+
 /// A lock that is to be kept closed behind a claim.
 #[derive(Clone, Debug)]
 pub(crate) struct Closing {
@@ -63,26 +69,37 @@ pub(crate) fn run(store: &Store, args: &EndJob) -> Outcome {
         Some(name) => {
             let grace = args.grace.map(Duration::from_millis);
             let kept = Kept { store, name, claim, all: args.all, grace };
-            if kept.until_it_ends(job) == Ending::TakenAway {
+            // The job may run for longer than its turn lasts.
+            let counted = async || count(store, args).await;
+            return match kept.until_it_ends(job, counted) {
                 // Whoever did that has opened it, too.
-                return Ok(0);
-            }
+                (Ending::TakenAway, counted) => counted,
+                (Ending::ByItself, counted) => block_on(close(store, args, args.close.as_ref())).and(counted),
+            };
         }
     }
-    let Some(of) = args.of else { return Ok(0) };
-    let turn = args.count.as_ref().filter(|_| args.began);
     block_on(async {
-        let (closed, counted) = tokio::join!(close(store, args.close.as_ref(), of), close(store, turn, of));
+        let (closed, counted) = tokio::join!(close(store, args, args.close.as_ref()), count(store, args));
         closed.and(counted)
     })
 }
 
+/// Notes that the job ran, if it began, and lets go of its turn.
+async fn count(store: &Store, args: &EndJob) -> Outcome {
+    let counted = close(store, args, args.count.as_ref().filter(|_| args.began)).await;
+    args.turn.into_iter().for_each(watcher::let_go);
+    counted
+}
+
 /// Keeps a lock closed that a process held.
-async fn close(store: &Store, closing: Option<&Closing>, of: u32) -> Outcome {
-    let Some(Closing { until, claim, name }) = closing else { return Ok(0) };
+async fn close(store: &Store, args: &EndJob, closing: Option<&Closing>) -> Outcome {
+    let (Some(of), Some(Closing { until, claim, name })) = (args.of, closing) else { return Ok(0) };
     let env = Env::host(Lane::here()?);
+    let end = env.clock().now() + asks_for(Duration::from_millis(args.ttl));
+    let mut tries = 0;
     loop {
-        let left = until.since(env.clock().now());
+        let now = env.clock().now();
+        let left = until.since(now);
         if left.is_zero() {
             return Ok(0);
         }
@@ -91,10 +108,21 @@ async fn close(store: &Store, closing: Option<&Closing>, of: u32) -> Outcome {
         };
         // The store may be away for a while, and have the claim when it is back.
         match ask(store, close).await {
-            Err(error) if is_transient(&error) => tokio::time::sleep(TRY_AGAIN).await,
+            Err(error) if is_transient(&error) && now < end => tokio::time::sleep(pause(tries)).await,
             closed => return Ok(closed.map(|_| 0)?),
         }
+        tries += 1;
     }
+}
+
+/// How long a store that is away is asked to close a lock: as long as a client tries what nobody has answered.
+fn asks_for(ttl: Duration) -> Duration {
+    ttl.max(Duration::from_secs(3600))
+}
+
+/// The pause before it is asked again.
+fn pause(tries: u32) -> Duration {
+    if tries < OFTEN { TRY_AGAIN } else { SELDOM }
 }
 
 #[cfg(test)]
@@ -109,5 +137,13 @@ mod tests {
         let read: Closing = closing.to_string().parse().unwrap();
         assert_eq!((read.until, read.claim, read.name), (until, claim, closing.name));
         assert!(["", "1", "1:x:y", ":5:y"].iter().all(|word| word.parse::<Closing>().is_err()));
+    }
+
+    /// A store that is gone for good is asked four times a second for ten years.
+    #[test]
+    fn a_store_that_is_gone_is_asked_less_often_and_not_for_ever() {
+        assert_eq!((pause(0), pause(OFTEN)), (TRY_AGAIN, SELDOM));
+        let hours = |hours: u64| Duration::from_secs(hours * 3600);
+        assert_eq!((asks_for(Duration::ZERO), asks_for(hours(24))), (hours(1), hours(24)));
     }
 }

@@ -15,7 +15,7 @@ use super::sys::{self, ProcessEnd};
 use super::watcher;
 use crate::args::Store;
 use crate::connect::{Limits, block_on, connect};
-use crate::exit::Failure;
+use crate::exit::Outcome;
 
 /// How often it looks whether the lock was taken away. Two looks, of which the first hangs, and the end of the job have room in the notice.
 const LOOKS_EVERY: Duration = Duration::from_secs(3);
@@ -48,18 +48,26 @@ pub(super) enum Ending {
 }
 
 impl Kept<'_> {
-    /// Comes back when the job has ended, of which this is the first process, if that runs.
-    pub(super) fn until_it_ends(&self, job: Option<Pid>) -> Ending {
+    /// Comes back when the job has ended, of which this is the first process, if that runs; and when what is to be done beside that is done, too.
+    pub(super) fn until_it_ends(
+        &self,
+        job: Option<Pid>,
+        beside: impl AsyncFn() -> Outcome,
+    ) -> (Ending, Outcome) {
         loop {
             // Whatever fails: we have the lock's descriptor.
-            match block_on(self.watch(job)) {
-                Ok(ending) => return ending,
+            let both = async {
+                let (ending, done) = tokio::join!(self.watch(job), beside());
+                Ok((ending, done))
+            };
+            match block_on(both) {
+                Ok(both) => return both,
                 Err(_) => std::thread::sleep(LEFT_BEHIND),
             }
         }
     }
 
-    async fn watch(&self, job: Option<Pid>) -> Result<Ending, Failure> {
+    async fn watch(&self, job: Option<Pid>) -> Ending {
         let mut looks = Looks { kept: self, locks: None, last: None };
         if let Some(job) = job {
             let running = loop {
@@ -77,7 +85,7 @@ impl Kept<'_> {
                 while timeout(pause, running.ended()).await.is_err() {
                     if let Some(time) = looks.lost().await {
                         self.end(first.clone(), Some(&running), time).await;
-                        return Ok(Ending::TakenAway);
+                        return Ending::TakenAway;
                     }
                     pause = LOOKS_EVERY;
                 }
@@ -90,12 +98,12 @@ impl Kept<'_> {
                     && let Some(time) = looks.lost().await
                 {
                     self.end(None, None, time).await;
-                    return Ok(Ending::TakenAway);
+                    return Ending::TakenAway;
                 }
                 sleep(LEFT_BEHIND).await;
             }
         }
-        Ok(Ending::ByItself)
+        Ending::ByItself
     }
 
     /// Ends all of it, as the wrapper would: what is asked to end, and has not in time, is killed. Nobody else has the lock before all are gone, or the

@@ -113,11 +113,13 @@ pub(crate) fn inherited(guard: &Guard) -> Result<Option<OwnedFd>, Failure> {
 /// Why the job did not begin. Where it was too late, another may have the lock.
 pub(crate) fn not_begun(command: &Command, guard: &Guard, why: &NotBegun) -> Failure {
     match why {
-        NotBegun::TooLate => {
-            Failure::new(LOST, format!("lock \"{}\" was lost before the job began", guard.name()))
-        }
+        NotBegun::TooLate => too_late(guard),
         NotBegun::Failed(error) => not_started(command.get_program(), error),
     }
+}
+
+pub(crate) fn too_late(guard: &Guard) -> Failure {
+    Failure::new(LOST, format!("lock \"{}\" was lost before the job began", guard.name()))
 }
 
 /// Why a command did not start, with a shell's exit code for it.
@@ -150,7 +152,8 @@ mod tests {
     }
 
     fn orders(store: &Store) -> Orders<'_> {
-        Orders { store, orphans: Orphans::Leave, closed_until: None, turn: None, grace: None }
+        let (orphans, ttl) = (Orphans::Leave, Duration::ZERO);
+        Orders { store, orphans, closed_until: None, turn: None, ttl, grace: None }
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub(crate) struct Orders<'a> {
     pub(crate) closed_until: Option<Instant>,
     /// The lock of the job's turn, and until when that is to be closed, if the job has begun: we may not live to do so.
     pub(crate) turn: Option<(&'a Guard, Instant)>,
+    /// For how long the store keeps what nobody renews, where that has an end.
+    pub(crate) ttl: Duration,
     /// How long the job has to end when a lock is taken away that is kept for it; `None`: it goes on.
     pub(crate) grace: Option<Duration>,
 }
@@ -130,7 +132,7 @@ impl Watch {
     /// us for alive until its program is read. Allocates nothing.
     pub(crate) fn is_over_us(&self) -> rustix::io::Result<()> {
         let written = rustix::io::write(self.tell.as_fd(), &Word::Job(Some(getpid())).bytes());
-        watcher::let_go(&self.tell);
+        watcher::let_go(self.tell.as_raw_fd());
         written.map(drop)
     }
 
@@ -230,5 +232,6 @@ fn verb(guard: &Guard, keeps: bool, orders: Orders<'_>) -> Command {
     verb.args(orders.closed_until.map(|until| format!("--close={}", closing(guard, until))));
     verb.args(orders.turn.map(|(turn, until)| format!("--count={}", closing(turn, until))));
     verb.arg(format!("--of={}", std::process::id()));
+    verb.arg(format!("--ttl={}", orders.ttl.as_millis()));
     verb
 }

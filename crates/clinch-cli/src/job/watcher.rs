@@ -6,10 +6,10 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::io::{self, Write};
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::{null, null_mut};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -86,6 +86,12 @@ impl Word {
 /// Starts the copy. Its end is told to nobody. `open`: what it has open, first of all what it hears by.
 pub(super) fn fork(open: [RawFd; 3], keeps: bool, image: &Image, is_namespace: bool) -> io::Result<Pid> {
     let (mut arguments, environment) = (image.words(), image.environment());
+    // That of the turn, if there is one: it is to be closed before all else.
+    let [hear, _, turn] = open;
+    let turn = CString::new(format!("--turn={turn}")).ok().filter(|_| turn != hear);
+    if let Some(turn) = &turn {
+        arguments.insert(arguments.len() - 1, turn.as_ptr());
+    }
     // For what is known later.
     let place = arguments.len() - 1;
     arguments.extend([null(); 2]);
@@ -121,10 +127,10 @@ pub(super) fn reap(watch: Pid) {
     unsafe { libc::waitpid(watch.as_raw_nonzero().get(), null_mut(), libc::__WALL) };
 }
 
-/// Closes the pipe in a child that is about to become another process, or to end.
-pub(super) fn let_go(tell: &OwnedFd) {
-    // SAFETY: that child uses it no more.
-    unsafe { libc::close(tell.as_raw_fd()) };
+/// Closes a descriptor: the pipe in a child that is about to become another process, or to end; or that of a turn which was noted.
+pub(super) fn let_go(descriptor: RawFd) {
+    // SAFETY: this process uses it no more.
+    unsafe { libc::close(descriptor) };
 }
 
 fn hide(words: Range<usize>) {

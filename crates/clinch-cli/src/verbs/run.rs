@@ -225,7 +225,7 @@ impl<'a> Session<'a> {
             &command,
             guard,
             door,
-            Orders { store, orphans, closed_until, turn: counts, grace },
+            Orders { store, orphans, closed_until, turn: counts, ttl: self.locks.lease_ttl(), grace },
         )?;
         // Now, not at the end: the run counts even if nobody lives to see its end. If we do not live to do it, the watch does.
         let counted = async {
