@@ -4,32 +4,11 @@
 
 mod common;
 
-use std::os::unix::process::ExitStatusExt;
-
-use clinch_testkit::{Etcd, Proxy, Redis};
+use clinch_testkit::{Etcd, Redis};
 use common::pty::Screen;
-use common::{Running, World, eventually, filtered, runs, us};
+use common::{World, eventually, on_all, runs, said, shown, us};
 use rustix::process::Signal;
 use serde_json::Value;
-
-fn said(world: &World, args: &[&str]) -> (Option<i32>, String, String) {
-    let output = world.output(args.iter().copied());
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
-}
-
-fn shown(world: &World, name: &str) -> Value {
-    serde_json::from_str(&said(world, &["show", "--json", name]).1).unwrap()
-}
-
-fn on_all(test: impl Fn(&World)) {
-    test(&World::new());
-    let redis = Redis::start();
-    test(&World::on(redis.url()));
-    drop(redis);
-    let etcd = Etcd::start();
-    test(&World::on(etcd.url()));
-}
 
 /// A lock that nobody can have is said to be free, or cannot be opened.
 #[test]
@@ -73,51 +52,6 @@ fn what_keeps_a_lock_closed_is_shown_and_opened() {
         assert_eq!((code, &one["name"], &one["result"]), (Some(0), &"x/once-per".into(), &"opened".into()));
         assert_eq!(world.code(["break", "x", "--yes"]), 1, "there is nothing to break");
     });
-}
-
-/// A job is not tried again before its time although it failed; or is run again although it did its work.
-#[test]
-fn a_failed_run_gives_its_turn_back_if_it_is_asked_to() {
-    on_all(|world| {
-        let run = |job: &str| world.code(["run", "-n", "--once-per", "1h", "--retry-failed", "x", "-c", job]);
-        assert_eq!(run("exit 3"), 3);
-        assert_eq!(run("kill -9 $$"), 137);
-        assert_eq!(run("exit 0"), 0);
-        assert_eq!(run("exit 0"), 75);
-        assert_eq!(world.code(["run", "-n", "--once-per", "1h", "y", "false"]), 1);
-        assert_eq!(world.code(["run", "-n", "--once-per", "1h", "y", "true"]), 75, "nobody asked for it");
-    });
-    assert_eq!(World::new().code(["run", "--retry-failed", "x", "true"]), 64);
-}
-
-/// The store hears late that a job has failed, when the lock is another's, whose turn is opened: a third runs in its time.
-#[test]
-fn a_turn_is_not_given_back_after_the_lock_was_lost() {
-    // One that is ended since its lock is about to be lost, and one that fails just then.
-    for on_lost in ["term", "ignore"] {
-        let redis = Redis::start();
-        let (world, proxy) = (World::on(redis.url()), Proxy::start(redis.addr()));
-        let far = format!("redis://{}", proxy.addr());
-        let job = "while [ ! -e stop ]; do sleep 0.02; done; exit 1";
-        // Longer than its turn is closed.
-        let once = ["--ttl", "2s", "--once-per", "1s", "--retry-failed", "--on-lost", on_lost];
-        let once = once.into_iter().chain(["--events", "events", "x", "-c", job]);
-        let mut run = world.start(["run", "-u", &far].into_iter().chain(once));
-        eventually("it runs", || world.held("x"));
-        let mut next = world.start(["run", "--once-per", "1h", "x", "true"]);
-        eventually("the next waits", || !world.claims("x", "waiting").is_empty());
-        eventually("its turn is over", || shown(&world, "x")["once_per_until"].is_null());
-        proxy.black_hole(true);
-        eventually("it is in danger", || world.read("events").contains("jeopardy"));
-        if on_lost == "ignore" {
-            world.write("stop", "");
-        }
-        assert_eq!(next.code(), 0);
-        proxy.black_hole(false);
-        assert_ne!(run.code(), 0);
-        eventually("all is delivered", || proxy.connections() == 0);
-        assert!(shown(&world, "x")["once_per_until"].is_string(), "it opened another's");
-    }
 }
 
 /// Each start of a job that fails, or is broken, leaves something on the server until the job's next turn would have come, and for ever where
@@ -174,55 +108,6 @@ fn a_killed_wrapper_leaves_the_lock_closed() {
             assert_eq!(world.code(["run", "-n", name, "true"]), 75);
             let _ = std::fs::remove_file(world.path("stop"));
         }
-    });
-}
-
-/// Kills whoever asks for a flag or two of a call: in its first argument (of the calls below), or its fourth.
-fn killed_at(world: &World, call: i64, argument: u32, flags: u32, words: &[&str]) -> Running {
-    let at = 16 + 8 * argument;
-    let steps = format!("0x20,0,0,{at}, 0x45,0,1,{flags}, 0x06,0,0,0x80000000, 0x06,0,0,0x7fff0000");
-    let words: Vec<&str> = [env!("CARGO_BIN_EXE_clinch"), "run"].iter().chain(words).copied().collect();
-    let call = u32::try_from(call).unwrap();
-    filtered(world, call, &steps, &words).spawn().map(Running).unwrap()
-}
-
-/// The wrapper is killed when it has heard that the command began, and before that was noted: the command runs again before its time.
-#[test]
-fn a_run_counts_whose_wrapper_is_killed_as_it_begins() {
-    let job = "echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.02; done";
-    on_all(|world| {
-        for (name, job) in [("x", job), ("y", "echo $$ > job.pid")] {
-            let once = ["--ttl", "2s", "--once-per", "1h", name, "-c", job];
-            let peek = u32::try_from(libc::MSG_PEEK).unwrap();
-            let mut run = killed_at(world, libc::SYS_recvfrom, 3, peek, &once);
-            assert_eq!(run.wait().signal(), Some(libc::SIGSYS), "it is killed");
-            if world.url().starts_with("file") {
-                eventually("the job ends", || {
-                    world.write("stop", "");
-                    !world.held(name)
-                });
-            }
-            eventually("the run counts", || shown(world, name)["once_per_until"].is_string());
-            eventually("nobody has the lock", || !world.held(name));
-            let (code, _, why) = said(world, &["run", "-n", "--once-per", "1h", name, "true"]);
-            assert!(code == Some(75) && why.contains("ran a short time ago"), "{why}");
-            assert_eq!(world.code(["break", "--yes", name]), 0);
-            assert_eq!(world.code(["run", "-n", "--once-per", "1h", name, "true"]), 0, "it was opened");
-        }
-    });
-}
-
-/// As above, before there was a command: it does not run in its time.
-#[test]
-fn a_run_whose_wrapper_is_killed_before_it_begins_does_not_count() {
-    on_all(|world| {
-        let once = ["--ttl", "2s", "--once-per", "1h", "x", "touch", "ran"];
-        // Of the watch over the job the flags are none.
-        let mut run = killed_at(world, libc::SYS_clone, 0, u32::MAX, &once);
-        assert_eq!(run.wait().signal(), Some(libc::SIGSYS), "it is killed");
-        let again = ["run", "--ttl", "2s", "-w", "30s", "--once-per", "1h", "x", "true"];
-        eventually("it runs", || world.code(again) == 0);
-        assert!(!world.path("ran").exists());
     });
 }
 

@@ -2,16 +2,18 @@
 
 mod inside;
 
+use std::cell::OnceCell;
 use std::pin::pin;
 use std::time::Duration;
 
-use clinch::{Capabilities, Env, ErrorKind, Guard, Instant, Lane, Locks, Loss, LossKind, Released, Standing};
+use clinch::{Env, ErrorKind, Guard, Instant, Lane, Locks, Loss, LossKind, Released, Standing};
 use rustix::process::{Signal, getpid, set_child_subreaper};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::AbortHandle;
 
 use crate::args::{OnLost, Run, Store};
 use crate::around::{comes_to_be_kept, waits_for_itself};
-use crate::connect::{CLOSE_FOR, Limits, block_on, close, connect_within};
+use crate::connect::{CLOSE_FOR, Limits, block_on, close, connect_within, is_transient};
 use crate::documents::whole_ms;
 use crate::exit::{CONFLICT, Failure, LOST, Outcome, SIGNAL_BASE};
 use crate::job::door::Door;
@@ -64,6 +66,8 @@ struct Session<'a> {
     outer: Vec<Outer>,
     /// Whether we were asked to end after the job had ended.
     is_hurried: bool,
+    /// The task that notes that the job began.
+    counting: OnceCell<AbortHandle>,
     /// What asked us to end before the job began, or the key by which that died.
     ended_by: Option<Signal>,
 }
@@ -80,8 +84,8 @@ impl<'a> Session<'a> {
         let limits = Limits::of(&run.patience, &env);
         let prepared = Session::prepare(store, run, &env, &limits, &events).await;
         let (locks, plan) = prepared.inspect_err(|failure| events.emit(|| Event::refused(failure)))?;
-        let (outer, is_hurried, ended_by) = (Vec::new(), false, None);
-        Ok(Session { store, run, env, locks, limits, plan, events, outer, is_hurried, ended_by })
+        let (outer, is_hurried, counting, ended_by) = (Vec::new(), false, OnceCell::new(), None);
+        Ok(Session { store, run, env, locks, limits, plan, events, outer, is_hurried, counting, ended_by })
     }
 
     /// Reaches the store, and makes sure that it can do what is asked for.
@@ -97,7 +101,7 @@ impl<'a> Session<'a> {
         let locks = waiting.beside(None, connect_within(store, env, limits)).await?.isolated();
         drop(waiting);
         let can = locks.capabilities();
-        refuse_to_linger(run, can)?;
+        turn::refuse_to_linger(run, can)?;
         in_place::refuse(run, can)?;
         let ttl = can.expiry.then(|| run.lease.ttl.unwrap_or_else(|| locks.lease_ttl()));
         let plan = Plan::new(run.on_lost, ttl, run.max_hold, run.grace)?;
@@ -144,7 +148,12 @@ impl<'a> Session<'a> {
         let outcome = self.hold(&guard, closed_until, &mut signals).await;
         // One that we stopped has lost its lock, or is about to.
         if outcome.as_ref().is_ok_and(|ended| !ended.stopped && ended.exit.code() != 0) {
-            turn::give_back(&self.locks, self.run, &guard).await;
+            // What it asked for may have arrived all the same, or do so yet.
+            if self.run.retry_failed && guard.is_held() {
+                self.counting.get().into_iter().for_each(AbortHandle::abort);
+            }
+            let hurried = hurried(&mut self.is_hurried, &mut signals);
+            turn::give_back(&self.locks, self.run, &guard, hurried).await;
         }
         let outcome = self.finish(guard, closed_until, outcome, &mut signals).await;
         self.ended_by.into_iter().for_each(sys::die_by);
@@ -204,6 +213,7 @@ impl<'a> Session<'a> {
         let turn = tokio::select! {
             biased;
             turn = turn::take(&self.locks, &self.limits, self.run) => turn?,
+            _ = guard.lost() => return Err(spawn::too_late(guard)),
             Caught { signal, .. } = signals.next() => {
                 self.ended_by = Some(signal);
                 return Err(Failure::new(code_of(signal), ended_by(signal)));
@@ -229,8 +239,11 @@ impl<'a> Session<'a> {
         )?;
         // Now, not at the end: the run counts even if nobody lives to see its end. If we do not live to do it, the watch does.
         let counted = async {
+            let Some((turn, period)) = turn.zip(self.run.once_per) else { return };
             if start.has_begun().await {
-                turn::count(turn, self.run).await;
+                let counting = turn::count(turn, period, self.run.name.clone());
+                let _ = self.counting.set(counting.abort_handle());
+                let _ = counting.await;
             }
         };
         let supervisor = Supervisor {
@@ -278,12 +291,7 @@ impl<'a> Session<'a> {
         let deaf = self.run.on_lost == OnLost::Ignore;
         let mut lost = outcome.as_ref().is_ok_and(|ended| ended.stopped);
         // Who asks us to end does not wait for a store that does not answer; nor does anybody for a job that never began.
-        let hurried = async {
-            if outcome.is_ok() && !self.is_hurried {
-                signals.asked_to_end().await;
-            }
-            tokio::time::sleep(CLOSE_FOR).await;
-        };
+        self.is_hurried |= outcome.is_err();
         let released = tokio::select! {
             biased;
             released = release(&self.locks, guard, linger) => {
@@ -291,8 +299,9 @@ impl<'a> Session<'a> {
                 let _ = close(&self.locks).await;
                 released
             }
-            () = hurried => Err(clinch::Error::new(ErrorKind::Unknown, "the store did not answer in time")),
+            () = hurried(&mut self.is_hurried, signals) => Err(clinch::Error::new(ErrorKind::Unknown, "the store did not answer in time")),
         };
+        let is_unclosed = released.as_ref().is_err_and(is_transient) && !linger.is_zero();
         match released {
             Ok(Released::Released) => {
                 self.events.emit(|| Event::Released { closed_ms: whole_ms(linger) });
@@ -305,17 +314,33 @@ impl<'a> Session<'a> {
                 }
                 lost = true;
             }
+            Err(error) if is_unclosed => say(format_args!(
+                "could not close lock \"{}\" yet, which may open before its time: {error}",
+                self.run.name
+            )),
             // The job is done and kept the lock all the while; what the store keeps too long is no failure of the job.
             Err(error) => say(format_args!("could not release lock \"{}\": {error}", self.run.name)),
+        }
+        let is_uncounted = self.counting.get().is_some_and(|counting| !counting.is_finished());
+        if is_uncounted {
+            say(format_args!(
+                "could not note yet that \"{}\" ran; it may run again before its time",
+                self.run.name
+            ));
         }
         let ended = outcome.inspect_err(|failure| {
             self.events.emit(|| Event::refused(failure));
         })?;
+        let (code, key) = (ended.exit.code(), ended.key);
+        if is_unclosed || is_uncounted {
+            // Its watch does it, as if we had been killed, when the store answers again.
+            std::mem::forget(ended);
+        }
         if lost && !deaf {
             return Ok(LOST);
         }
-        self.ended_by = self.ended_by.or(ended.key);
-        Ok(ended.exit.code())
+        self.ended_by = self.ended_by.or(key);
+        Ok(code)
     }
 
     fn report_acquired(&mut self, guard: &Guard) {
@@ -344,42 +369,19 @@ async fn release(locks: &Locks, guard: Guard, linger: Duration) -> clinch::Resul
     guard.release_closed(linger).await
 }
 
+/// Completes when somebody has asked us to end after the job, and has waited long enough for a store that does not answer.
+async fn hurried(is_hurried: &mut bool, signals: &mut Signals) {
+    if !*is_hurried {
+        signals.asked_to_end().await;
+        *is_hurried = true;
+    }
+    tokio::time::sleep(CLOSE_FOR).await;
+}
+
 fn ended_by(signal: Signal) -> String {
     format!("ended by signal {}", signal.as_raw())
 }
 
 fn code_of(signal: Signal) -> u8 {
     SIGNAL_BASE.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0))
-}
-
-/// Refuses what only a store that can keep a lock closed can do, before anything is locked.
-fn refuse_to_linger(run: &Run, can: Capabilities) -> Result<(), Failure> {
-    if can.linger || run.min_hold.is_none() && run.once_per.is_none() {
-        return Ok(());
-    }
-    Err(Failure::usage("--min-hold and --once-per need a store that can keep a lock closed; this one cannot"))
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-    use crate::args::{Cli, Verb};
-
-    fn refused(options: &[&str], linger: bool) -> bool {
-        let line = ["clinch", "run", "-u", "memory://"].iter().chain(options).chain(&["x", "true"]);
-        let Verb::Run(run) = Cli::try_parse_from(line).unwrap().verb else { panic!("another verb") };
-        let mut can = Capabilities::default();
-        can.linger = linger;
-        refuse_to_linger(&run, can).is_err_and(|failure| failure.code == crate::exit::USAGE)
-    }
-
-    #[test]
-    fn a_store_that_cannot_close_locks_is_not_asked_to() {
-        for options in [["--min-hold", "1h"], ["--once-per", "1h"]] {
-            assert!(refused(&options, false) && !refused(&options, true), "{options:?}");
-        }
-        assert!(!refused(&["--max-hold", "1h"], false));
-    }
 }

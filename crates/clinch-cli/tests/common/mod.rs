@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use clinch_testkit::{Etcd, Redis};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -242,6 +243,28 @@ sys.stdin.read()";
         .unwrap();
     assert_eq!(keep.0.stdout.as_mut().unwrap().read(&mut [0]).unwrap(), 1);
     keep
+}
+
+/// Runs it to its end: its exit code, and what it wrote.
+pub fn said(world: &World, args: &[&str]) -> (Option<i32>, String, String) {
+    let output = world.output(args.iter().copied());
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// `clinch show --json`.
+pub fn shown(world: &World, name: &str) -> Value {
+    serde_json::from_str(&said(world, &["show", "--json", name]).1).unwrap()
+}
+
+/// On files, Redis and etcd.
+pub fn on_all(test: impl Fn(&World)) {
+    test(&World::new());
+    let redis = Redis::start();
+    test(&World::on(redis.url()));
+    drop(redis);
+    let etcd = Etcd::start();
+    test(&World::on(etcd.url()));
 }
 
 /// What `clinch ls --json` has listed.
