@@ -76,7 +76,7 @@ pub(crate) async fn take(locks: &Locks, limits: &Limits, run: &Run) -> Result<Op
         if !(limits.go_on() || begins && limits.now() < soon) {
             return Err(why);
         }
-        if limits.go_on() && !std::mem::replace(&mut told, true) {
+        if limits.go_on() && !run.quiet && !std::mem::replace(&mut told, true) {
             say(format_args!("{}; asking again", why.message));
         }
         tokio::time::sleep(TRY_AGAIN).await;

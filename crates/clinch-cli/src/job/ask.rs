@@ -331,8 +331,9 @@ impl Ask {
 
     /// Whether some of those who were told are about to end by that.
     fn are_dying(&mut self) -> bool {
+        let may_end = asks_to_end(self.signal) || [Signal::USR1, Signal::USR2].contains(&self.signal);
         let is_late = self.met.is_none_or(|met| sys::since_boot() > met.at + ENDS_WITHIN);
-        self.told.retain(|one| !is_late && one.is_to_end_by(self.signal));
+        self.told.retain(|one| may_end && !is_late && one.is_to_end_by(self.signal));
         !self.told.is_empty()
     }
 }
