@@ -194,6 +194,24 @@ while os.waitpid(-1,0)[0]!=forker: pass";
     }
 }
 
+/// A shell between two that were told is gone before anybody has met it: what it leaves behind falls to us when all have been looked at.
+#[test]
+fn what_a_shell_has_just_left_behind_is_told() {
+    let world = World::new();
+    world.write("part", "echo $$ >> begun; exec sleep 60");
+    for turn in 1..=30 {
+        let job = "while :; do (sh ./part & sleep 0.002); done";
+        let mut run = world.start(["run", "-q", "x", "sh", "-c", job]);
+        eventually("some are left behind", || world.lines("begun") > turn % 10);
+        run.signal(Signal::TERM);
+        assert_eq!(run.code(), 128 + 15);
+        let parts = world.read("begun");
+        let parts = parts.lines().filter_map(|pid| pid.parse().ok());
+        eventually("all of it are gone", || !parts.clone().any(runs));
+        std::fs::remove_file(world.path("begun")).unwrap();
+    }
+}
+
 /// What a run inside the job has told, and leaves behind, hears it again from us: to be asked twice may mean to end at once.
 #[test]
 fn what_a_run_inside_a_large_job_leaves_behind_is_told_once() {

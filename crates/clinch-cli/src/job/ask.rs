@@ -23,10 +23,13 @@ const LOOK_FOR: Duration = Duration::from_millis(50);
 const ASK_FOR: Duration = Duration::from_secs(30);
 
 /// How long of that all are looked for before anybody is told. The rest of a larger job is told as it is found.
-const FIND_FOR: Duration = Duration::from_millis(500);
+pub(super) const FIND_FOR: Duration = Duration::from_millis(500);
 
 /// How often they are, while there are more each time.
 const MOST_LOOKS: usize = 5;
+
+/// How long one may block a signal while it starts another.
+const STARTS_WITHIN: Duration = Duration::from_millis(250);
 
 /// How soon who was told and has no use for it ends at the latest, unless it is stuck, and when it was started what that or one that nobody has told leaves behind.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
@@ -55,12 +58,16 @@ pub(super) struct Ask {
     spent: Duration,
     /// Those that were found, until they are told.
     found: Option<Vec<Found>>,
+    /// For how long at most.
+    within: Duration,
     /// How many of them one look after another had found.
     looks: Vec<usize>,
     /// When those were told.
     met: Option<Moment>,
-    /// Whether anybody was told by the last look.
+    /// Whether this look has told anybody.
     has_told: bool,
+    /// Whether some of those who were told were about to end when it began.
+    were_dying: bool,
     /// Who was told, and may yet leave others behind by ending.
     told: Vec<Part>,
     /// Those that were found below a `clinch run`, which hear it from that.
@@ -189,8 +196,8 @@ impl Those {
 }
 
 impl Ask {
-    /// Tells those who are found by this search.
-    pub(super) fn new(signal: Signal, to: To, search: Search) -> Ask {
+    /// Tells those who are found by this search, all who are within this time at once.
+    pub(super) fn new(signal: Signal, to: To, search: Search, within: Duration) -> Ask {
         Ask {
             signal,
             to,
@@ -200,10 +207,17 @@ impl Ask {
             looks: Vec::new(),
             met: None,
             has_told: false,
+            were_dying: true,
+            within,
             told: Vec::new(),
             told_elsewhere: HashSet::new(),
             unreached: Unreached::default(),
         }
+    }
+
+    /// Whether nobody was told yet.
+    pub(super) fn is_finding(&self) -> bool {
+        self.found.is_some()
     }
 
     /// How many were met.
@@ -226,10 +240,11 @@ impl Ask {
         let until = begun + LOOK_FOR;
         self.find(until, &ours);
         let is_over = self.found.is_none() && self.tell(until, &ours);
-        self.spent += begun.elapsed();
+        // No longer, since we may have been stopped.
+        self.spent += begun.elapsed().min(2 * LOOK_FOR);
         let beyond = if self.to == To::All { Beyond::Unstoppable } else { Beyond::Deaf };
         let beyond = take(&mut self.unreached.topmost).into_iter().map(beyond).collect();
-        (is_over || self.spent > ASK_FOR, beyond)
+        (is_over || self.spent > ASK_FOR && self.found.is_none(), beyond)
     }
 
     /// Finds those who are to be told, until then, and tells them when a whole look finds nobody else.
@@ -245,7 +260,7 @@ impl Ask {
                 self.look_anew(&ours);
                 self.looks.push(found.len());
             }
-            let is_late = self.spent > FIND_FOR || self.looks.len() == MOST_LOOKS;
+            let is_late = self.spent > self.within || self.looks.len() == MOST_LOOKS;
             let are_all = are_met && self.looks.iter().rev().nth(1) == Some(&found.len());
             if are_all || is_late {
                 self.met = Some(Moment::now()).filter(|_| are_met);
@@ -260,6 +275,8 @@ impl Ask {
 
     fn look_anew(&mut self, ours: impl Fn() -> Vec<(Pid, Pid)>) {
         self.has_told = false;
+        // In this order: what one of them leaves behind has fallen to us when it has ended.
+        self.were_dying = self.are_dying();
         // What falls to us from an inner run is as well what the job has left behind.
         let next = if matches!(self.to, To::AllBut(_)) { Vec::new() } else { ours() };
         self.search.begin_anew(next);
@@ -321,10 +338,13 @@ impl Ask {
                 return false;
             }
             let has_told = self.has_told;
+            if self.met.is_some() && !has_told && !self.were_dying && !self.search.has_missed() {
+                return true;
+            }
             self.met.get_or_insert_with(Moment::now);
             self.look_anew(&ours);
             if !has_told {
-                return !self.are_dying();
+                return false;
             }
         }
     }
@@ -332,8 +352,9 @@ impl Ask {
     /// Whether some of those who were told are about to end by that.
     fn are_dying(&mut self) -> bool {
         let may_end = asks_to_end(self.signal) || [Signal::USR1, Signal::USR2].contains(&self.signal);
-        let is_late = self.met.is_none_or(|met| sys::since_boot() > met.at + ENDS_WITHIN);
-        self.told.retain(|one| may_end && !is_late && one.is_to_end_by(self.signal));
+        let since = self.met.map_or(ENDS_WITHIN, |met| sys::since_boot().saturating_sub(met.at));
+        let is_dying = |one: &Part| one.is_to_end_by(self.signal, since > STARTS_WITHIN);
+        self.told.retain(|one| may_end && since < ENDS_WITHIN && is_dying(one));
         !self.told.is_empty()
     }
 }

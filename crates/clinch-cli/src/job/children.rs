@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{
@@ -178,15 +179,20 @@ impl Child {
         beyond
     }
 
+    /// Whether nobody has heard yet that all are to end.
+    pub(crate) fn is_finding(&self) -> bool {
+        self.kin.is_finding()
+    }
+
     /// What was about to end it has passed.
     pub(crate) fn is_spared(&mut self) {
         self.kin.scatter();
     }
 
     /// Asks all of the job to end, also parts that made process groups of their own, as `timeout` does; tells who cannot be asked.
-    pub(crate) fn ask_to_end(&mut self) -> Vec<Beyond> {
+    pub(crate) fn ask_to_end(&mut self, grace: Duration) -> Vec<Beyond> {
         self.kin.gather(self.pid);
-        self.kin.ask_to_end(self.door.inner());
+        self.kin.ask_to_end(self.door.inner(), grace);
         self.go_on_asking()
     }
 

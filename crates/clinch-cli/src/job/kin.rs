@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
-use super::ask::{Ask, Beyond, To, Unreached};
+use super::ask::{Ask, Beyond, FIND_FOR, To, Unreached};
 use super::door::Inner;
 use super::parts::Part;
 use super::reentry::settled;
@@ -90,8 +90,16 @@ impl Kin {
     }
 
     /// It need not stop any more. Where it has to after all, what loses its parent from the first time on is of it: that may be by the first signal.
+    /// Who has yet to hear that it was to end does not.
     pub(crate) fn scatter(&mut self) {
         self.gathered = false;
+        self.asks.retain(|ask| ask.to != To::All);
+        self.last = None;
+    }
+
+    /// Whether nobody has heard yet that all are to end.
+    pub(crate) fn is_finding(&self) -> bool {
+        self.asks.iter().any(|ask| ask.to == To::All && ask.is_finding())
     }
 
     /// Who is not of the job.
@@ -122,7 +130,7 @@ impl Kin {
         let (mut held, mut met, since) = (Vec::new(), HashSet::new(), Instant::now());
         loop {
             // What has yet to stop may just be starting another.
-            let (before, were_still) = (met.len(), held.iter().all(Part::is_still));
+            let (before, were_still) = (held.len(), held.iter().all(Part::is_still));
             let mut stop = |one: &Met| {
                 // Who was stopped before is not for us to wake.
                 if met.insert(one.pid)
@@ -136,7 +144,8 @@ impl Kin {
                 true
             };
             search(spared.clone(), inner).go_on(None, &mut stop);
-            if met.len() == before {
+            // Of those who may not be stopped there may be more without end.
+            if held.len() == before {
                 if were_still || since.elapsed() > HEARD_WITHIN {
                     return (held, met);
                 }
@@ -159,7 +168,7 @@ impl Kin {
         let theirs = sys::group_of(leader).filter(|group| *group != ours);
         let groups = [Some(ours).filter(|_| !group_has_it), theirs];
         if groups != [None, None] {
-            self.ask(signal, To::Groups(groups), search(self.spared(), &[]));
+            self.ask(signal, To::Groups(groups), search(self.spared(), &[]), FIND_FOR);
         }
     }
 
@@ -167,22 +176,23 @@ impl Kin {
     pub(crate) fn pass_on_to_inner(&mut self, signal: Signal, inner: &[Inner], group_has_it: bool) {
         let next = inner.iter().filter_map(Inner::root).collect();
         let but = group_has_it.then(sys::group);
-        self.ask(signal, To::AllBut(but), Search::new(next, HashSet::new()));
+        self.ask(signal, To::AllBut(but), Search::new(next, HashSet::new()), FIND_FOR);
     }
 
-    /// Asks all of them to end, and the runs that were let in with all below them.
-    pub(crate) fn ask_to_end(&mut self, inner: &[Inner]) {
+    /// Asks all of them to end, and the runs that were let in with all below them. They have this grace, so whatever else they have yet to hear does not matter.
+    pub(crate) fn ask_to_end(&mut self, inner: &[Inner], grace: Duration) {
         if self.is_namespace {
             namespace::end(Signal::TERM, Instant::now());
             return;
         }
-        self.ask(Signal::TERM, To::All, search(self.spared(), inner));
+        self.asks.clear();
+        self.ask(Signal::TERM, To::All, search(self.spared(), inner), FIND_FOR.min(grace / 4));
     }
 
-    fn ask(&mut self, signal: Signal, to: To, search: Search) {
+    fn ask(&mut self, signal: Signal, to: To, search: Search, within: Duration) {
         // One that nobody has heard yet is one with the next, as for the kernel.
         if !self.asks.iter().skip(1).any(|ask| ask.signal == signal && ask.to == to) {
-            self.asks.push_back(Ask::new(signal, to, search));
+            self.asks.push_back(Ask::new(signal, to, search, within));
         }
     }
 
@@ -197,7 +207,9 @@ impl Kin {
         let (is_over, beyond) = ask.go_on(ours);
         self.most = self.most.max(ask.met());
         if is_over {
-            self.last = self.asks.pop_front().filter(|ask| asks_to_end(ask.signal)).or(self.last.take());
+            // What a reload has started is to stay.
+            let is_last = |ask: &Ask| asks_to_end(ask.signal) && ask.signal != Signal::HUP;
+            self.last = self.asks.pop_front().filter(is_last).or(self.last.take());
         }
         beyond
     }
@@ -250,9 +262,11 @@ fn search(spared: HashSet<Pid>, inner: &[Inner]) -> Search {
     Search::new(ours().into_iter().chain(inner).collect(), seen)
 }
 
-/// Our children, each with us.
+/// Our children, each with us, the first process of the job last: a search goes on with the last one, and that one starts others.
 fn ours() -> Vec<(Pid, Pid)> {
-    children(getpid(), true).map(|child| (child, getpid())).collect()
+    let mut ours: Vec<_> = children(getpid(), true).map(|child| (child, getpid())).collect();
+    ours.reverse();
+    ours
 }
 
 /// Whom a signal has reached.

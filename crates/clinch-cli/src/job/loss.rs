@@ -82,6 +82,11 @@ impl Plan {
         Ok(Plan { on_lost, grace: grace.unwrap_or(default), parts: 0 })
     }
 
+    /// How long a child has to stop at least.
+    pub(crate) fn grace(&self) -> Duration {
+        self.grace.min(GRACE_AFTER_LOSS)
+    }
+
     /// So many processes were met.
     pub(crate) fn meets(&mut self, parts: usize) {
         self.parts = parts;
@@ -90,7 +95,7 @@ impl Plan {
     /// How long a child gets to stop when the lock was taken away; `None`: it is not stopped.
     pub(crate) fn grace_after_loss(&self) -> Option<Duration> {
         match self.on_lost {
-            OnLost::Term => Some(self.grace.min(GRACE_AFTER_LOSS)),
+            OnLost::Term => Some(self.grace()),
             OnLost::Kill => Some(Duration::ZERO),
             OnLost::Ignore => None,
         }
@@ -128,7 +133,7 @@ impl Plan {
             };
         }
         let left = if lost.is_some() {
-            self.grace.min(GRACE_AFTER_LOSS).saturating_sub(told.unwrap_or_default())
+            self.grace().saturating_sub(told.unwrap_or_default())
         } else {
             remaining.saturating_sub(kill_margin(self.grace, self.parts))
         };

@@ -124,9 +124,9 @@ impl Part {
         if self.runs() { pidfd_send_signal(held, signal) } else { Err(Errno::SRCH) }
     }
 
-    /// Whether it runs, and this signal, which it was sent, ends it as soon as it has its turn.
-    pub(super) fn is_to_end_by(&self, signal: Signal) -> bool {
-        self.runs() && !sys::cares_for(self.pid, signal)
+    /// Whether it runs, and this signal, which it was sent, ends it as soon as it has its turn: not if it blocks it for long.
+    pub(super) fn is_to_end_by(&self, signal: Signal, for_long: bool) -> bool {
+        self.runs() && !sys::cares_for(self.pid, signal, for_long)
     }
 
     /// When it began, if that is known.

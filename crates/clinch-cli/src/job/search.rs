@@ -102,12 +102,14 @@ pub(super) struct Search {
     above: HashMap<Pid, Duration>,
     /// Those of them below which it is still to look again.
     again: Vec<Pid>,
+    /// Whether somebody was gone before this look has met it.
+    has_missed: bool,
 }
 
 impl Search {
     /// Of these, each with its parent, and all below them, but for those that are not to be met.
     pub(super) fn new(next: Vec<(Pid, Pid)>, but: HashSet<Pid>) -> Search {
-        Search { next, seen: but, above: HashMap::new(), again: Vec::new() }
+        Search { next, seen: but, above: HashMap::new(), again: Vec::new(), has_missed: false }
     }
 
     /// Meets these, and all below those of which `meet` says that it goes on there. Says whether all were met, which may take longer than until then.
@@ -125,8 +127,9 @@ impl Search {
                 continue;
             }
             let Some(one) = Met::of(pid, parent, |adopter| self.is_above(adopter)) else {
-                // It may be met elsewhere.
+                // It may be met elsewhere, or has left others behind.
                 self.seen.remove(&pid);
+                self.has_missed = true;
                 continue;
             };
             let before = one.children();
@@ -144,6 +147,7 @@ impl Search {
     pub(super) fn begin_anew(&mut self, next: Vec<(Pid, Pid)>) {
         self.next = next;
         self.again = self.above.keys().copied().collect();
+        self.has_missed = false;
     }
 
     /// Looks below one after all, the next time that it begins anew.
@@ -154,6 +158,11 @@ impl Search {
     /// These may be met again.
     pub(super) fn forget(&mut self, those: Vec<Pid>) {
         those.iter().for_each(|one| _ = self.seen.remove(one));
+    }
+
+    /// Whether somebody was gone before it was met, since it began.
+    pub(super) fn has_missed(&self) -> bool {
+        self.has_missed
     }
 
     /// How many were met, or are not to be.

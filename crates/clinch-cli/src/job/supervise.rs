@@ -57,6 +57,8 @@ pub(crate) struct Progress {
     since: Option<Instant>,
     stage: Stage,
     told: Option<Instant>,
+    /// When that was heard: all are found first.
+    heard: Option<Instant>,
     exit: Option<Exit>,
     /// By what we were asked to stop, and when.
     asked_to_stop: Option<(Signal, Instant)>,
@@ -82,6 +84,7 @@ impl Default for Progress {
             since: None,
             stage,
             told: None,
+            heard: None,
             exit: None,
             asked_to_stop: None,
             stops_with_group: false,
@@ -353,6 +356,8 @@ impl Supervisor<'_> {
                 Standing::Lost(loss) => Some(loss.kind),
                 _ => None,
             };
+            // One that has outlived the danger has had its time since it heard.
+            let told = if lost.is_some() || exit.is_some() { told } else { self.heard() };
             match self.plan.step(stage, remaining, lost, told) {
                 Step::Wait(None) if stage == Stage::Killed => return Some(self.progress.round),
                 Step::Wait(time) => return time,
@@ -368,6 +373,16 @@ impl Supervisor<'_> {
                 Step::Kill => self.kill(),
             }
         }
+    }
+
+    /// How long ago the job heard that it is to end.
+    fn heard(&mut self) -> Option<Duration> {
+        let told = self.progress.told?;
+        let now = self.env.clock().now();
+        if self.progress.heard.is_none() && !self.child.is_finding() {
+            self.progress.heard = Some(now);
+        }
+        Some(now.since(self.progress.heard.unwrap_or(now).max(told)))
     }
 
     /// Kills all of the job; says whether there was anybody.
@@ -390,7 +405,8 @@ impl Supervisor<'_> {
     fn terminate(&mut self) {
         self.progress.stage = Stage::Terminated;
         self.progress.told = Some(self.env.clock().now());
-        let beyond = self.child.ask_to_end();
+        self.progress.heard = None;
+        let beyond = self.child.ask_to_end(self.plan.grace());
         self.name(beyond);
         self.report_stopping(StopWord::Term);
     }

@@ -196,14 +196,15 @@ pub(crate) fn next_ended() -> io::Result<Option<Pid>> {
     Ok(Pid::from_raw(pid))
 }
 
-/// Whether a process catches, blocks or ignores a signal, or is stopped, as far as is known.
-pub(crate) fn cares_for(pid: Pid, signal: Signal) -> bool {
+/// Whether a process catches or ignores a signal, or blocks it if that counts, or is stopped, as far as is known.
+pub(crate) fn cares_for(pid: Pid, signal: Signal, or_blocks: bool) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
     let is_in = |set: &str| {
         u64::from_str_radix(set.trim(), 16).is_ok_and(|set| set >> (signal.as_raw() - 1) & 1 == 1)
     };
     status.lines().filter_map(|line| line.split_once(':')).any(|(what, is)| match what {
-        "SigBlk" | "SigIgn" | "SigCgt" => is_in(is),
+        "SigBlk" => or_blocks && is_in(is),
+        "SigIgn" | "SigCgt" => is_in(is),
         "State" => is.trim_start().starts_with(['T', 't']),
         _ => false,
     })
