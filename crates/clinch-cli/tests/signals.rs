@@ -162,6 +162,14 @@ fn what_a_handler_starts_does_not_hear_the_signal() {
     cleaned_up(&|_| assert_eq!(world.code(["break", "--yes", "x"]), 0), "TERM", 4);
 }
 
+/// All who have said that they had begun are.
+fn are_gone(world: &World) {
+    let begun = world.read("begun");
+    let begun = begun.lines().filter_map(|pid| pid.parse().ok());
+    eventually("all of it are gone", || !begun.clone().any(runs));
+    world.write("begun", "");
+}
+
 /// What is forked right then runs on without the lock, as soon as its parent has ended: it falls to whoever has heard the signal before, or to us.
 #[test]
 fn what_is_forked_meanwhile_is_told() {
@@ -186,10 +194,7 @@ while os.waitpid(-1,0)[0]!=forker: pass";
             eventually("some are forked", || world.lines("begun") > 2 * turn);
             run.signal(Signal::TERM);
             run.wait();
-            let parts = world.read("begun");
-            let parts = parts.lines().filter_map(|pid| pid.parse().ok());
-            eventually("all of it are gone", || !parts.clone().any(runs));
-            std::fs::remove_file(world.path("begun")).unwrap();
+            are_gone(&world);
         }
     }
 }
@@ -205,10 +210,7 @@ fn what_a_shell_has_just_left_behind_is_told() {
         eventually("some are left behind", || world.lines("begun") > turn % 10);
         run.signal(Signal::TERM);
         assert_eq!(run.code(), 128 + 15);
-        let parts = world.read("begun");
-        let parts = parts.lines().filter_map(|pid| pid.parse().ok());
-        eventually("all of it are gone", || !parts.clone().any(runs));
-        std::fs::remove_file(world.path("begun")).unwrap();
+        are_gone(&world);
     }
 }
 

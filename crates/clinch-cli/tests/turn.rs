@@ -160,48 +160,25 @@ fn a_turn_is_given_back_when_the_store_is_there_again() {
     let redis = Redis::start();
     let (world, proxy) = (World::on(redis.url()), Proxy::start(redis.addr()));
     let (url, job) = (far(&proxy, "10m"), until_stopped("3"));
-    let mut run = world.start([
-        "run",
-        "-u",
-        &url,
-        "--once-per",
-        "1h",
-        "--retry-failed",
-        "--events",
-        "events",
-        "x",
-        "-c",
-        &job,
-    ]);
-    eventually("it counts", || shown(&world, "x")["once_per_until"].is_string());
-    away(&proxy);
-    world.write("stop", "");
-    eventually("the job has failed", || world.read("events").contains("exited"));
+    let fails_while_away = |events: &str| {
+        let _ = std::fs::remove_file(world.path("stop"));
+        let options = ["--once-per", "1h", "--retry-failed", "--events", events];
+        let run = ["run", "-u", &url].into_iter().chain(options).chain(["x", "-c", &job]);
+        let run = world.start(run);
+        eventually("it counts", || shown(&world, "x")["once_per_until"].is_string());
+        away(&proxy);
+        world.write("stop", "");
+        eventually("the job has failed", || world.read(events).contains("exited"));
+        run
+    };
+    let mut run = fails_while_away("events");
     for_at_least(Duration::from_secs(3));
     proxy.refuse(false);
     assert_eq!(run.code(), 3);
     assert!(shown(&world, "x")["once_per_until"].is_null(), "it failed, and counts");
-    // It is asked to end meanwhile.
-    let _ = std::fs::remove_file(world.path("stop"));
-    let mut run = world.start([
-        "run",
-        "-u",
-        &url,
-        "--once-per",
-        "1h",
-        "--retry-failed",
-        "--events",
-        "again",
-        "x",
-        "-c",
-        &job,
-    ]);
-    eventually("it counts", || shown(&world, "x")["once_per_until"].is_string());
-    away(&proxy);
-    world.write("stop", "");
-    eventually("the job has failed", || world.read("again").contains("exited"));
+    let mut run = fails_while_away("again");
     run.signal(Signal::TERM);
-    assert_eq!(run.code(), 3);
+    assert_eq!(run.code(), 3, "it is asked to end meanwhile");
 }
 
 /// One that says on a file what it has to say.

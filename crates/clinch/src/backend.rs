@@ -25,6 +25,10 @@ use crate::token::Token;
 /// a fencing token keeps out.
 pub const NOTICE: Duration = Duration::from_secs(15);
 
+/// How long a release that nobody answered is tried again now and then, if the claim's TTL is not longer. A server that was
+/// stopped may grant when it goes on what has long been given up, and the claim would then hold the lock for its TTL.
+pub const LEFT_FOR: Duration = Duration::from_secs(3600);
+
 /// How long a grant that a store gave of its own accord stands until its waiter has taken it, by a step or by the first renewal
 /// of its lease. A waiter whose future is kept but not polled takes nothing: then the lock goes on to the next.
 pub const TAKE_WITHIN: Duration = Duration::from_secs(3);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{self, Backend, Freed};
+use crate::backend::{self, Backend, Freed, LEFT_FOR};
 use crate::claim::{ByClaim, Claim, ClaimId};
 use crate::clock::Instant;
 use crate::env::Env;
@@ -21,10 +21,6 @@ use crate::sync::{AtWork, apart, lock};
 
 /// How long a release is repeated by a task of its own, and how long by a caller when the lease itself has no end.
 const RELEASE_FOR: Duration = Duration::from_secs(30);
-
-/// How long a release that nobody answered is tried again now and then, if the claim's TTL is not longer. A server that was
-/// stopped may grant when it goes on what has long been given up, and the claim would then hold the lock for its TTL.
-const LEFT_FOR: Duration = Duration::from_secs(3600);
 
 /// How many of those are remembered; a store that is away for long must not cost memory for each attempt.
 const MOST_LEFT: usize = 4096;

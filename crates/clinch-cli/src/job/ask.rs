@@ -58,7 +58,7 @@ pub(super) struct Ask {
     spent: Duration,
     /// Those that were found, until they are told.
     found: Option<Vec<Found>>,
-    /// For how long at most.
+    /// For how long others are looked for before they are.
     within: Duration,
     /// How many of them one look after another had found.
     looks: Vec<usize>,
@@ -86,7 +86,7 @@ struct Found {
 #[derive(Clone, Copy, Debug)]
 struct Moment {
     at: Duration,
-    /// The last one that a process or thread was given until then, if it is known.
+    /// An id that was given right then, if it is known: others are given later ones.
     id: Option<Pid>,
 }
 
@@ -94,7 +94,7 @@ impl Moment {
     fn now() -> Moment {
         // In this order: what began in the ticks before it was there by then.
         let at = sys::since_boot();
-        Moment { at, id: sys::next_id() }
+        Moment { at, id: sys::new_id() }
     }
 
     /// Whether it was one that was told who started this one, as far as is known.
@@ -295,13 +295,14 @@ impl Ask {
         }
         // Parents first: one whose child has ended by it would take that for done.
         for Found { part, parent, reach } in found {
-            match reach.hears.then(|| part.send(self.signal)) {
-                Some(Err(Errno::PERM)) => self.unreached.add(part.pid(), parent),
-                Some(Ok(())) => self.told.push(part.clone()),
-                _ => {}
-            }
+            let sent = reach.hears.then(|| part.send(self.signal));
             if reach.goes_on {
                 let _ = part.send(Signal::CONT);
+            }
+            match sent {
+                Some(Err(Errno::PERM)) => self.unreached.add(part.pid(), parent),
+                Some(Ok(())) => self.told.push(part),
+                _ => {}
             }
         }
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use clinch::backend::NOTICE;
+use clinch::backend::{LEFT_FOR, NOTICE};
 use clinch::{ClaimId, Env, Lane, Locks};
 use rustix::process::Pid;
 
@@ -117,7 +117,7 @@ async fn close(store: &Store, args: &EndJob, closing: Option<&Closing>) -> Outco
 
 /// How long a store that is away is asked to close a lock: as long as a client tries what nobody has answered.
 fn asks_for(ttl: Duration) -> Duration {
-    ttl.max(Duration::from_secs(3600))
+    ttl.max(LEFT_FOR)
 }
 
 /// The pause before it is asked again.

@@ -56,11 +56,7 @@ impl Kept<'_> {
     ) -> (Ending, Outcome) {
         loop {
             // Whatever fails: we have the lock's descriptor.
-            let both = async {
-                let (ending, done) = tokio::join!(self.watch(job), beside());
-                Ok((ending, done))
-            };
-            match block_on(both) {
+            match block_on(async { Ok(tokio::join!(self.watch(job), beside())) }) {
                 Ok(both) => return both,
                 Err(_) => std::thread::sleep(LEFT_BEHIND),
             }

@@ -12,7 +12,7 @@ use rustix::process::{Pid, getpid};
 /// In how many parts times are told of a second: the same on all kernels, whatever they count by themselves.
 const TICKS: u64 = 100;
 
-/// As exactly is told when a process began.
+/// So exactly is told when a process began.
 pub(super) const TICK: Duration = Duration::from_millis(1000 / TICKS);
 
 /// What `/proc/PID/stat` says of a process.

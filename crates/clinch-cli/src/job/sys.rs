@@ -210,8 +210,8 @@ pub(crate) fn cares_for(pid: Pid, signal: Signal, or_blocks: bool) -> bool {
     })
 }
 
-/// The id that is given next, which nobody has then: those of threads and processes are given one after the other.
-pub(crate) fn next_id() -> Option<Pid> {
+/// An id that is given right now, and nobody has any more: those of threads and processes are given one after the other.
+pub(crate) fn new_id() -> Option<Pid> {
     let thread = std::thread::Builder::new().stack_size(1 << 14).spawn(rustix::thread::gettid);
     thread.ok()?.join().ok()
 }
