@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use clinch::backend::{Freed, NOTICE};
 use clinch::net::{Connector, Stream};
 use clinch::{Clock, Env, ErrorKind, Guard, Lane, Locks, LossKind, Random, Released, Standing};
-use clinch_testkit::{Direction, Proxy, Redis, Reply, Resp, tools, vouch};
+use clinch_testkit::{Cluster, Direction, Proxy, Redis, Reply, Resp, tools, vouch};
 
 mod common;
 

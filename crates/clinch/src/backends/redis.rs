@@ -90,7 +90,8 @@
 //!
 //! A Cluster also needs `+cluster|slots +asking`, and from version 7 on `+spublish +ssubscribe`; databases other than 0 `+select`; Sentinel `+role`; `wait_replicas=` `+wait`, `wait_aof=` `+waitaof`. Without
 //! channels, or the right to publish, waiters ask ten times a second instead of being told; without `+info` they ask once more for
-//! what they were told. Without `+mget`, that a held lock was taken away is told by its next renewal only. In the lean mode on Valkey: `~clinch:* -@all +set +delifeq
+//! what they were told. Without `+mget`, `+client|tracking` or `+client|caching`, that a held lock was taken away is told by its next renewal
+//! only. In the lean mode on Valkey: `~clinch:* -@all +set +delifeq
 //! +getrange +pttl +scan +info`.
 //!
 //! # In the store

@@ -139,12 +139,7 @@ async fn many_locks_are_watched_together_and_none_is_lost_by_it() {
     const LOCKS: usize = 300;
     let redis = Redis::start();
     let near = connect(&redis).await;
-    let mut taking = tokio::task::JoinSet::new();
-    for number in 0..LOCKS {
-        let near = near.clone();
-        taking.spawn(async move { lock(&near, &format!("job {number}")).await });
-    }
-    let guards = taking.join_all().await;
+    let guards = lock_many(&near, LOCKS).await;
     let writer = near.rwlock("index").unwrap().write().await.unwrap();
     sees_watched(&redis, LOCKS + 1).await;
     let looks = looks(&redis);
@@ -161,6 +156,55 @@ async fn many_locks_are_watched_together_and_none_is_lost_by_it() {
     redis.call(&["DEL", "clinch:job 7"]);
     is_told(&guards[7]).await;
     assert_eq!(guards.iter().filter(|guard| guard.is_held()).count(), LOCKS - 1);
+}
+
+async fn lock_many(locks: &Locks, count: usize) -> Vec<Guard> {
+    let mut taking = tokio::task::JoinSet::new();
+    for number in 0..count {
+        let locks = locks.clone();
+        taking.spawn(async move { lock(&locks, &format!("job {number}")).await });
+    }
+    taking.join_all().await
+}
+
+/// Otherwise many locks that are lost at once keep their client from renewing those that it still has.
+#[tokio::test]
+async fn locks_that_are_lost_together_are_asked_for_together() {
+    const LOCKS: usize = 1000;
+    let redis = Redis::start();
+    let near = connect(&redis).await;
+    let guards = lock_many(&near, LOCKS).await;
+    sees_watched(&redis, LOCKS).await;
+    redis.call(&["CONFIG", "RESETSTAT"]);
+    redis.call(&["FLUSHALL"]);
+    for guard in &guards {
+        is_told(guard).await;
+    }
+    let asked = redis.client().commandstats()["evalsha"];
+    assert!(asked <= LOCKS as u64 / 50, "{asked} scripts for {LOCKS} locks");
+}
+
+/// The same where each has a slot of its own: one read and one question for each.
+#[tokio::test]
+async fn a_cluster_is_asked_once_for_each_lock_that_is_lost() {
+    const LOCKS: usize = 1000;
+    let servers = Cluster::start();
+    let near = super::connect(&servers.url()).await.ttl(NO_RENEWAL).unwrap();
+    let guards = lock_many(&near, LOCKS).await;
+    let sum = |count: &dyn Fn(&Redis) -> u64| servers.masters().into_iter().map(count).sum::<u64>();
+    let watched = |redis: &Redis| redis.client().info("stats")["tracking_total_keys"].parse().unwrap();
+    eventually("the locks are watched", async || (sum(&watched) == LOCKS as u64).then_some(())).await;
+    for master in servers.masters() {
+        master.call(&["CONFIG", "RESETSTAT"]);
+    }
+    for master in servers.masters() {
+        master.call(&["FLUSHALL"]);
+    }
+    for guard in &guards {
+        is_told(guard).await;
+    }
+    let asked = sum(&|redis| redis.client().commandstats().get("evalsha").copied().unwrap_or(0));
+    assert!(asked <= LOCKS as u64 * 3 / 2, "{asked} scripts for {LOCKS} locks");
 }
 
 /// What is asked of the store is asked anew with each thing that the keeper does, and never answered where the way is long.

@@ -96,6 +96,11 @@ impl Home {
         Home(home)
     }
 
+    /// A key of this slot that is never there: no lock has an empty key.
+    pub(super) fn nobodys(&self) -> [&str; 3] {
+        self.key(CLAIMS, "")
+    }
+
     /// A key or channel of this slot, in parts.
     pub(super) fn key<'k>(&'k self, kind: &'k str, of: &'k str) -> [&'k str; 3] {
         [self.text(), kind, of]

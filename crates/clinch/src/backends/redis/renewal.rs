@@ -14,7 +14,7 @@ use super::route::Done;
 use super::script;
 use super::store::{NO_STEP, Store, deleted};
 use crate::backend::Renewal;
-use crate::claim::{Claim, ClaimId, Mode};
+use crate::claim::{Claim, Mode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
 
@@ -70,8 +70,22 @@ impl Store {
     /// Renews claims of one lock, all held ones or all places, or only reads them.
     pub(super) async fn renew_lock(&self, claims: &[&Claim], write: bool) -> Result<Vec<Renewal>> {
         let Some(first) = claims.first() else { return Ok(Vec::new()) };
-        let asks = claims.iter().map(|claim| (claim.id, if write { millis(claim.ttl) } else { 0 }));
-        let Done { answer, copied } = self.ask_to_renew(&first.name, first.place, write, asks).await?;
+        let keys = self.keys(&first.name);
+        let step = if first.place { ["place", "-", "-"] } else { NO_STEP };
+        let mut command = self.command(&script::RENEW, &keys, step);
+        for claim in claims {
+            command.arg(claim.id).arg(if write { millis(claim.ttl) } else { 0 });
+        }
+        let Done { answer, copied } = match write {
+            true => {
+                let renewed = |answer: &Value| reply::has(answer, |left| left != -1);
+                self.route.run_durably(keys.slot, &script::RENEW, &command, renewed).await?
+            }
+            false => {
+                let answer = self.route.run(keys.slot, &script::RENEW, &command).await?;
+                Done { answer, copied: Ok(()) }
+            }
+        };
         let renewal = |(claim, left): (&&Claim, &Value)| {
             Ok(match u64::try_from(reply::number(left)?) {
                 Ok(_) if write => renewed(claim.ttl, &copied),
@@ -85,36 +99,6 @@ impl Store {
             })
         };
         claims.iter().zip(reply::list(&answer)?).map(renewal).collect()
-    }
-
-    /// Reads whether a claim is there.
-    pub(super) async fn is_there(&self, name: &LockName, id: ClaimId) -> Result<bool> {
-        let answer = self.ask_to_renew(name, false, false, [(id, 0)]).await?.answer;
-        // Less than nothing is also what is left of a lease without an end.
-        reply::list(&answer)?.iter().try_fold(true, |there, left| Ok(there && reply::number(left)? != -1))
-    }
-
-    async fn ask_to_renew(
-        &self,
-        name: &LockName,
-        place: bool,
-        write: bool,
-        claims: impl IntoIterator<Item = (ClaimId, u64)>,
-    ) -> Result<Done> {
-        let keys = self.keys(name);
-        let step = if place { ["place", "-", "-"] } else { NO_STEP };
-        let mut command = self.command(&script::RENEW, &keys, step);
-        for (id, ttl) in claims {
-            command.arg(id).arg(ttl);
-        }
-        let renewed = |answer: &Value| reply::has(answer, |left| left != -1);
-        match write {
-            true => self.route.run_durably(keys.slot, &script::RENEW, &command, renewed).await,
-            false => {
-                let answer = self.route.run(keys.slot, &script::RENEW, &command).await?;
-                Ok(Done { answer, copied: Ok(()) })
-            }
-        }
     }
 
     /// Renews exclusive locks that are held, of one slot or, where there are no slots, of any, on the inbox that tells of them, if there is

@@ -46,6 +46,8 @@ scripts! {
     EVICT = "token" "tell" "queue" "evict";
     /// Find out which commands are forbidden.
     PROBE = "probe";
+    /// Read which exclusive locks are held.
+    READ_HELD = "held" "read_held";
     /// Claim one server's vote for a lock.
     REDLOCK_CLAIM = "redlock_claim";
     /// Write back the token that the servers agree on.
@@ -61,7 +63,7 @@ scripts! {
     /// Renew claims of one lock.
     RENEW = "token" "tell" "queue" "renew";
     /// Renew exclusive locks.
-    RENEW_HELD = "renew_held";
+    RENEW_HELD = "held" "renew_held";
     /// Go on with a queue that was too long for a release.
     SETTLE = "token" "tell" "queue" "settle";
     /// Read one lock.
@@ -141,7 +143,7 @@ mod tests {
             let (text, name) = (std::fs::read_to_string(&path).unwrap(), path.file_stem().unwrap());
             let name = name.to_str().unwrap();
             let commands = named(&text, "call('");
-            if name.starts_with("redlock_") || ["release_lean", "renew_held"].contains(&name) {
+            if name.starts_with("redlock_") || ["release_lean", "held", "renew_held"].contains(&name) {
                 let missing: Vec<_> = commands.iter().filter(|command| !voted.contains(**command)).collect();
                 assert!(missing.is_empty(), "{name}.lua calls what redlock.rs does not name: {missing:?}");
             }

@@ -11,26 +11,25 @@
 
 mod held;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use futures_util::future::join_all;
-use futures_util::stream::FuturesUnordered;
 
 use self::held::{BATCH, PAUSE};
 pub(super) use self::held::{Held, Watch};
 use super::claims::Claims;
 use super::dial::Dialer;
-use super::keys::{lock_key, slot_of};
+use super::keys::{Home, lock_key, slot_of};
+use super::reply;
 use super::resp::{Command, Value};
 use super::route::Route;
+use super::script;
 use super::store::Store;
-use crate::backend::Backend as _;
 use crate::claim::{Claim, ClaimId, Loss, LossKind};
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::lane::caught;
 use crate::name::LockName;
 
@@ -41,16 +40,11 @@ impl Store {
     /// Waits until the server tells that locks were taken away, and keeps those watched that are held.
     pub(super) async fn lost_leases(&self) -> Vec<(ClaimId, Loss)> {
         let held = &self.claims.held;
-        // Those of several servers side by side: one that hangs keeps back no news of another.
-        let (mut answers, mut asked) = (FuturesUnordered::new(), HashSet::new());
         loop {
             self.look_if_due();
-            loop {
-                let missed = held.missed(|id| asked.insert(id));
-                if missed.is_empty() {
-                    break;
-                }
-                answers.extend(self.by_server(missed).map(|missed| self.confirm(missed)));
+            let gone = held.gone();
+            if !gone.is_empty() {
+                return gone.into_iter().map(|id| (id, taken_away())).collect();
             }
             let next = async {
                 match held.next() {
@@ -61,14 +55,6 @@ impl Store {
             tokio::select! {
                 () = held.news.notified() => {}
                 () = next => {}
-                Some(answered) = answers.next() => {
-                    answered.iter().for_each(|((id, _), _)| _ = asked.remove(id));
-                    let lost = self.confirmed(answered);
-                    // Whatever else was missed is so until it is answered for, and is asked for again.
-                    if !lost.is_empty() {
-                        return lost;
-                    }
-                }
             }
         }
     }
@@ -85,42 +71,6 @@ impl Store {
             held.unread(each(&watches), env.now() + PAUSE);
             held.done();
         }
-    }
-
-    /// Claims by the server that is asked for them.
-    fn by_server(&self, claims: Vec<Watch>) -> impl Iterator<Item = Vec<Watch>> {
-        let mut servers: BTreeMap<u64, Vec<_>> = BTreeMap::new();
-        for (id, name) in claims {
-            servers.entry(self.shard(&name)).or_default().push((id, name));
-        }
-        servers.into_values()
-    }
-
-    /// Asks whether claims that a look has missed are there.
-    async fn confirm(&self, missed: Vec<Watch>) -> Vec<(Watch, Result<bool>)> {
-        let is_there = async |watch: Watch| {
-            let there = self.is_there(&watch.1, watch.0).await;
-            (watch, there)
-        };
-        join_all(missed.into_iter().map(is_there)).await
-    }
-
-    /// Which of them are really gone.
-    fn confirmed(&self, answers: Vec<(Watch, Result<bool>)>) -> Vec<(ClaimId, Loss)> {
-        let again = self.dialer.env.now() + PAUSE;
-        let mut lost = Vec::new();
-        for ((id, name), there) in answers {
-            // A key that holds no text is nobody's.
-            let is_gone = there.map_or_else(|error| error.kind() == ErrorKind::Invalid, |there| !there);
-            if is_gone {
-                self.claims.held.let_go(id, &name);
-                lost.push((id, taken_away()));
-            } else {
-                // The next renewal will tell.
-                self.claims.held.unread([(id, &name)].into_iter(), again);
-            }
-        }
-        lost
     }
 
     /// Renews locks by this command on the inbox that tells of them, which has them told of on. `None`: not there, so they are to be renewed
@@ -165,14 +115,21 @@ async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: 
         slots.entry(slot).or_default().push(watch.clone());
     }
     let batches = slots.iter().flat_map(|(slot, watches)| watches.chunks(BATCH).map(|batch| (*slot, batch)));
-    let reads =
-        batches.map(async |(slot, batch)| match caught(read(&route, held, slot, prefix, batch)).await {
+    let reads = batches.map(async |(slot, batch)| {
+        let missed = match caught(read(&route, held, slot, prefix, batch)).await {
             Some(Ok(Some((inbox, answers)))) => held.read(batch, inbox, &answers),
             Some(Ok(None)) => held.untold(batch),
-            Some(Err(_)) | None => {
-                held.unread(each(batch), dialer.env.now() + PAUSE);
-            }
-        });
+            Some(Err(_)) | None => return held.unread(each(batch), dialer.env.now() + PAUSE),
+        };
+        if missed.is_empty() {
+            return;
+        }
+        match caught(ask(&route, slot, prefix, &missed)).await {
+            Some(Ok(answers)) => held.answered(&missed, &answers, dialer.env.now()),
+            // The next renewal will tell.
+            Some(Err(_)) | None => held.unread(each(&missed), dialer.env.now() + PAUSE),
+        }
+    });
     let mut reads = pin!(join_all(reads));
     tokio::select! {
         biased;
@@ -206,4 +163,18 @@ async fn read(
         }
         moved = true;
     }
+}
+
+/// Asks the server that has the locks now whether they are their claims'.
+async fn ask(route: &Route, slot: u16, prefix: &str, missed: &[Watch]) -> Result<Vec<bool>> {
+    let home = Home::of(slot);
+    let locks = missed.iter().map(|(_, name)| [prefix, name.as_str(), ""]);
+    let keys: Vec<_> = std::iter::once(home.nobodys()).chain(locks).collect();
+    let mut command = script::READ_HELD.on(keys);
+    for (id, _) in missed {
+        command.arg(*id);
+    }
+    let answer = route.run(slot, &script::READ_HELD, &command).await?;
+    let held = reply::list(&answer)?.iter().map(|held| Ok(reply::number(held)? == 1));
+    held.collect()
 }

@@ -26,6 +26,8 @@ const MOMENT_MS: &str = "5000";
 const REMEDY: &str = "give this user these rights by ACL SETUSER";
 
 const UNTOLD: &str = "waiters ask ten times a second instead of being told";
+const UNSEEN: &str = "waiters ask ten times a second for locks whose holders tell nobody, and that a held lock was taken away is told by \
+                      its next renewal only";
 const UNWATCHED: &str = "that a held lock was taken away is told by its next renewal only";
 const UNLISTED: &str = "`clinch ls` cannot list";
 const UNNOTICED: &str = "a connection that died is noticed late";
@@ -48,8 +50,8 @@ const ALL: [Right; 14] = [
     Right("scan", &["SCAN", "0", "COUNT", "1"], UNLISTED),
     Right("info", &["INFO", "server"], UNKNOWN),
     Right("ping", &["PING"], UNNOTICED),
-    Right("client|tracking", &["CLIENT", "TRACKING", "OFF"], UNTOLD),
-    Right("client|caching", &["CLIENT", "CACHING", "YES"], UNTOLD),
+    Right("client|tracking", &["CLIENT", "TRACKING", "OFF"], UNSEEN),
+    Right("client|caching", &["CLIENT", "CACHING", "YES"], UNSEEN),
 ];
 
 /// What one that has queues needs besides.

@@ -1,7 +1,7 @@
 //! What is known of the locks that are held: which are watched, which are to be read, and which were not found.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub(in super::super) type Watch = (ClaimId, LockName);
 #[derive(Default)]
 pub(in super::super) struct Held {
     state: Mutex<State>,
-    /// Something is to be looked at earlier than was known, or was missed.
+    /// Something is to be looked at earlier than was known, or is gone.
     pub(super) news: Notify,
 }
 
@@ -46,8 +46,11 @@ struct State {
     due: BTreeSet<(Instant, LockName)>,
     /// How many are watched.
     watched: usize,
-    /// Claims that were not found, or whose lock was granted again.
-    missed: BTreeSet<Watch>,
+    /// Claims whose lock was granted to another of ours. Most likely they are gone, but their holders may not know it yet, and the later grant
+    /// may be the older one. To be read from then on; `None`: about to be.
+    displaced: BTreeMap<Watch, Option<Instant>>,
+    /// Claims that are gone, of which the holders are to be told.
+    gone: Vec<ClaimId>,
     /// When to look for leases that are not watched; `None`: when there is one again.
     next: Option<Instant>,
     looking: bool,
@@ -62,7 +65,7 @@ struct Lease {
 enum Sight {
     /// To be read from then on.
     Due(Instant),
-    /// About to be read.
+    /// About to be read, or not found and asked for.
     Looked,
     /// Read on this inbox, and not changed since; `sure` once the answer has come.
     Watched { inbox: u64, sure: bool },
@@ -84,9 +87,11 @@ impl Held {
         }
         let at = now + YOUNG;
         let mut state = lock(&self.state);
-        let before = state.put(claim.id, &claim.name, at).filter(|before| *before != claim.id);
-        state.missed.extend(before.map(|before| (before, claim.name.clone())));
-        if state.arm(at) || before.is_some() {
+        if !state.displaced.is_empty() {
+            state.displaced.remove(&(claim.id, claim.name.clone()));
+        }
+        let at = if state.put(claim.id, &claim.name, at, AT_ONCE) { AT_ONCE } else { at };
+        if state.arm(at) {
             self.news.notify_one();
         }
     }
@@ -115,9 +120,9 @@ impl Held {
         }
     }
 
-    /// The database was emptied.
+    /// The database was emptied. What is about to be read or asked for is so later than that.
     pub(in super::super) fn all_changed(&self) {
-        lock(&self.state).look_again(|_| true);
+        lock(&self.state).look_again(|sight| !matches!(sight, Sight::Looked));
         self.news.notify_one();
     }
 
@@ -133,10 +138,16 @@ impl Held {
         if state.looking || state.next.is_none_or(|next| next > now) {
             return None;
         }
-        let mut due = Vec::new();
         // What is due soon comes along.
-        while let Some(watch) = state.take_due(now + YOUNG / 4) {
+        let soon = now + YOUNG / 4;
+        let mut due = Vec::new();
+        while let Some(watch) = state.take_due(soon) {
             due.push(watch);
+        }
+        for (watch, at) in &mut state.displaced {
+            if at.take_if(|at| *at <= soon).is_some() {
+                due.push(watch.clone());
+            }
         }
         state.looking = !due.is_empty();
         // One look for all that grow up meanwhile.
@@ -169,19 +180,51 @@ impl Held {
         })
     }
 
-    /// Notes which of those that were read on an inbox were still held. What was told meanwhile stays.
-    pub(super) fn read(&self, watches: &[Watch], on: u64, held: &[bool]) {
+    /// Notes which of those that were read on an inbox were still held; what was told meanwhile stays. Says which are to be asked for: those
+    /// that were not found, and those of whose locks it is not known which claim was granted last.
+    pub(super) fn read(&self, watches: &[Watch], on: u64, held: &[bool]) -> Vec<Watch> {
         let mut state = lock(&self.state);
-        for ((id, name), held) in watches.iter().zip(held) {
-            if !held {
-                state.miss(*id, name);
-                self.news.notify_one();
-            } else if let Some(lease) = state.leases.get_mut(name)
-                && let Lease { id: known, sight: Sight::Watched { inbox, sure } } = lease
-                && (*known, *inbox) == (*id, on)
-            {
-                *sure = true;
+        let mut missed = Vec::new();
+        for (watch, held) in watches.iter().zip(held) {
+            let known = state.leases.get_mut(&watch.1).filter(|lease| lease.id == watch.0);
+            let is_open = match known.map(|lease| &mut lease.sight) {
+                Some(Sight::Watched { inbox, sure }) if *held => {
+                    *sure |= *inbox == on;
+                    false
+                }
+                Some(_) => !held,
+                None => state.displaced.contains_key(watch),
+            };
+            if is_open {
+                state.set(watch.0, &watch.1, Sight::Looked);
+                missed.push(watch.clone());
             }
+        }
+        missed
+    }
+
+    /// Notes which of those that were asked for are there. What was granted or told meanwhile is read anew.
+    pub(super) fn answered(&self, asked: &[Watch], are_there: &[bool], now: Instant) {
+        let mut state = lock(&self.state);
+        for (watch, is_there) in asked.iter().zip(are_there) {
+            let known = state.leases.get(&watch.1).filter(|lease| lease.id == watch.0);
+            match (known.map(|lease| lease.sight), is_there) {
+                (Some(Sight::Looked), true) => state.set(watch.0, &watch.1, Sight::Due(now + PAUSE)),
+                (Some(Sight::Looked), false) => {
+                    state.take(watch.0, &watch.1);
+                    state.gone.push(watch.0);
+                }
+                (Some(_), _) => {}
+                (None, is_there) if state.displaced.remove(watch).is_some() => match is_there {
+                    // It was the other grant that came late.
+                    true => drop(state.put(watch.0, &watch.1, now + YOUNG, now + YOUNG)),
+                    false => state.gone.push(watch.0),
+                },
+                (None, _) => {}
+            }
+        }
+        if state.arm_earliest() || !state.gone.is_empty() {
+            self.news.notify_one();
         }
     }
 
@@ -189,14 +232,14 @@ impl Held {
     pub(super) fn unread<'a>(&self, claims: impl Iterator<Item = (ClaimId, &'a LockName)>, again: Instant) {
         let mut state = lock(&self.state);
         for (id, name) in claims {
-            // Of one whose lock was granted again the next renewal tells.
-            if state.missed.remove(&(id, name.clone())) && !state.leases.contains_key(name) {
-                state.put(id, name, again);
-            } else {
-                state.set(id, name, Sight::Due(again));
+            state.set(id, name, Sight::Due(again));
+            if !state.displaced.is_empty()
+                && let Some(at) = state.displaced.get_mut(&(id, name.clone()))
+            {
+                *at = Some(again);
             }
         }
-        if state.arm(again) {
+        if state.arm_earliest() {
             self.news.notify_one();
         }
     }
@@ -208,17 +251,18 @@ impl Held {
         self.news.notify_one();
     }
 
-    /// The server cannot tell of these. Another may: the next that is held is looked at again.
-    pub(super) fn untold(&self, watches: &[Watch]) {
+    /// The server cannot tell of these. Another may: the next that is held is looked at again. Says which are to be asked for all the same.
+    pub(super) fn untold(&self, watches: &[Watch]) -> Vec<Watch> {
         let mut state = lock(&self.state);
         for (id, name) in watches {
-            state.remove(*id, name);
+            state.take(*id, name);
         }
+        watches.iter().filter(|watch| state.displaced.contains_key(watch)).cloned().collect()
     }
 
-    /// Some that were not found, and which are wanted.
-    pub(super) fn missed(&self, mut wanted: impl FnMut(ClaimId) -> bool) -> Vec<Watch> {
-        lock(&self.state).missed.iter().filter(|(id, _)| wanted(*id)).take(BATCH).cloned().collect()
+    /// Those that are gone and of which nobody was told.
+    pub(super) fn gone(&self) -> Vec<ClaimId> {
+        std::mem::take(&mut lock(&self.state).gone)
     }
 
     pub(super) fn next(&self) -> Option<Instant> {
@@ -238,10 +282,8 @@ impl Unanswered<'_> {
     pub(super) fn read(mut self, held: &[bool]) {
         let claims = std::mem::take(&mut self.claims);
         if held.contains(&false) {
-            let mut state = lock(&self.held.state);
             let gone = claims.iter().zip(held).filter(|(_, held)| !**held);
-            gone.for_each(|(claim, _)| state.miss(claim.id, &claim.name));
-            self.held.news.notify_one();
+            self.held.unread(gone.map(|(claim, _)| (claim.id, &claim.name)), AT_ONCE);
         }
     }
 }
@@ -255,14 +297,16 @@ impl Drop for Unanswered<'_> {
 }
 
 impl State {
-    /// Has the lock of a claim be read at this time; says which claim had it before.
-    fn put(&mut self, id: ClaimId, name: &LockName, at: Instant) -> Option<ClaimId> {
+    /// Has the lock of a claim be read at this time, and another claim that had it before at that time; says whether there was one.
+    fn put(&mut self, id: ClaimId, name: &LockName, at: Instant, before_at: Instant) -> bool {
         let before = self.leases.insert(name.clone(), Lease { id, sight: Sight::Due(at) });
         if let Some(before) = &before {
             self.out_of_sight(name, &before.sight);
         }
         self.due.insert((at, name.clone()));
-        before.map(|before| before.id)
+        let displaced = before.map(|before| before.id).filter(|before| *before != id);
+        self.displaced.extend(displaced.map(|before| ((before, name.clone()), Some(before_at))));
+        displaced.is_some()
     }
 
     /// Takes a claim out; says whether it had its lock.
@@ -277,15 +321,8 @@ impl State {
     }
 
     fn remove(&mut self, id: ClaimId, name: &LockName) {
-        if !self.take(id, name) && !self.missed.is_empty() {
-            self.missed.remove(&(id, name.clone()));
-        }
-    }
-
-    /// Notes that a claim was not found.
-    fn miss(&mut self, id: ClaimId, name: &LockName) {
-        if self.take(id, name) {
-            self.missed.insert((id, name.clone()));
+        if !self.take(id, name) && !self.displaced.is_empty() {
+            self.displaced.remove(&(id, name.clone()));
         }
     }
 
@@ -318,6 +355,10 @@ impl State {
         sooner
     }
 
+    fn arm_earliest(&mut self) -> bool {
+        self.earliest().is_some_and(|at| self.arm(at))
+    }
+
     /// Has leases be read at once.
     fn look_again(&mut self, which: impl Fn(&Sight) -> bool) {
         let leases = self.leases.iter().filter(|(_, lease)| which(lease.sight.look()));
@@ -337,7 +378,8 @@ impl State {
     }
 
     fn earliest(&self) -> Option<Instant> {
-        self.due.first().map(|(at, _)| *at)
+        let displaced = self.displaced.values().flatten();
+        self.due.first().map(|(at, _)| at).into_iter().chain(displaced).min().copied()
     }
 }
 
