@@ -213,10 +213,7 @@ async fn hold(
     if turn % 8 == 3 {
         return drop(guard);
     }
-    match guard.release().await.unwrap() {
-        Released::Released => end.ok(record.now()),
-        Released::AlreadyLost(_) => end.fail(record.now()),
-    }
+    release(record, guard, end).await;
 }
 
 /// Takes a lock for as long as it is wanted, and records that.
@@ -243,9 +240,17 @@ pub(super) async fn take(
 /// Lets go of what [`take`] took, and records that.
 pub(super) async fn leave(record: &Record, guard: Guard, claim: &ClaimRecorder) {
     let end = let_go(record, &guard, claim, false);
-    match guard.release().await.unwrap() {
-        Released::Released => end.ok(record.now()),
-        Released::AlreadyLost(_) => end.fail(record.now()),
+    release(record, guard, end).await;
+}
+
+/// Releases, and records what came of it.
+async fn release(record: &Record, guard: Guard, end: Call) {
+    match guard.release().await {
+        Ok(Released::Released) => end.ok(record.now()),
+        Ok(Released::AlreadyLost(_)) => end.fail(record.now()),
+        // Of a short lease a busy host may hear nothing in time.
+        Err(error) if error.is_transient() => end.unknown(record.now()),
+        Err(error) => panic!("{error}"),
     }
 }
 

@@ -40,7 +40,12 @@ pub(in super::super) struct Held {
 
 #[derive(Default)]
 struct State {
-    /// What was granted last, by the lock, for the server tells of locks.
+    /// What was granted lately, and when it is old enough to be watched; by the lock, which is here or among the leases. Most are released
+    /// before that.
+    young: HashMap<LockName, (ClaimId, Instant)>,
+    /// When the first of these may be old enough.
+    grown: Option<Instant>,
+    /// What is older, by the lock, for the server tells of locks.
     leases: HashMap<LockName, Lease>,
     /// Those that are to be read, by when. So no step looks through all.
     due: BTreeSet<(Instant, LockName)>,
@@ -122,7 +127,12 @@ impl Held {
 
     /// The database was emptied. What is about to be read or asked for is so later than that.
     pub(in super::super) fn all_changed(&self) {
-        lock(&self.state).look_again(|sight| !matches!(sight, Sight::Looked));
+        let mut state = lock(&self.state);
+        state.look_again(|sight| !matches!(sight, Sight::Looked));
+        if !state.young.is_empty() {
+            state.young.values_mut().for_each(|(_, at)| *at = AT_ONCE);
+            (state.grown, state.next) = (Some(AT_ONCE), Some(AT_ONCE));
+        }
         self.news.notify_one();
     }
 
@@ -140,7 +150,7 @@ impl Held {
         }
         // What is due soon comes along.
         let soon = now + YOUNG / 4;
-        let mut due = Vec::new();
+        let mut due = state.take_grown(soon);
         while let Some(watch) = state.take_due(soon) {
             due.push(watch);
         }
@@ -299,12 +309,15 @@ impl Drop for Unanswered<'_> {
 impl State {
     /// Has the lock of a claim be read at this time, and another claim that had it before at that time; says whether there was one.
     fn put(&mut self, id: ClaimId, name: &LockName, at: Instant, before_at: Instant) -> bool {
-        let before = self.leases.insert(name.clone(), Lease { id, sight: Sight::Due(at) });
-        if let Some(before) = &before {
-            self.out_of_sight(name, &before.sight);
+        let before = match self.young.insert(name.clone(), (id, at)) {
+            Some((before, _)) => Some(before),
+            None => self.leases.get(name).map(|lease| lease.id),
+        };
+        if let Some(before) = before {
+            self.take(before, name);
         }
-        self.due.insert((at, name.clone()));
-        let displaced = before.map(|before| before.id).filter(|before| *before != id);
+        self.grown = Some(self.grown.map_or(at, |grown| grown.min(at)));
+        let displaced = before.filter(|before| *before != id);
         self.displaced.extend(displaced.map(|before| ((before, name.clone()), Some(before_at))));
         displaced.is_some()
     }
@@ -321,7 +334,9 @@ impl State {
     }
 
     fn remove(&mut self, id: ClaimId, name: &LockName) {
-        if !self.take(id, name) && !self.displaced.is_empty() {
+        if self.young.get(name).is_some_and(|(young, _)| *young == id) {
+            self.young.remove(name);
+        } else if !self.take(id, name) && !self.displaced.is_empty() {
             self.displaced.remove(&(id, name.clone()));
         }
     }
@@ -369,6 +384,20 @@ impl State {
         }
     }
 
+    /// Those that are old enough by then, which are leases from now on.
+    fn take_grown(&mut self, by: Instant) -> Vec<Watch> {
+        if self.grown.is_none_or(|grown| grown > by) {
+            return Vec::new();
+        }
+        let grown: Vec<Watch> =
+            self.young.extract_if(|_, (_, at)| *at <= by).map(|(name, (id, _))| (id, name)).collect();
+        let leases = grown.iter().map(|(id, name)| (name.clone(), Lease { id: *id, sight: Sight::Looked }));
+        self.leases.extend(leases);
+        self.young.shrink_to(2 * self.young.len().max(32));
+        self.grown = self.young.values().map(|(_, at)| *at).min();
+        grown
+    }
+
     /// The first, if it is due by then.
     fn take_due(&mut self, by: Instant) -> Option<Watch> {
         let first = self.due.first().filter(|(at, _)| *at <= by)?.1.clone();
@@ -379,7 +408,7 @@ impl State {
 
     fn earliest(&self) -> Option<Instant> {
         let displaced = self.displaced.values().flatten();
-        self.due.first().map(|(at, _)| at).into_iter().chain(displaced).min().copied()
+        self.due.first().map(|(at, _)| at).into_iter().chain(displaced).chain(&self.grown).min().copied()
     }
 }
 
