@@ -182,7 +182,8 @@ fn a_killed_wrapper_takes_the_orphans_along_that_it_waited_for() {
 #[test]
 fn who_was_there_before_the_job_is_none_of_what_it_leaves_behind() {
     let world = World::new();
-    let script = "sleep 60 & echo $! > before.pid; exec \"$CLINCH\" run --orphans wait x -c 'echo $$ > job.pid; exec sleep 60'";
+    let script = "(sleep 60 & echo $! > below.pid; while [ ! -e job.pid ]; do sleep .02; done) & sleep 60 & echo $! > before.pid
+        exec \"$CLINCH\" run --orphans wait x -c 'echo $$ > job.pid; exec sleep 60'";
     let mut shell = Command::new("sh");
     shell.args(["-c", script]).current_dir(world.path("."));
     shell
@@ -191,11 +192,16 @@ fn who_was_there_before_the_job_is_none_of_what_it_leaves_behind() {
         .env_remove("CLINCH_HELD");
     let mut run = Running(shell.spawn().unwrap());
     world.pid("job.pid");
+    let all = ["before.pid", "below.pid"].map(|file| world.pid(file));
+    let parent = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let fallen = format!("PPid:\t{}\n", run.pid());
+    eventually("all have fallen to it", || all.iter().all(|pid| parent(*pid).contains(&fallen)));
     run.signal(Signal::TERM);
     assert_eq!(run.code(), 128 + 15);
-    let before = world.pid("before.pid");
-    assert!(runs(before));
-    kill(before, Signal::KILL);
+    for pid in all {
+        assert!(runs(pid), "it was ended with the job");
+        kill(pid, Signal::KILL);
+    }
 }
 
 /// What watches over a job outlives it, keeps its caller's pipe open, or ends with it by the same name.

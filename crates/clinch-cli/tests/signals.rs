@@ -65,8 +65,15 @@ fn a_signal_reaches_the_job_of_a_run_inside_once() {
     let world = World::new();
     world.write("job", LOGGING_JOB);
     let clinch = env!("CARGO_BIN_EXE_clinch");
-    let below_a_shell = format!("trap : USR1 USR2; '{clinch}' run y python3 ./job; exit $?");
-    for job in [&["-c", &below_a_shell][..], &["--", clinch, "run", "y", "python3", "./job"]] {
+    // As where an upgrade has replaced it under the run, or two are installed.
+    world.install(clinch, "clinch");
+    let (below_a_shell, another) =
+        (format!("trap : USR1 USR2; '{clinch}' run y python3 ./job; exit $?"), world.path("clinch"));
+    for job in [
+        &["-c", &below_a_shell][..],
+        &["--", clinch, "run", "y", "python3", "./job"],
+        &["--", another.to_str().unwrap(), "run", "y", "python3", "./job"],
+    ] {
         let mut run = world.start(["run", "x"].iter().chain(job).copied());
         world.pid("job.pid");
         for (sent, signal) in [Signal::USR1, Signal::USR2, Signal::USR1].into_iter().enumerate() {

@@ -9,8 +9,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 use clinch_testkit::Redis;
-use common::terminal::Terminal;
-use common::{World, eventually, runs, state};
+use common::terminal::{self, Terminal};
+use common::{World, eventually, pty, runs, state};
 use rustix::process::Signal;
 
 /// A job that says where it is, counts interrupts, and ticks while it runs.
@@ -540,4 +540,19 @@ fn a_killed_wrapper_that_leads_a_session_takes_all_of_its_job_along() {
     let part = world.pid("part.pid");
     terminal.shell.signal(Signal::KILL);
     eventually("the part is dead", || !runs(part));
+}
+
+/// As `ssh -t host clinch run ...` does: the kernel tells the leader of the session alone, and has it go on.
+#[test]
+fn a_hang_up_ends_a_stopped_job_whose_wrapper_leads_the_session() {
+    let world = World::new();
+    let (keys, open) = pty::open();
+    let job = "echo $$ > job.pid; kill -STOP $$";
+    let mut run = terminal::start(&world, &open, &[env!("CARGO_BIN_EXE_clinch"), "run", "x", "-c", job]);
+    let job = world.pid("job.pid");
+    eventually("the job is stopped", || state(job) == Some('T'));
+    drop(keys);
+    eventually("the wrapper has ended", || !runs(run.pid()));
+    assert!(!run.wait().success());
+    assert!(!runs(job) && !world.held("x"));
 }

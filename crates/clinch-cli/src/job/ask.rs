@@ -360,7 +360,7 @@ impl Ask {
     }
 }
 
-fn add_all_below(one: Pid, all: &mut HashSet<Pid>) {
+pub(super) fn add_all_below(one: Pid, all: &mut HashSet<Pid>) {
     let mut next = vec![one];
     while let Some(parent) = next.pop() {
         next.extend(children(parent, true).filter(|child| all.insert(*child)));

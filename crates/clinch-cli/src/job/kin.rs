@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
-use super::ask::{Ask, Beyond, FIND_FOR, To, Unreached};
+use super::ask::{Ask, Beyond, FIND_FOR, To, Unreached, add_all_below};
 use super::door::Inner;
 use super::parts::Part;
 use super::reentry::settled;
@@ -43,7 +43,7 @@ pub(crate) struct Kin {
     is_namespace: bool,
     /// When that was killed.
     killed: Option<Instant>,
-    /// Children that this process had before the job, and the watch.
+    /// What was below this process before the job, which may fall to us, and the watch.
     spared: HashSet<Pid>,
     /// Signals that some have yet to hear, one after another.
     asks: VecDeque<Ask>,
@@ -58,9 +58,11 @@ impl Kin {
     pub(crate) fn new(orphans: Orphans, watch: Pid) -> Kin {
         let is_init = getpid().is_init();
         let is_namespace = namespace::is_the_job();
-        let before = (!is_init).then(|| children(getpid(), true)).into_iter().flatten();
+        let mut spared = HashSet::from([watch]);
+        if !is_init {
+            add_all_below(getpid(), &mut spared);
+        }
         let leaves = orphans == Orphans::Leave && !is_init;
-        let spared = before.chain([watch]).collect();
         let (killed, asks, last) = (None, VecDeque::new(), None);
         Kin { leaves, gathered: false, daemons: None, is_namespace, killed, spared, asks, last, most: 0 }
     }
@@ -246,7 +248,8 @@ impl Kin {
         let (mut any, mut unreached) = (can_look().is_err(), Unreached::default());
         let mut search = search(self.spared(), inner);
         search.go_on(None, |one| {
-            any |= unreached.send(Signal::KILL, one);
+            // One that has ended may have a parent that nobody can reach, and that leaves it so.
+            any |= unreached.send(Signal::KILL, one) && one.runs();
             true
         });
         let beyond = unreached.topmost.into_iter().map(Beyond::Unstoppable).collect();
@@ -309,26 +312,22 @@ fn has_own_proc() -> io::Result<()> {
     )))
 }
 
-/// Whether a process runs this very program.
+/// Whether a process runs this very program, or one of its name: perhaps another version, of which one has taken the other's place meanwhile.
 pub(super) fn is_clinch(pid: i32) -> bool {
-    let program =
-        |of: &str| fs::metadata(format!("/proc/{of}/exe")).map(|file| (file.dev(), file.ino())).ok();
-    program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))
-}
-
-/// Whether a process runs a program of our name, perhaps another version, of which one has taken the other's place meanwhile.
-fn is_any_clinch(pid: i32) -> bool {
-    let program = |of: &str| {
+    let file = |of: &str| fs::metadata(format!("/proc/{of}/exe")).map(|file| (file.dev(), file.ino())).ok();
+    let name = |of: &str| {
         let path = fs::read_link(format!("/proc/{of}/exe")).ok()?;
         let name = path.file_name()?.as_bytes();
         Some(name.strip_suffix(b" (deleted)").unwrap_or(name).to_vec())
     };
-    program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))
+    let (ours, theirs) = ("self", pid.to_string());
+    file(ours).is_some_and(|ours| file(&theirs) == Some(ours))
+        || name(ours).is_some_and(|ours| name(&theirs) == Some(ours))
 }
 
 /// Whether a process may be a wrapper, perhaps another user's, of whose program its name alone is told.
 pub(crate) fn may_be_wrapper(pid: Pid) -> bool {
-    is_named(pid, c"clinch") || is_any_clinch(raw(pid))
+    is_named(pid, c"clinch") || is_clinch(raw(pid))
 }
 
 /// Whether a process has this name, or had it when it ended.
@@ -349,7 +348,7 @@ pub(crate) const HOLDER: &CStr = c"lock-holder";
 pub(crate) fn is_watch(pid: Pid) -> bool {
     has_name(pid, &[watcher::NAME, watcher::ENDS, watcher::BECOMES, HOLDER])
         && Stat::of(pid).is_some_and(|stat| stat.leads_session)
-        && (is_clinch(raw(pid)) || is_any_clinch(raw(pid)))
+        && is_clinch(raw(pid))
 }
 
 /// The children of a process: of its first thread, or of all of them.

@@ -81,8 +81,8 @@ pub(crate) struct Caught {
 impl Caught {
     /// Whether our process group has it, too, and nobody but the terminal sent it.
     pub(crate) fn reached_the_group(self) -> bool {
-        // A hang-up is for who leads the session; the others hear of it when that ends.
-        let is_ours_alone = self.signal == Signal::HUP && sys::leads_session();
+        // A hang-up, and the CONT that comes with it, are for who leads the session; the others hear of it when that ends.
+        let is_ours_alone = [Signal::HUP, Signal::CONT].contains(&self.signal) && sys::leads_session();
         // One that nobody sent was told together with the one before.
         !self.was_sent && !is_ours_alone
     }

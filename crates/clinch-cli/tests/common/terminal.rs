@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
@@ -25,12 +26,7 @@ impl Terminal {
 
     pub fn of(world: &World, shell: &[&str]) -> Terminal {
         let (keys, open) = pty::open();
-        let mut command = Command::new("env");
-        command.args(["--default-signal", "setsid", "--ctty"]).args(shell);
-        command.current_dir(world.path(".")).env("CLINCH", env!("CARGO_BIN_EXE_clinch"));
-        command.env("CLINCH_URL", world.url()).env("HISTFILE", "/dev/null").env_remove("CLINCH_HELD");
-        command.stdin(Stdio::from(open())).stdout(Stdio::from(open())).stderr(Stdio::from(open()));
-        let shell = Running(command.spawn().unwrap());
+        let shell = start(world, &open, shell);
         let seen = Arc::new(Mutex::new(String::new()));
         let (mut screen, written) = (keys.try_clone().unwrap(), seen.clone());
         std::thread::spawn(move || {
@@ -54,6 +50,16 @@ impl Terminal {
     pub fn shows(&self, text: &str) {
         eventually(&format!("{text:?} is shown"), || self.seen.lock().unwrap().contains(text));
     }
+}
+
+/// Starts a command that leads a session on this terminal.
+pub fn start(world: &World, open: &impl Fn() -> OwnedFd, words: &[&str]) -> Running {
+    let mut command = Command::new("env");
+    command.args(["--default-signal", "setsid", "--ctty"]).args(words);
+    command.current_dir(world.path(".")).env("CLINCH", env!("CARGO_BIN_EXE_clinch"));
+    command.env("CLINCH_URL", world.url()).env("HISTFILE", "/dev/null").env_remove("CLINCH_HELD");
+    command.stdin(Stdio::from(open())).stdout(Stdio::from(open())).stderr(Stdio::from(open()));
+    Running(command.spawn().unwrap())
 }
 
 impl Drop for Terminal {
