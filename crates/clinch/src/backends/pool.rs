@@ -154,7 +154,6 @@ impl<C: Connection> Pool<C> {
     }
 
     /// Notes that a connection was of no use though it could be opened, which rests as an opening that failed.
-    #[cfg(feature = "redis")]
     pub(super) fn failed(&self, env: &Env) {
         lock(&self.0).rest(env);
     }

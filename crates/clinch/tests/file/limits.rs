@@ -105,6 +105,29 @@ async fn more_than_a_thousand_wait_in_their_order() {
     assert_eq!(*order.lock().unwrap(), (0..WAITERS).collect::<Vec<_>>());
 }
 
+/// None of them stands in the way of the one behind it by its mode, so who looks has to read about all that are ahead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hundreds_wait_for_permits_and_all_get_them() {
+    const WAITERS: usize = 800;
+    let dir = tempfile::tempdir().unwrap();
+    let locks = connect(dir.path()).await;
+    let permits = locks.semaphore("job", 4).unwrap();
+    let held = permits.acquire(4).unwrap().await.unwrap();
+    let mut waiters = tokio::task::JoinSet::new();
+    for _ in 0..WAITERS {
+        let permits = permits.clone();
+        waiters.spawn(async move {
+            let permit = permits.acquire(1).unwrap().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            permit.release().await.unwrap();
+        });
+    }
+    claims(&locks, "job", WAITERS + 1).await;
+    held.release().await.unwrap();
+    let all = tokio::time::timeout(4 * PATIENCE, waiters.join_all()).await;
+    assert_eq!(all.expect("they get nowhere").len(), WAITERS);
+}
+
 /// Each of a crowd leaves its record; a lock that many have waited for must not keep room for all of them.
 #[tokio::test]
 async fn a_file_does_not_grow_with_those_who_have_passed() {

@@ -257,10 +257,9 @@ impl Client {
             return repeatable || failure.is_unsent();
         }
         if failure.is_leaderless() || failure.is_learner() {
-            // It may be cut off from the others, and they may have a leader.
-            if self.has_others() {
-                link.life().close();
-            }
+            // It may be cut off from the others, and they may have a leader. Its address may lead to them, too.
+            link.life().close();
+            self.pool.failed(&self.env);
             self.next.leave(link.endpoint);
             return self.has_others();
         }

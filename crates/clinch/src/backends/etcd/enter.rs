@@ -363,13 +363,13 @@ impl Store {
     /// that another turn has to be taken.
     async fn stands_as_expected(&self, claim: &Claim, known: &Known, answer: &TxnResponse) -> Result<bool> {
         let session = &known.session;
-        let fence = session.fence();
+        let fence = session.fence.revision();
         let mut ends = answer.ranges().collect::<Vec<_>>().into_iter().rev();
         let (fenced, own) = (ends.next().and_then(|range| range.kvs.first()), ends.next());
         match fenced {
             // The session's key ends with its lease.
             None => self.sessions.end(session),
-            Some(kv) => session.raise_fence(kv.mod_revision),
+            Some(kv) => session.fence.seen(kv.mod_revision),
         }
         if let Some(kv) = own.and_then(|range| range.kvs.first()) {
             if Place::read(kv).is(claim.id) {
@@ -388,7 +388,7 @@ impl Store {
     async fn move_over(&self, claim: &Claim, known: &Known) -> Result<()> {
         let known = self.claims.get(claim.id).unwrap_or_else(|| known.clone());
         if known.in_doubt() {
-            let mut doubted = known.doubts.clone();
+            let mut doubted = self.unfenced(&known).await;
             self.end_key(claim, &known.key, None, &mut doubted, Duration::ZERO).await?;
             if !doubted.is_empty() {
                 return Err(may_still_come());
@@ -407,7 +407,7 @@ impl Store {
 /// What must hold for a claim's key to be made: it is not there, and the session's fence was not raised.
 fn conditions(known: &Known) -> Vec<Compare> {
     let session = &known.session;
-    vec![Compare::created(&known.key, 0), Compare::modified(&session.key, session.fence())]
+    vec![Compare::created(&known.key, 0), Compare::modified(&session.key, session.fence.revision())]
 }
 
 /// Reads how that stands.

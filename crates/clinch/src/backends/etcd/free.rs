@@ -135,13 +135,25 @@ impl Store {
         known: &Known,
         linger: Duration,
     ) -> Result<(Freed, bool)> {
-        let mut doubted = known.doubts.clone();
+        let mut doubted = self.unfenced(known).await;
         let deleting = self.claims.deleting(claim.id);
         let freed = self.end_key(claim, &known.key, known.stand(), &mut doubted, linger).await;
         if let Some(deleting) = deleting {
             deleting.came_to(&freed);
         }
         Ok((freed?, !doubted.is_empty()))
+    }
+
+    /// Behind which sessions a step of a claim may still come, for this caller to raise their fences.
+    pub(super) async fn unfenced(&self, known: &Known) -> Vec<Arc<Session>> {
+        let since = self.now();
+        let mut doubted = Vec::with_capacity(known.doubts.len());
+        for session in known.doubts.iter().filter(|session| !session.is_over()) {
+            if !session.fence.is_raised(&self.client.env, since).await {
+                doubted.push(session.clone());
+            }
+        }
+        doubted
     }
 
     /// Deletes or closes a claim's key; for a claim in doubt, raises the fences of those sessions, and takes them out of
@@ -172,6 +184,7 @@ impl Store {
             if let Some(lease) = &mut closing {
                 self.sessions.closings.begin(claim.id, lease.keep());
             }
+            let sent = self.now();
             let answer = match self.client.txn(txn).await {
                 // On a full server the fence cannot be raised, but the key can be deleted.
                 Err(error) if error.kind() == ErrorKind::Exhausted && !doubted.is_empty() && !is_full => {
@@ -182,6 +195,7 @@ impl Store {
                 }
                 Ok(answer) => answer,
                 Err(error) => {
+                    doubted.iter().for_each(|session| session.fence.unheard(self.now()));
                     let may_be_done = matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Exhausted);
                     if let Some(lease) = closing.as_mut().filter(|_| !may_be_done && !maybe_freed) {
                         lease.let_go();
@@ -198,7 +212,8 @@ impl Store {
                 continue;
             };
             if !is_full {
-                doubted.drain(..).for_each(|session| session.raise_fence(answer.revision()));
+                let (revision, now) = (answer.revision(), self.now());
+                doubted.drain(..).for_each(|session| session.fence.raised(revision, sent, now));
             }
             if answer.succeeded {
                 let closes = |lease| closing.as_ref().is_some_and(|closing| closing.id == lease);

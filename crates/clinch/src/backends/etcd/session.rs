@@ -10,6 +10,7 @@
 //! *fence* of claims whose answer never came: every claim is made on condition that the session's key was not written since;
 //! writing it therefore makes sure that no older claim comes late, without leaving anything behind per claim.
 
+mod fence;
 mod keep;
 
 use std::collections::HashMap;
@@ -19,6 +20,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
+use self::fence::Fence;
 use super::claims::Claims;
 use super::client::Client;
 use super::closing::Closings;
@@ -45,6 +47,7 @@ pub(super) struct Session {
     pub(super) key: Vec<u8>,
     /// What stands in that.
     value: Vec<u8>,
+    pub(super) fence: Fence,
     state: Mutex<State>,
     /// Keepalives under way.
     renewals: Flights<(), bool>,
@@ -58,8 +61,6 @@ struct State {
     confirmed: Instant,
     /// At which revision the session's key was made.
     made: i64,
-    /// At which revision it was last written.
-    fence: i64,
     /// Keepalives since the last read of claims' keys.
     unread: u32,
     /// The last of the claims whose keys were read.
@@ -82,7 +83,6 @@ impl Session {
         let state = State {
             confirmed: granted,
             made: 0,
-            fence: 0,
             unread: 0,
             read_to: ClaimId::from_bits(0),
             ended: false,
@@ -94,6 +94,7 @@ impl Session {
             isolated,
             key,
             value,
+            fence: Fence::new(),
             state: Mutex::new(state),
             renewals: Flights::default(),
             looks: Flights::default(),
@@ -104,16 +105,6 @@ impl Session {
     /// Since when the server surely counts.
     pub(super) fn confirmed(&self) -> Instant {
         lock(&self.state).confirmed
-    }
-
-    pub(super) fn fence(&self) -> i64 {
-        lock(&self.state).fence
-    }
-
-    /// Notes at which revision the session's key was written.
-    pub(super) fn raise_fence(&self, revision: i64) {
-        let mut state = lock(&self.state);
-        state.fence = state.fence.max(revision);
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -279,7 +270,7 @@ impl Sessions {
         let answer = answer
             .ok_or_else(|| Error::new(ErrorKind::Unavailable, "a lease ended as soon as it was granted"))?;
         lock(&session.state).made = answer.revision();
-        session.raise_fence(answer.revision());
+        session.fence.seen(answer.revision());
         let (weak, claims) = (Arc::downgrade(&session), Arc::downgrade(&self.claims));
         let guard = self.watcher.guard(session.key.as_slice().into(), answer.revision(), move || {
             if let (Some(session), Some(claims)) = (weak.upgrade(), claims.upgrade()) {

@@ -27,10 +27,10 @@ pub(super) enum Await {
 impl File {
     /// What a queued claim has to wait for; `None` when it can be granted.
     pub(super) fn awaited(&self, slot: &Slot) -> Result<Option<Await>> {
-        // An exclusive claim waits for whoever is right before it, and need not know more.
-        if slot.mode == Mode::Exclusive
-            && let Some(before) = slot.file.live_at(slot.ticket - 1)?
+        // Behind one that waits, and an exclusive claim behind any: it waits for that, and need not know more.
+        if let Some(before) = slot.file.live_at(slot.ticket - 1)?
             && let Some(record) = before.record.as_ref().filter(|_| before.counts(self.env.now()))
+            && (slot.mode == Mode::Exclusive || record.is_waiting())
         {
             return Ok(Some(self.close_of(slot, before.ticket, record.is_waiting())));
         }

@@ -112,9 +112,10 @@ impl Sessions {
         let fences = |known: &Known| known.doubts.iter().any(|doubted| Arc::ptr_eq(doubted, &session));
         if leaving.iter().any(|(_, known)| fences(known)) {
             let put = TxnRequest { success: vec![session.put().into()], ..TxnRequest::default() };
+            let sent = self.client.env.now();
             match self.client.txn(put).await {
                 Ok(Some(answer)) => {
-                    session.raise_fence(answer.revision());
+                    session.fence.raised(answer.revision(), sent, self.client.env.now());
                     let fenced = leaving.iter().filter(|(_, known)| fences(known)).map(|(id, _)| *id);
                     self.claims.fenced(fenced, &session);
                 }
