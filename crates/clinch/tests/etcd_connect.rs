@@ -8,11 +8,12 @@
     reason = "test code"
 )]
 
+use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use clinch::{Error, ErrorKind, Locks, Released};
+use clinch::{Env, Error, ErrorKind, Lane, Locks, Released, Verdict};
 use clinch_testkit::{Etcd, EtcdBuilder, EtcdCluster, Port, Proxy, etcd_3_5};
 
 mod common;
@@ -314,4 +315,44 @@ async fn a_request_that_is_too_large_for_the_server_is_named() {
     let error = locks.mutex(&"/".repeat(512)).unwrap().lock().timeout(PATIENCE).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
     assert!(error.to_string().contains("--max-request-bytes"), "does not say what to do: {error}");
+}
+
+/// etcd's own proxy gives watches other numbers than we ask for, so that the news of one lock would end the lease of another.
+#[tokio::test]
+async fn a_proxy_that_renumbers_watches_is_refused_and_ends_no_lease() {
+    let (etcd, port) = (Etcd::start(), Port::free());
+    let listens = port.addr().to_string();
+    let mut proxy = Proxied(
+        Command::new("etcd")
+            .args(["grpc-proxy", "start", "--endpoints", &etcd.addr().to_string(), "--listen-addr", &listens])
+            .current_dir(etcd.dir())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
+    let locks = eventually("the proxy is there", async || {
+        assert!(proxy.0.try_wait().unwrap().is_none(), "it has ended");
+        clinch::connect(&format!("etcd://{listens}")).await.ok()
+    })
+    .await;
+    let guard = lock(&locks, "job").await;
+    for _ in 0..2 {
+        let refused = locks.mutex("job").unwrap().lock().await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused:?}");
+        assert!(refused.to_string().contains("grpc-proxy"), "{refused}");
+    }
+    let checks = Locks::examine(&format!("etcd://{listens}"), Env::host(Lane::thread())).await.unwrap();
+    let check = checks.into_iter().find(|check| check.what == "watch").unwrap();
+    assert_eq!(check.verdict, Verdict::Fail, "{check:?}");
+    release(guard).await;
+}
+
+struct Proxied(Child);
+
+impl Drop for Proxied {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

@@ -15,7 +15,8 @@
 //!
 //! Members are tried in turn when one does not answer, has no leader, or is cut off. All must belong to one cluster: what a member of
 //! another answers is refused, once one of the first has answered. A client that has just started asks one alone, so two of them may lock in
-//! two clusters: `clinch doctor` and [`Locks::examine`](crate::Locks::examine) ask all.
+//! two clusters: `clinch doctor` and [`Locks::examine`](crate::Locks::examine) ask all. A load balancer before them will do. etcd's own `grpc-proxy`
+//! will not: it gives watches other numbers than they were asked for, so whoever has to wait is refused ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
 //!
 //! An etcd that was built anew, or restored under another cluster id, knows nothing of what is held. A client that was there before
 //! believes nothing it says; once most members have said so for 5 s, and none else, it asks to connect again
@@ -29,7 +30,8 @@
 //! | `<prefix><name>/<anything else>` | a claim of another program's, exclusive; shown as of "another program" |
 //! | `<prefix>%session/<lease>` | a client's lease. Whoever deletes it ends all claims that hang on it |
 //!
-//! `/` and `%` in names are written as `%2F` and `%25`, so that lock `a` and lock `a/b` do not touch. A claim's place in
+//! `/` and `%` in names are written as `%2F` and `%25`, so that lock `a` and lock `a/b` do not touch. A prefix below another does touch: to
+//! clients of `/jobs/`, all below `/jobs/nightly/` is the queue of their lock `nightly`. A claim's place in
 //! the queue is the revision that created its key, and that is also its fencing token. To share the lock `/jobs/nightly`
 //! with programs that use etcd's own recipes, connect with `prefix=/jobs/` and lock `nightly`.
 //!
@@ -37,7 +39,8 @@
 //!
 //! - Exclusion and rising tokens hold over the loss of any minority of members and over restarts of all. A backup that is
 //!   restored turns revisions back: restore with `--bump-revision`, or tokens fall. A client that sees them go back tells
-//!   its holders that their leases have ended.
+//!   its holders that their leases have ended. Where they do not go back, what was released after the backup was made stands again, on the
+//!   leases of those who had it: restart processes that ran then, or it stays taken for as long as they live.
 //! - First come, first served, together with foreign clients. A waiter that is let in has first read, linearizably, that
 //!   its own place is still there; etcd's own recipes lacked that for long.
 //! - A loss is told as soon as etcd tells it, not only at the next renewal: the end of a lease from the first moment on, a

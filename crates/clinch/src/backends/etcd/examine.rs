@@ -49,7 +49,7 @@ impl Store {
         }
         match clusters.as_slice() {
             [] => {}
-            [_] => checks.push(self.rights().await),
+            [_] => checks.extend([self.rights().await, self.watches().await]),
             many => checks.push(Check::fail(
                 "cluster",
                 format!("the servers of the URL belong to {} clusters", many.len()),
@@ -105,6 +105,32 @@ impl Store {
                 Check::failed("rights", &error, "give this user a role with readwrite on the prefix")
             }
             Err(error) => Check::failed("rights", &error, "see what else is said of the members"),
+        }
+    }
+
+    /// Whether we are told of changes, without which waiters hear of no release. Asked of whatever member answers.
+    async fn watches(&self) -> Check {
+        let (env, until) = (&self.client.env, self.now() + PATIENCE);
+        let opened = async {
+            let watch = self.watcher.read(format!("{}%watch", self.prefix()).as_bytes(), false)?;
+            loop {
+                let news = watch.news();
+                match news.refused {
+                    Some(error) => return Err(error),
+                    None if news.opened > 0 => return Ok(()),
+                    None => watch.told().await,
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            opened = opened => match opened {
+                Ok(()) => Check::pass("watch", "changes are told"),
+                Err(error) => Check::failed("watch", &error, "waiters hear of no release through it"),
+            },
+            () = env.sleep_until(until) => {
+                Check::fail("watch", format!("none was opened within {PATIENCE:?}"), "see what else is said of the members")
+            }
         }
     }
 }

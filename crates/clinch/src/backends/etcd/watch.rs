@@ -31,6 +31,9 @@ use feed::{Feed, Reader};
 /// Pause before a stream that broke is opened again, doubling from the first to the second.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
+/// How long a server is left alone that does not keep to the numbers of watches: each of all that are held would be asked for anew.
+const LEFT_ALONE: Duration = Duration::from_secs(60);
+
 /// Keys that are read at once after a stream was opened again; etcd takes 128 operations in a transaction.
 const READ_BATCH: usize = 100;
 
@@ -51,6 +54,8 @@ struct State {
     orders: Option<mpsc::UnboundedSender<WatchRequest>>,
     /// Whether a watch was refused, and none opened since.
     denied: bool,
+    /// Why nobody can watch here, until a stream is opened that is of use.
+    useless: Option<Error>,
     /// Ends the stream's task when dropped.
     alive: Option<watch::Sender<()>>,
 }
@@ -146,6 +151,9 @@ impl Watcher {
         let (sub, feed) = match state.read.get(&shared).cloned() {
             Some(open) => open,
             None => {
+                if let Some(error) = &state.useless {
+                    return Err(error.again());
+                }
                 let feed = Arc::<Feed>::default();
                 let purpose = Purpose::Read(feed.clone());
                 let sub = self.begin(&mut state, shared.0.clone(), range, 0, purpose)?;
@@ -229,13 +237,18 @@ impl Watcher {
         if answer.canceled && answer.created && !answer.cancel_reason.contains("compacted") {
             return self.denied(&answer.cancel_reason).map(|()| None);
         }
+        if answer.created && answer.watch_id == 0 {
+            return Err(self.renumbered());
+        }
         let Some(sub) = lock(&self.state).subs.get(&answer.watch_id).cloned() else { return Ok(None) };
         if answer.canceled {
             self.canceled(&sub);
             return Ok(None);
         }
         if answer.created {
-            lock(&self.state).denied = false;
+            let mut state = lock(&self.state);
+            (state.denied, state.useless) = (false, None);
+            drop(state);
             let again = match &sub.purpose {
                 Purpose::Guard { opened, .. } => opened.fetch_add(1, Ordering::Relaxed) > 0 || sub.start == 0,
                 Purpose::Read(feed) => {
@@ -263,7 +276,7 @@ impl Watcher {
         let mut state = lock(&self.state);
         state.denied = !state.denied;
         if state.denied {
-            return Err(Stale);
+            return Err(Stale::LoggedIn);
         }
         let refused = Error::new(
             ErrorKind::Refused,
@@ -272,10 +285,28 @@ impl Watcher {
             ),
         );
         // Who comes later asks anew.
-        for (_, (_, feed)) in state.read.extract_if(|_, (_, feed)| feed.times_opened() == 0) {
-            feed.refuse(&refused, self.client.env.now());
-        }
+        self.refuse(&mut state, &refused);
         Ok(())
+    }
+
+    /// Whoever answers gives watches numbers of its own, and ours begin with 1: nobody knows what its news are of.
+    fn renumbered(&self) -> Stale {
+        let error = Error::new(
+            ErrorKind::Unsupported,
+            "what answers is no etcd itself: it gives watches numbers of its own, as etcd's grpc-proxy does, so that nobody knows which lock \
+             was released; name the members of etcd in the URL",
+        );
+        let mut state = lock(&self.state);
+        self.refuse(&mut state, &error);
+        state.useless = Some(error);
+        Stale::Renumbered
+    }
+
+    /// Tells those who wait for a watch to be opened that it is not.
+    fn refuse(&self, state: &mut State, why: &Error) {
+        for (_, (_, feed)) in state.read.extract_if(|_, (_, feed)| feed.times_opened() == 0) {
+            feed.refuse(why, self.client.env.now());
+        }
     }
 
     /// The server gave a watch up, for its past was compacted. Opened again from the present, it counts as opened anew,
@@ -309,8 +340,13 @@ impl State {
     }
 }
 
-/// A stream that takes no more watches.
-struct Stale;
+/// Why a stream is of no use.
+enum Stale {
+    /// The login with which it was opened takes no more watches.
+    LoggedIn,
+    /// The server does not keep to our numbers.
+    Renumbered,
+}
 
 impl Sub {
     fn create(&self, start: i64) -> WatchRequest {
@@ -356,9 +392,14 @@ async fn run(watcher: Weak<Watcher>, client: Arc<Client>, kick: Arc<Notify>) {
             }
         }
         let Some(watcher) = watcher.upgrade() else { return };
-        lock(&watcher.state).orders = None;
+        let is_useless = {
+            let mut state = lock(&watcher.state);
+            state.orders = None;
+            state.useless.is_some()
+        };
         drop(watcher);
-        client.env.sleep_until(client.env.now() + pause).await;
+        let pause_now = if is_useless { LEFT_ALONE } else { pause };
+        client.env.sleep_until(client.env.now() + pause_now).await;
         pause = (pause * 2).min(BACKOFF.1);
     }
 }
@@ -406,7 +447,8 @@ async fn follow(
                 let Some(watcher) = watcher.upgrade() else { return };
                 match watcher.take(answer) {
                     Ok(read) => unread.extend(read),
-                    Err(Stale) => return client.log_in_again(),
+                    Err(Stale::LoggedIn) => return client.log_in_again(),
+                    Err(Stale::Renumbered) => return,
                 }
             }
             Ok(None) => return,

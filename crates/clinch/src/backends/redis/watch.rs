@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use self::held::{BATCH, PAUSE};
+use self::held::{AGAIN, BATCH};
 pub(super) use self::held::{Held, Watch};
 use super::claims::Claims;
 use super::dial::Dialer;
@@ -68,7 +68,7 @@ impl Store {
         let due = watches.clone();
         let looks = env.lane().run(move || look(route.clone(), claims.clone(), dialer.clone(), due.clone()));
         if looks.is_err() {
-            held.unread(each(&watches), env.now() + PAUSE);
+            held.unread(each(&watches), env.now() + AGAIN);
             held.done();
         }
     }
@@ -119,7 +119,7 @@ async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: 
         let missed = match caught(read(&route, held, slot, prefix, batch)).await {
             Some(Ok(Some((inbox, answers)))) => held.read(batch, inbox, &answers),
             Some(Ok(None)) => held.untold(batch),
-            Some(Err(_)) | None => return held.unread(each(batch), dialer.env.now() + PAUSE),
+            Some(Err(_)) | None => return held.unread(each(batch), dialer.env.now() + AGAIN),
         };
         if missed.is_empty() {
             return;
@@ -127,7 +127,7 @@ async fn look(route: Arc<Route>, claims: Arc<Claims>, dialer: Arc<Dialer>, due: 
         match caught(ask(&route, slot, prefix, &missed)).await {
             Some(Ok(answers)) => held.answered(&missed, &answers, dialer.env.now()),
             // The next renewal will tell.
-            Some(Err(_)) | None => held.unread(each(&missed), dialer.env.now() + PAUSE),
+            Some(Err(_)) | None => held.unread(each(&missed), dialer.env.now() + AGAIN),
         }
     });
     let mut reads = pin!(join_all(reads));

@@ -18,6 +18,9 @@ const YOUNG: Duration = Duration::from_millis(500);
 /// For how long changes are gathered: the server tells of each key by itself, also where one command has renewed many.
 const GATHER: Duration = Duration::from_millis(5);
 
+/// How soon it is tried again where a server did not answer.
+pub(super) const AGAIN: Duration = Duration::from_secs(1);
+
 /// How long a server that could not tell is left alone.
 pub(super) const PAUSE: Duration = Duration::from_secs(5);
 
@@ -160,8 +163,7 @@ impl Held {
             }
         }
         state.looking = !due.is_empty();
-        // One look for all that grow up meanwhile.
-        state.next = state.earliest().map(|at| at.max(now + YOUNG));
+        state.next = state.earliest();
         state.looking.then_some(due)
     }
 
@@ -242,7 +244,12 @@ impl Held {
     pub(super) fn unread<'a>(&self, claims: impl Iterator<Item = (ClaimId, &'a LockName)>, again: Instant) {
         let mut state = lock(&self.state);
         for (id, name) in claims {
-            state.set(id, name, Sight::Due(again));
+            // What was told meanwhile stays.
+            let at = match state.leases.get(name) {
+                Some(Lease { id: known, sight: Sight::Due(at) }) if *known == id => again.min(*at),
+                _ => again,
+            };
+            state.set(id, name, Sight::Due(at));
             if !state.displaced.is_empty()
                 && let Some(at) = state.displaced.get_mut(&(id, name.clone()))
             {

@@ -103,6 +103,30 @@ fn a_change_between_the_read_and_its_answer_is_not_missed() {
     assert_eq!(due, [(claim(1).id, claim(1).name)], "what was told while it was read is read again");
 }
 
+/// The read that was to see to it has failed.
+#[test]
+fn a_change_that_was_told_is_not_put_off_by_a_read_that_failed() {
+    let held = Held::default();
+    let watches = watched(&held, &[claim(1), claim(2)]);
+    held.changed("job/1", START + YOUNG);
+    held.unread(each(&watches), START + PAUSE);
+    held.done();
+    assert_eq!(held.next(), Some(START + YOUNG + GATHER));
+    let due = held.begin(START + YOUNG + GATHER).unwrap();
+    assert_eq!(due, watches[..1]);
+}
+
+/// In a busy client there is always one that grows up, and is gone.
+#[test]
+fn a_look_that_finds_nobody_puts_off_none() {
+    let held = Held::default();
+    held.hold(&claim(1), START);
+    held.hold(&claim(2), START + YOUNG / 2);
+    held.let_go(claim(1).id, &claim(1).name);
+    assert!(held.begin(START + YOUNG).is_none());
+    assert_eq!(held.next(), Some(START + YOUNG * 3 / 2));
+}
+
 #[test]
 fn what_a_renewal_did_not_read_since_it_was_given_up_is_read_at_once() {
     let (held, one, two) = (Held::default(), claim(1), claim(2));
