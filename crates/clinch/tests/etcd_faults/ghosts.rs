@@ -383,3 +383,29 @@ async fn a_step_that_arrives_after_its_claim_took_another_key_leaves_no_ghost() 
     assert_eq!(keys(&etcd, "job"), [""; 0], "a ghost holds the lock");
     elsewhere.shutdown_background();
 }
+
+/// Each raise of the fence fails all that is under way, which is late then and given up in turn: after one slow spell nobody gets through.
+#[tokio::test]
+async fn claims_that_are_given_up_together_raise_the_fence_together() {
+    const TASKS: usize = 40;
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.addr());
+    let far = connect(&format!("etcd://{}", proxy.addr())).await;
+    release(lock(&far, "job").await).await;
+    let before = etcd.metric("etcd_mvcc_put_total");
+    proxy.delay(Duration::from_millis(200));
+    let mut given_up = tokio::task::JoinSet::new();
+    for number in 0..TASKS {
+        let far = far.clone();
+        given_up.spawn(async move {
+            let mutex = far.mutex(&format!("job {number}")).unwrap();
+            mutex.lock().timeout(Duration::from_millis(100)).await.expect_err("granted too soon")
+        });
+    }
+    given_up.join_all().await;
+    far.close(PATIENCE).await.unwrap();
+    assert_eq!(etcd.keys("/clinch/"), [""; 0], "something is left");
+    // Each claim's own, which came late, and what raised the fence.
+    let puts = etcd.metric("etcd_mvcc_put_total") - before;
+    assert!(puts > 0.0 && puts <= TASKS as f64 + 5.0, "{puts} keys were written for {TASKS} claims");
+}
