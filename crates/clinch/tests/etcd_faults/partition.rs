@@ -178,3 +178,23 @@ async fn those_who_reach_all_members_leave_a_parted_follower() {
     let cluster = Etcd::builder().partitions().start_cluster(3);
     those_who_reach_all_leave_the_minority(&cluster, cluster.follower()).await;
 }
+
+/// A load balancer, or a name with several addresses: the URL names one server, and connecting again leads to another.
+#[tokio::test]
+async fn those_whose_only_address_leads_to_all_members_leave_the_minority() {
+    let cluster = Etcd::builder().partitions().start_cluster(3);
+    let parted = cluster.follower();
+    let other = cluster.members().iter().find(|member| member.addr() != parted.addr()).unwrap();
+    let way = Proxy::start(parted.addr());
+    let near = connect(&format!("etcd://{}", way.addr())).await.ttl(TTL).unwrap();
+    let kept = lock(&near, "kept").await;
+    parts(&cluster, parted).await;
+    way.set_upstream(other.addr());
+    let before = kept.deadline().unwrap();
+    let renewed = async || (!kept.is_held() || kept.deadline().unwrap() > before).then_some(());
+    eventually("the lease is renewed", renewed).await;
+    assert!(kept.is_held(), "{:?}", kept.standing());
+    release(kept).await;
+    heals(&cluster).await;
+    expect_clean(&cluster, &near, "kept").await;
+}
