@@ -64,6 +64,28 @@ async fn a_waiter_whose_file_was_emptied_keeps_its_place() {
     assert!(lock(&other, "job").await.token() > token);
 }
 
+/// A backup that is restored under it: its tickets are below those of who is there, and nobody looks above its own.
+#[tokio::test]
+async fn an_older_copy_of_a_file_lets_nobody_in_beside_its_holder() {
+    let dir = tempfile::tempdir().unwrap();
+    let (locks, other) = (connect(dir.path()).await, connect(dir.path()).await);
+    let file = the_lock_file(dir.path());
+    drop(lock(&locks, "job").await);
+    let copy = std::fs::read(&file).unwrap();
+    let first = lock(&locks, "job").await;
+    let waiter = tokio::spawn({
+        let locks = locks.clone();
+        async move { lock(&locks, "job").await }
+    });
+    claims(&other, "job", 2).await;
+    drop(first);
+    let holder = waiter.await.unwrap();
+    std::fs::write(&file, copy).unwrap();
+    assert!(other.mutex("job").unwrap().try_lock().await.unwrap().is_none(), "two hold it");
+    drop(holder);
+    drop(lock(&other, "job").await);
+}
+
 #[tokio::test]
 async fn a_waiter_whose_file_was_damaged_says_so() {
     let dir = tempfile::tempdir().unwrap();

@@ -166,7 +166,9 @@ impl Held<'_> {
 
     /// The next ticket. Makes a block of them durable when the last block is used up.
     fn next_ticket(&mut self, live: &[Live]) -> Result<u64> {
-        let mut ticket = self.header.last.saturating_add(1);
+        // Somebody may have written an older copy over the file.
+        let newest = live.iter().map(|other| other.ticket).max().unwrap_or(0);
+        let mut ticket = self.header.last.max(newest).saturating_add(1);
         // Tickets whose record's place belongs to a live claim are passed over.
         while live.iter().any(|other| other.ticket % RECORDS == ticket % RECORDS) {
             ticket = ticket.saturating_add(1);
