@@ -220,3 +220,27 @@ fn a_holder_is_no_part_of_the_job_around_it() {
     ]);
     assert_eq!(lost.code(), 79);
 }
+
+/// The next in line waits for the end of a claim that waited itself, and is not told where another process ends that.
+#[test]
+fn a_release_by_another_process_wakes_the_next() {
+    // As many looks would take a minute.
+    let script =
+        "for turn in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30; do
+        lock=$(\"$CLINCH\" acquire x --for $$) || exit 1; eval \"$lock\"
+        echo >> turns; \"$CLINCH\" release x \"$claim\" || exit 1; done";
+    let world = World::new();
+    let scripts = [(); 4].map(|()| {
+        let mut shell = Command::new("bash");
+        shell.args(["-c", script]).current_dir(world.path("."));
+        shell
+            .env("CLINCH", env!("CARGO_BIN_EXE_clinch"))
+            .env("CLINCH_URL", world.url())
+            .env_remove("CLINCH_HELD");
+        Running(shell.spawn().unwrap())
+    });
+    eventually("all have had their turns", || world.lines("turns") == 120);
+    for mut script in scripts {
+        assert_eq!(script.code(), 0);
+    }
+}

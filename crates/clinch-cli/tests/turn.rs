@@ -154,6 +154,24 @@ fn away(proxy: &Proxy) {
     proxy.cut_all();
 }
 
+/// What was to be noted of it took longer than the lease.
+#[test]
+fn a_job_that_held_its_lock_to_the_end_keeps_its_code() {
+    let redis = Redis::start();
+    let (world, proxy) = (World::on(redis.url()), Proxy::start(redis.addr()));
+    let (url, job) = (far(&proxy, "3s"), until_stopped("3"));
+    let options = ["--once-per", "1h", "--retry-failed", "--events", "events"];
+    let run = ["run", "-u", &url].into_iter().chain(options).chain(["x", "-c", &job]);
+    let mut run = world.start(run);
+    eventually("it counts", || shown(&world, "x")["once_per_until"].is_string());
+    away(&proxy);
+    world.write("stop", "");
+    eventually("the job has failed", || world.read("events").contains("exited"));
+    for_at_least(Duration::from_secs(4));
+    proxy.refuse(false);
+    assert_eq!(run.code(), 3);
+}
+
 /// A store that is away for a moment when a job fails keeps that from running again until its time.
 #[test]
 fn a_turn_is_given_back_when_the_store_is_there_again() {

@@ -104,6 +104,8 @@ pub(crate) struct Ended {
     pub(crate) exit: Exit,
     /// Whether we stopped it for the lock's sake.
     pub(crate) stopped: bool,
+    /// Whether the lock was held when it had ended.
+    pub(crate) held: bool,
     /// The key of the terminal by which it died. Who waits for us, a script or a loop, is to end by that, too.
     pub(crate) key: Option<Signal>,
     /// Until the lock is released.
@@ -125,7 +127,8 @@ impl Supervisor<'_> {
                 if let Some(failure) = self.start.failure().filter(|_| !stopped) {
                     return Err(failure);
                 }
-                return Ok(Ended { exit, stopped, key: key(exit), _watch: self.child.into_watch() });
+                let held = self.guard.is_held();
+                return Ok(Ended { exit, stopped, held, key: key(exit), _watch: self.child.into_watch() });
             }
             self.stop_if_asked(signals);
             self.wake_if_forgotten();

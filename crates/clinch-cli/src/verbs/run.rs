@@ -290,6 +290,7 @@ impl<'a> Session<'a> {
         let linger = closed_until.map_or(Duration::ZERO, |until| until.since(self.env.clock().now()));
         let deaf = self.run.on_lost == OnLost::Ignore;
         let mut lost = outcome.as_ref().is_ok_and(|ended| ended.stopped);
+        let was_held = outcome.as_ref().is_ok_and(|ended| ended.held);
         // Who asks us to end does not wait for a store that does not answer; nor does anybody for a job that never began.
         self.is_hurried |= outcome.is_err();
         let released = tokio::select! {
@@ -306,6 +307,10 @@ impl<'a> Session<'a> {
             Ok(Released::Released) => {
                 self.events.emit(|| Event::Released { closed_ms: whole_ms(linger) });
                 self.tell(|| "released".to_owned());
+            }
+            // While its end was to be noted, at a store that was away.
+            Ok(Released::AlreadyLost(loss)) if was_held && loss.kind == LossKind::Expired => {
+                say(format_args!("could not release lock \"{}\" before it ran out: {loss}", self.run.name));
             }
             Ok(Released::AlreadyLost(loss)) => {
                 self.events.lost(&loss);

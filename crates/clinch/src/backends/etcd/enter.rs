@@ -339,7 +339,7 @@ impl Store {
         Ok(Entered::Done(Progress::Granted(Grant { token, ttl: Some(ttl), from: Some(from) })))
     }
 
-    fn put(&self, claim: &Claim, known: &Known, lease: i64) -> Result<RequestOp> {
+    pub(super) fn put(&self, claim: &Claim, known: &Known, lease: i64) -> Result<RequestOp> {
         let value = record::of(claim, claim.mode, self.client.env.clock().wall())?;
         Ok(PutRequest { key: known.key.to_vec(), value, lease, ..PutRequest::default() }.into())
     }

@@ -11,7 +11,6 @@ use super::claims::{Claims, Known};
 use super::client::{Client, Found};
 use super::enter::Entered;
 use super::free::Stand;
-use super::moves::hang;
 use super::record::Place;
 use super::session::Session;
 use super::store::Store;
@@ -68,7 +67,8 @@ impl Store {
             compare.push(Compare::none_before(&self.queue(&claim.name), stand.created));
         }
         let failure = if_first.into_iter().map(Into::into).collect();
-        let success = vec![hang(&known.key, session.lease)];
+        // Anew, for it says since when the claim holds. Whoever takes it away moves it.
+        let success = vec![self.put(claim, known, session.lease)?];
         let answer = self.client.txn(TxnRequest { compare, success, failure }).await;
         let fail = || self.sessions.give_back(self.claims.not_moved(claim.id, stand.lease, &session));
         match answer {

@@ -46,12 +46,10 @@ impl File {
         Ok(if was_ending { Freed::Absent } else { Freed::Removed })
     }
 
-    /// Wakes the successor of a claim that was ended: if it waited, that one watches its bell; the lock file rings when who
+    /// Wakes the successor of a claim that was ended: if that came while this one waited, it watches its bell; the lock file rings when who
     /// ended it closes it. Where that fails, the successor looks from time to time.
     pub(super) fn ring_for(&self, world: &World<'_>, record: &Record) {
-        if record.is_waiting() {
-            let _ = self.bell(world.hash, record.ticket);
-        }
+        let _ = self.bell(world.hash, record.ticket);
     }
 
     /// Moves the time at which another process lets go of its claim: it looks at what its record says.
