@@ -26,13 +26,7 @@ struct Stage {
 
 impl Stage {
     async fn new(hazard: &str) -> Stage {
-        let servers = Servers((0..3).map(|_| durable().stepped_clock().start()).collect());
-        eventually("each is compared with the two others", async || {
-            clinch::connect(&servers.url(QUERY)).await.unwrap();
-            servers.0.iter().all(|server| witnesses(server) == 2).then_some(())
-        })
-        .await;
-        servers.0.iter().for_each(|server| server.step_clock(LATER));
+        let servers = compared_for(LATER).await;
         let locks = clinch::connect(&servers.url(QUERY)).await.unwrap();
         let name = unique(hazard);
         let guard = lock(&locks, &name).await;
@@ -144,16 +138,10 @@ async fn a_server_that_tells_another_past_is_no_other_server() {
 #[tokio::test]
 async fn who_did_nothing_for_long_sees_that_a_clock_was_set() {
     let stage = Stage::new("idle").await;
-    let network = Detour { proxies: HashMap::new(), past: false.into() };
-    let clock = Clock::simulated(SystemTime::now());
-    let env = Env::new(clock, Random::system(), Lane::here().unwrap(), Arc::new(network));
-    let idle = Locks::connect(&stage.servers.url(QUERY), env).await.unwrap();
+    let idle = timeless(&stage.servers).await;
     drop(lock(&idle, &unique("before")).await);
     // Twenty seconds pass, here and there.
-    tokio::time::pause();
-    tokio::time::advance(Duration::from_secs(20)).await;
-    tokio::time::resume();
-    stage.servers.0.iter().for_each(|server| server.step_clock(LATER + 20));
+    pass(20, &stage.servers, LATER + 20).await;
     stage.befall(&[1]).await;
     // It meets the one that restarted, and reads no other clock.
     eventually("it is connected again", async || {
@@ -164,4 +152,57 @@ async fn who_did_nothing_for_long_sees_that_a_clock_was_set() {
     .await;
     idle.state(&stage.name).await.unwrap();
     stage.is_not_granted_to(&idle).await;
+}
+
+/// A client by whose clock time can pass at once.
+async fn timeless(servers: &Servers) -> Locks {
+    let network = Detour { proxies: HashMap::new(), past: false.into() };
+    let clock = Clock::simulated(SystemTime::now());
+    let env = Env::new(clock, Random::system(), Lane::here().unwrap(), Arc::new(network));
+    Locks::connect(&servers.url(QUERY), env).await.unwrap()
+}
+
+/// So many seconds pass for such clients, and on the servers, which are `ahead` then.
+async fn pass(seconds: u64, servers: &Servers, ahead: i64) {
+    tokio::time::pause();
+    // Before others run, who could read a clock in between.
+    servers.0.iter().for_each(|server| server.step_clock(ahead));
+    tokio::time::advance(Duration::from_secs(seconds)).await;
+    tokio::time::resume();
+}
+
+/// Servers that have been compared with each other for so many seconds.
+async fn compared_for(seconds: i64) -> Servers {
+    let servers = Servers((0..3).map(|_| durable().stepped_clock().start()).collect());
+    eventually("each is compared with the two others", async || {
+        clinch::connect(&servers.url(QUERY)).await.unwrap();
+        servers.0.iter().all(|server| witnesses(server) == 2).then_some(())
+    })
+    .await;
+    servers.0.iter().for_each(|server| server.step_clock(seconds));
+    servers
+}
+
+/// What it saw when it came is too old by then to be compared.
+#[tokio::test]
+async fn who_does_nothing_for_a_while_after_it_came_need_not_wait() {
+    let servers = compared_for(LATER).await;
+    let locks = timeless(&servers).await;
+    pass(20, &servers, LATER + 20).await;
+    let granted = locks.mutex("job").unwrap().try_lock().await;
+    assert!(granted.unwrap().is_some());
+}
+
+/// Each of its tries finds nothing but readings that are too old.
+#[tokio::test]
+async fn who_tries_seldom_waits_no_longer_than_others() {
+    let servers = compared_for(30).await;
+    let locks = timeless(&servers).await;
+    let mutex = locks.mutex("job").unwrap();
+    pass(20, &servers, 50).await;
+    let error = mutex.try_lock().await.expect_err("nobody has watched them for long enough");
+    assert!(chain(&error).contains("does not vote for another "), "{error:?}");
+    pass(20, &servers, 70).await;
+    // Its own 66 seconds are not over.
+    assert!(mutex.try_lock().await.unwrap().is_some());
 }

@@ -135,6 +135,7 @@ impl Quorum {
     }
 
     async fn take_step(&self, claim: &Claim, key: &str, entry: &Arc<Entry>) -> Result<Progress> {
+        self.trust.refresh().await;
         let sent = self.env.now();
         let Ballot { tally, ticket, late } = self.vote(claim, key, entry, sent).await?;
         let why = match tally.verdict() {

@@ -132,6 +132,8 @@ impl Trust {
     /// Leaves word on the servers that are known by now, and answers what can be left later. What is new to them is waited
     /// for: somebody who tries once and ends would otherwise leave nothing, and so would all that come after.
     pub(super) async fn begin(self: &Arc<Trust>) -> Option<impl Future<Output = ()> + Send + use<>> {
+        // Whose vote counts now is known for good. What was read goes stale.
+        self.voters(self.env.now());
         let news = self.news();
         if news.iter().any(|news| news.word.is_new) {
             self.tell(news).await;
@@ -149,19 +151,38 @@ impl Trust {
         self.tell(self.news()).await;
     }
 
+    /// How many votes count at this moment.
+    fn voters(&self, now: Instant) -> usize {
+        (0..self.nodes.len()).filter(|at| self.abstention(*at, now).is_none()).count()
+    }
+
+    /// Reads the clocks that were not read lately, where too few votes count and some might if these were: of a client that has
+    /// done nothing for a while. By its votes it would not learn that, since it asks for none.
+    pub(super) async fn refresh(&self) {
+        let now = self.env.now();
+        let is_stale = |node: &Node| node.acquaintance().is_some_and(|met| !met.clock.is_fresh(now));
+        let is_unsure = |node: &Node| matches!(node.standing(now), Standing::Unless(_));
+        let nodes = || self.nodes.iter().map(|node| &**node);
+        if self.voters(now) < quorum(self.nodes.len()) && nodes().any(is_stale) && nodes().any(is_unsure) {
+            self.read(is_stale).await;
+        }
+    }
+
     /// Reads the clocks of servers that do not vote, and what was left on them: both would go stale while somebody waits, and
     /// nobody could tell any more whether their votes count.
     async fn look(&self) {
         let now = self.env.now();
-        let abstains = |node: &Node| !matches!(node.standing(now), Standing::Votes);
-        if self.looks.load(Ordering::Relaxed) > now.as_nanos() {
-            return;
+        if self.looks.load(Ordering::Relaxed) <= now.as_nanos() {
+            self.looks.store((now + LOOK_AGAIN).as_nanos(), Ordering::Relaxed);
+            self.read(|node| !matches!(node.standing(now), Standing::Votes)).await;
         }
-        self.looks.store((now + LOOK_AGAIN).as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Reads the clocks of some servers, and what was left on them.
+    async fn read(&self, which: impl Fn(&Node) -> bool) {
         let mut round = Round::new(&self.env, self.nodes.len());
-        for (at, node) in self.nodes.iter().enumerate().filter(|(_, node)| abstains(node)) {
-            let node = node.clone();
-            round.ask(at, self.patience(&node), async move { node.look().await });
+        for (at, node) in self.nodes.iter().enumerate().filter(|(_, node)| which(node)) {
+            round.ask(at, self.patience(node), node.clone().look());
         }
         round.answers(|_, _| false).await;
     }
