@@ -152,6 +152,30 @@ async fn killed_servers_are_done_without() {
     assert!(held.is_held());
 }
 
+/// The one that hangs may have the vote that makes it a hold.
+#[tokio::test]
+async fn a_lock_of_which_too_few_servers_tell_is_not_said_to_be_free() {
+    let servers = Servers::durable(3);
+    let locks = servers.connect().await;
+    let (bare, whole) = (unique("bare"), unique("whole"));
+    let first = super::restarts::lock_on_all(&servers, &locks, &bare).await;
+    let second = super::restarts::lock_on_all(&servers, &locks, &whole).await;
+    servers.0[2].call(&["DEL", &format!("clinch:{bare}")]);
+    servers.0[1].pause();
+    let error = locks.state(&bare).await.expect_err("whether it is held is not known");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    let survey = locks.survey("").await.unwrap();
+    let shown: Vec<&str> = survey.locks.iter().map(|state| state.name.as_str()).collect();
+    assert_eq!(shown, [&*whole]);
+    let (unread, listed) = (survey.unread.expect("one is missing"), locks.list("").await.unwrap_err());
+    assert_eq!((unread.kind(), listed.kind()), (ErrorKind::Unavailable, ErrorKind::Unavailable));
+    assert!(locks.state("nobody's").await.unwrap().is_none(), "a quorum knows of nothing");
+    servers.0[1].resume();
+    let held = eventually("it is shown again", async || locks.state(&bare).await.ok().flatten()).await;
+    assert_eq!(held.claims[0].id, first.claim_id());
+    drop((first, second));
+}
+
 #[tokio::test]
 async fn an_even_number_of_servers_resolves_a_tie() {
     let servers = Servers::durable(4);

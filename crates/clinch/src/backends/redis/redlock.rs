@@ -73,7 +73,8 @@
 //! to be told again. Where no claim is seen to have a quorum, each withdraws, and asks again after a random pause; one that does not
 //! wait, a few times. Of several that try at the same moment it may be that none gets the lock, and is told so (`Unavailable`): where one
 //! of them must, have them wait for some seconds. The same is told of a lock that is held by a bare quorum of which a server hangs, while
-//! the holder's next renewal has yet to bring its vote to the others: what can be seen of it could as well be left of a claim that lost.
+//! the holder's next renewal has yet to bring its vote to the others: what can be seen of it could as well be left of a claim that lost. Who
+//! looks ([`Locks::state`](crate::Locks::state)) gets the same answer, and not that it is free.
 //!
 //! # Rights
 //!

@@ -1,19 +1,20 @@
 //! Looking at locks without changing them.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use super::super::listing::{lock_pattern, locks_on};
+use super::super::listing::{lock_pattern, locks_on, states};
 use super::super::reply;
 use super::super::resp::Command;
 use super::node::Node;
 use super::round::Round;
 use super::store::Quorum;
 use super::vote::who;
-use crate::backend::{ClaimState, LockState};
+use crate::backend::{ClaimState, LockState, Survey};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LockName;
+use crate::sync::lock;
 use crate::token::Token;
 
 /// For how long a server is waited for.
@@ -44,6 +45,11 @@ impl Holding {
         self.tokens.push(token);
     }
 
+    /// How many servers keep the lock closed for it, be it held or evicted.
+    fn votes(&self) -> usize {
+        self.lefts.len() + self.evicted.len()
+    }
+
     /// The token that a quorum agrees on.
     fn token(&self, quorum: usize) -> Option<Token> {
         let votes =
@@ -57,7 +63,7 @@ impl Holding {
         if votes >= quorum {
             return self.tokens.iter().all(Option::is_none) || self.token(quorum).is_some();
         }
-        votes + self.evicted.len() >= quorum && votes + pending < quorum
+        self.votes() >= quorum && votes + pending < quorum
     }
 
     /// What a quorum holds, or keeps closed; `None`: these are too few.
@@ -101,8 +107,37 @@ impl Quorum {
         round.answers(|_, answer| take(answer)).await;
     }
 
-    /// One lock, if a quorum says that somebody holds it.
+    /// The locks of which a quorum says that somebody holds them, and why these are not all.
+    pub(super) async fn survey_of(&self, prefix: &str) -> Result<Survey> {
+        // Without a prefix of ours, any text in the database would look like a foreign holder.
+        let listed = |state: &LockState| {
+            !self.rules.prefix.is_empty() || state.claims.iter().any(|claim| claim.owner.pid != 0)
+        };
+        let unsure = Mutex::default();
+        let look = async |name: LockName| match self.look_at(&name).await? {
+            Ok(state) => Ok(state.filter(listed)),
+            Err(error) => {
+                lock::<Vec<Error>>(&unsure).push(error);
+                Ok(None)
+            }
+        };
+        let locks = states(self.locks_named(prefix).await?, look).await?;
+        let unsure = std::mem::take(&mut *lock(&unsure));
+        let more = unsure.len().saturating_sub(1);
+        let unread = unsure.into_iter().next().map(|error| match more {
+            0 => error,
+            _ => Error::new(error.kind(), format!("{error}; the same goes for {more} more")),
+        });
+        Ok(Survey { locks, unread })
+    }
+
+    /// One lock, if a quorum says that somebody holds it; an error if it could.
     pub(super) async fn state_of(&self, name: &LockName) -> Result<Option<LockState>> {
+        self.look_at(name).await?
+    }
+
+    /// One lock; the inner error is that nobody can say whether it is held.
+    async fn look_at(&self, name: &LockName) -> Result<Result<Option<LockState>>> {
         let mut holdings: Vec<Holding> = Vec::new();
         let (mut answers, mut pending, mut failure) = (0, self.nodes.len(), None);
         let quorum = self.quorum();
@@ -120,11 +155,19 @@ impl Quorum {
             holdings.iter().any(|holding| holding.is_known(quorum, pending))
         })
         .await;
-        if let Some(error) = failure.filter(|_| answers < quorum) {
+        if let Some(error) = failure.take_if(|_| answers < quorum) {
             return Err(self.too_few(answers, error));
         }
         let now = self.env.clock().wall();
-        Ok(holdings.into_iter().find_map(|holding| holding.into_state(name, quorum, now)))
+        let silent = self.nodes.len() - answers;
+        let most = holdings.iter().map(Holding::votes).max().unwrap_or(0);
+        let state = holdings.into_iter().find_map(|holding| holding.into_state(name, quorum, now));
+        Ok(match failure {
+            Some(error) if state.is_none() && most > 0 && most + silent >= quorum => {
+                Err(self.unsure(name, most, silent, error))
+            }
+            _ => Ok(state),
+        })
     }
 
     /// Counts what one server has for its holder.
@@ -144,7 +187,7 @@ impl Quorum {
     }
 
     /// The names under which a server has something that may be a lock, in order.
-    pub(super) async fn locks_named(&self, prefix: &str) -> Result<BTreeSet<LockName>> {
+    async fn locks_named(&self, prefix: &str) -> Result<BTreeSet<LockName>> {
         let ours: Arc<str> = self.rules.prefix.as_str().into();
         let pattern: Arc<str> = lock_pattern(&ours, prefix).into();
         let mut round = Round::new(&self.env, self.nodes.len());
@@ -170,6 +213,15 @@ impl Quorum {
             Some(error) if answers < self.quorum() => Err(self.too_few(answers, error)),
             _ => Ok(names),
         }
+    }
+
+    /// That those who did not answer would decide.
+    fn unsure(&self, name: &LockName, votes: usize, silent: usize, error: Error) -> Error {
+        let (all, quorum) = (self.nodes.len(), self.quorum());
+        let message = format!(
+            "whether \"{name}\" is held is not known: {votes} of {all} servers say so, {quorum} are needed, and {silent} did not answer"
+        );
+        Error::new(ErrorKind::Unavailable, message).with_source(error)
     }
 
     fn too_few(&self, answers: usize, error: Error) -> Error {

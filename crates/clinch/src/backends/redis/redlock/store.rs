@@ -7,7 +7,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::super::keys::{lock_key, refuse_reserved};
-use super::super::listing::states;
 use super::super::store::{OwnerText, deleted};
 use super::claims::{Claims, Entry};
 use super::meeting;
@@ -20,7 +19,7 @@ use super::trust::Trust;
 use super::turns::{Ear, Turns};
 use super::vote::Ballot;
 use super::votes::{Tally, Verdict, quorum};
-use crate::backend::{Backend, Busy, Capabilities, Freed, Grant, LockState, Progress, Renewal, Wake};
+use crate::backend::{Backend, Busy, Capabilities, Freed, Grant, LockState, Progress, Renewal, Survey, Wake};
 use crate::check::Check;
 use crate::claim::{Claim, ClaimId, Mode};
 use crate::clock::Instant;
@@ -279,15 +278,12 @@ impl Backend for Quorum {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockState>> {
-        // Without a prefix of ours, any text in the database would look like a foreign holder.
-        let listed = |state: &LockState| {
-            !self.rules.prefix.is_empty() || state.claims.iter().any(|claim| claim.owner.pid != 0)
-        };
-        states(
-            self.locks_named(prefix).await?,
-            |name| async move { Ok(self.state(&name).await?.filter(listed)) },
-        )
-        .await
+        let Survey { locks, unread } = self.survey(prefix).await?;
+        unread.map_or(Ok(locks), Err)
+    }
+
+    async fn survey(&self, prefix: &str) -> Result<Survey> {
+        self.survey_of(prefix).await
     }
 
     async fn state(&self, name: &LockName) -> Result<Option<LockState>> {
