@@ -83,6 +83,28 @@ fn a_stopped_quorum_keeps_nobody_on_redlock() {
     a_stopped_server_keeps_nobody(&world, stop, || servers[1..].iter().for_each(Redis::resume));
 }
 
+/// Of a process that ends nobody else would tell it: its vote would stand for the rest of the lease.
+#[test]
+fn a_release_reaches_a_far_server_before_the_process_ends() {
+    let start = |_| Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "always").start();
+    let servers: Vec<Redis> = (0..3).map(start).collect();
+    let far = Proxy::start(servers[2].addr());
+    let hosts = [servers[0].addr(), servers[1].addr(), far.addr()].map(|addr| addr.to_string());
+    let url = format!("redlock://{}?durable=on&max_ttl=10m&ttl=10m", hosts.join(","));
+    vouch(&url, &servers);
+    let world = World::on(url);
+    let taken = world.output(["acquire", "--json", "x"]);
+    let lease: serde_json::Value =
+        serde_json::from_slice(&taken.stdout).unwrap_or_else(|_| panic!("{taken:?}"));
+    let has = |at: usize| servers[at].call(&["EXISTS", "clinch:x"]).int() == 1;
+    // Should it have been too slow to be asked.
+    let held = servers[(0..3).find(|at| has(*at)).unwrap()].call(&["GET", "clinch:x"]).text();
+    servers[2].call(&["SET", "clinch:x", &held, "NX", "PX", "600000"]);
+    far.delay(Duration::from_millis(60));
+    assert_eq!(world.code(["release", "x", lease["claim"].as_str().unwrap()]), 0);
+    assert!(!(0..3).any(has), "its vote stays");
+}
+
 /// Servers that accept and never answer, one after another: connecting is part of what was given a time.
 #[test]
 fn connecting_is_part_of_the_time() {

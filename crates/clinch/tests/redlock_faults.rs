@@ -25,6 +25,8 @@ use common::{PATIENCE, eventually, lock, queue, stand_in, unique};
 
 #[path = "redlock_faults/clocks.rs"]
 mod clocks;
+#[path = "redlock_faults/closing.rs"]
+mod closing;
 #[path = "redlock_faults/durable.rs"]
 mod durable;
 #[path = "redlock_faults/eviction.rs"]

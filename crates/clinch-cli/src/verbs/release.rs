@@ -3,7 +3,7 @@
 use clinch::{Loss, LossKind, Released};
 
 use crate::args::{Release, Store};
-use crate::connect::{insist, is_there};
+use crate::connect::{close, insist, is_there};
 use crate::documents::{ResultJson, ResultWord, document};
 use crate::exit::{Failure, LOST, Outcome};
 use crate::output::answer;
@@ -12,7 +12,15 @@ pub(crate) async fn run(store: &Store, args: &Release) -> Outcome {
     let claim = args.claim.parse()?;
     let released = match is_there(store)? {
         // A release repeats by itself what was not answered: a second one would call lost what the first has freed.
-        true => insist(store, async |locks| Ok(locks.release_detached(&args.name, claim).await)).await??,
+        true => {
+            let (locks, released) = insist(store, async |locks| {
+                Ok((locks.clone(), locks.release_detached(&args.name, claim).await))
+            })
+            .await?;
+            // Servers that were not needed for the answer may have yet to be told. It stands in any case.
+            let _ = close(&locks).await;
+            released?
+        }
         false => Released::AlreadyLost(Loss::new(LossKind::Deleted, "nobody has locked anything there")),
     };
     let result = if released == Released::Released { ResultWord::Released } else { ResultWord::Lost };

@@ -2,7 +2,8 @@
 //!
 //! Three servers or more, each a master of its own, without replication between them. A claim asks all of them at once for
 //! their vote, and holds the lock when more than half have given it (antirez, "Distributed Locks with Redis"). A minority of
-//! the servers may hang, be slow, be gone, or come back empty, and nobody waits for it.
+//! the servers may hang, be slow, be gone, or come back empty, and nobody waits for it; but who closes a client does for up to a second,
+//! until all servers know of its releases.
 //!
 //! On each server the lock is the same plain string key that `redis://`, redsync, redlock for Node and rslock use, so that
 //! they exclude us and we them.

@@ -109,7 +109,7 @@ impl Quorum {
 
     /// Takes a claim's votes, but keeps the lock closed until its holder has heard of that and let go: done when a quorum has
     /// confirmed it.
-    pub(super) async fn close(&self, name: &LockName, id: ClaimId) -> Result<Freed> {
+    pub(super) async fn take_away(&self, name: &LockName, id: ClaimId) -> Result<Freed> {
         let mut command = script::REDLOCK_EVICT.on([self.key(name).as_str()]);
         command.arg(id).arg(millis(NOTICE));
         let command = Arc::new(command);

@@ -1,17 +1,18 @@
 //! Asking several servers at once, and what goes on when nobody waits for it any more.
 
-use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, Stream, StreamExt};
+use tokio::sync::Notify;
 
 use super::node::in_millis;
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sync::{AtWork, lock};
+use crate::sync::{AtWork, apart, lock};
 
 /// How often what goes on in the background is looked at, so that handing it over costs no wake.
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
@@ -70,7 +71,7 @@ impl<'a, T: Send + 'static> Round<'a, T> {
     /// What was sent may be applied.
     pub(super) async fn answers(&mut self, mut take: impl FnMut(usize, Result<T>) -> bool) {
         while let Some(next) = self.next_due() {
-            let mut overdue = std::pin::pin!(self.env.sleep_until(next));
+            let mut overdue = pin!(self.env.sleep_until(next));
             loop {
                 tokio::select! {
                     biased;
@@ -133,31 +134,55 @@ fn unanswered(time: Duration) -> Error {
 pub(super) struct Background {
     env: Env,
     state: Mutex<Arrived>,
+    /// Somebody waits for it after all.
+    hurry: Notify,
+    /// Tells that nothing is left.
+    done: Notify,
 }
 
 #[derive(Default)]
 struct Arrived {
     rests: Vec<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// How many have not come to their end, those that are no longer in `rests` included.
+    left: usize,
     /// Whether a task brings them to their end.
     running: AtWork,
 }
 
 impl Background {
     pub(super) fn new(env: Env) -> Arc<Background> {
-        Arc::new(Background { env, state: Mutex::default() })
+        Arc::new(Background { env, state: Mutex::default(), hurry: Notify::new(), done: Notify::new() })
     }
 
     /// Takes over. What has been sent is sent; that the rest is looked at may take a moment.
     pub(super) fn take_over(self: &Arc<Background>, rest: impl Future<Output = ()> + Send + 'static) {
+        let left = Rest(Arc::downgrade(self));
         let running = {
             let mut state = lock(&self.state);
-            state.rests.push(Box::pin(rest));
+            state.left += 1;
+            state.rests.push(Box::pin(async move {
+                let _left = left;
+                rest.await;
+            }));
             state.running.begin()
         };
         if let Some(running) = running {
             // Without a background thread the leases run out by themselves.
             let background = self.clone();
             let _ = self.env.lane().run(move || background.clone().sweep(running.clone()));
+        }
+    }
+
+    /// Waits until nothing is left.
+    pub(super) async fn finish(&self) {
+        loop {
+            let mut done = pin!(self.done.notified());
+            done.as_mut().enable();
+            if lock(&self.state).left == 0 {
+                return;
+            }
+            apart(|| self.hurry.notify_one());
+            done.await;
         }
     }
 
@@ -173,14 +198,36 @@ impl Background {
                     return;
                 }
             }
-            let mut end = std::pin::pin!(self.env.sleep_until(self.env.now() + SWEEP_EVERY));
+            let mut end = pin!(self.env.sleep_until(self.env.now() + SWEEP_EVERY));
             loop {
                 tokio::select! {
                     biased;
                     () = &mut end => break,
+                    () = self.hurry.notified() => break,
                     Some(()) = under_way.next() => {}
                 }
             }
+        }
+    }
+}
+
+/// What is left to do, for as long as this lives.
+struct Rest(Weak<Background>);
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        // In a forked child it may be locked for ever.
+        let Some(background) = self.0.upgrade().filter(|background| !background.env.process().is_left())
+        else {
+            return;
+        };
+        let left = {
+            let mut state = lock(&background.state);
+            state.left -= 1;
+            state.left
+        };
+        if left == 0 {
+            apart(|| background.done.notify_waiters());
         }
     }
 }

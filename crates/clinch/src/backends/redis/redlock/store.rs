@@ -31,6 +31,10 @@ use crate::token::Token;
 /// How often a waiter asks that waits for servers that do not vote.
 pub(super) const ASK_AGAIN: Duration = Duration::from_secs(1);
 
+/// For how long what goes on in the background is waited for when a client closes. Of a process that ends then, nobody would tell a far
+/// server; one that hangs keeps nobody for longer.
+const FINISH_FOR: Duration = Duration::from_secs(1);
+
 /// A lock on several servers that know nothing of each other.
 pub(super) struct Quorum {
     pub(super) env: Env,
@@ -292,7 +296,15 @@ impl Backend for Quorum {
     }
 
     async fn evict(&self, name: &LockName, claim: ClaimId) -> Result<Freed> {
-        self.close(name, claim).await
+        self.take_away(name, claim).await
+    }
+
+    async fn close(&self) {
+        tokio::select! {
+            biased;
+            () = self.background.finish() => {}
+            () = self.env.sleep_until(self.env.now() + FINISH_FOR) => {}
+        }
     }
 }
 
