@@ -83,16 +83,21 @@ fn a_stopped_quorum_keeps_nobody_on_redlock() {
     a_stopped_server_keeps_nobody(&world, stop, || servers[1..].iter().for_each(Redis::resume));
 }
 
-/// Of a process that ends nobody else would tell it: its vote would stand for the rest of the lease.
-#[test]
-fn a_release_reaches_a_far_server_before_the_process_ends() {
+/// Three servers that vote, of which the last is far away.
+fn far() -> (Vec<Redis>, Proxy, World) {
     let start = |_| Redis::builder().arg("--appendonly", "yes").arg("--appendfsync", "always").start();
     let servers: Vec<Redis> = (0..3).map(start).collect();
     let far = Proxy::start(servers[2].addr());
     let hosts = [servers[0].addr(), servers[1].addr(), far.addr()].map(|addr| addr.to_string());
     let url = format!("redlock://{}?durable=on&max_ttl=10m&ttl=10m", hosts.join(","));
     vouch(&url, &servers);
-    let world = World::on(url);
+    (servers, far, World::on(url))
+}
+
+/// Of a process that ends nobody else would tell it: its vote would stand for the rest of the lease.
+#[test]
+fn a_release_reaches_a_far_server_before_the_process_ends() {
+    let (servers, far, world) = far();
     let taken = world.output(["acquire", "--json", "x"]);
     let lease: serde_json::Value =
         serde_json::from_slice(&taken.stdout).unwrap_or_else(|_| panic!("{taken:?}"));
@@ -103,6 +108,20 @@ fn a_release_reaches_a_far_server_before_the_process_ends() {
     far.delay(Duration::from_millis(60));
     assert_eq!(world.code(["release", "x", lease["claim"].as_str().unwrap()]), 0);
     assert!(!(0..3).any(has), "its vote stays");
+}
+
+/// What the servers are told, without which they vote for nobody, is told to all of them.
+#[test]
+fn word_is_left_on_a_far_server_before_the_process_ends() {
+    for command in [&["acquire", "x"][..], &["run", "x", "true"]] {
+        let (servers, far, world) = far();
+        far.delay(Duration::from_millis(60));
+        assert_eq!(world.code(command.iter().copied()), 0, "{command:?}");
+        let left = "return redis.call('GET', redis.call('KEYS', 'clinch:~{voucher}:*')[1])";
+        let left = servers[2].call(&["EVAL", left, "0"]).text();
+        // It names the run that was met.
+        assert_ne!(left.split(' ').nth(1), Some("-"), "{command:?}: {left}");
+    }
 }
 
 /// Servers that accept and never answer, one after another: connecting is part of what was given a time.

@@ -145,6 +145,8 @@ async fn acquire(store: &Store, args: &Acquire, signals: &mut Signals) -> Result
             if let Some(holder) = holder {
                 holder.keep();
             }
+            // Servers that were not needed may have yet to be told something. The caller waits for us, and its lease runs.
+            let _ = tokio::time::timeout(within, close(&locks)).await;
             return Ok(());
         }
         Err(failed) => failed,

@@ -52,3 +52,32 @@ async fn a_server_that_hangs_keeps_nobody_from_closing() {
     assert_eq!(guard.release().await.unwrap(), Released::Released);
     tokio::time::timeout(PATIENCE / 2, locks.close(PATIENCE)).await.expect("it waits for ever").unwrap();
 }
+
+/// How many vouchers stand on a server.
+fn vouchers(server: &Redis) -> i64 {
+    server.call(&["EVAL", "return #redis.call('KEYS', 'clinch:~{voucher}:*')", "0"]).int()
+}
+
+/// Of those that live for a moment none would tell it otherwise, and it would be left out of all their votes.
+#[tokio::test]
+async fn word_is_left_also_on_a_far_server_before_the_client_is_closed() {
+    let far = Far::new(Servers::forgetful(3), "max_ttl=4s");
+    far.way.delay(Duration::from_millis(60));
+    let locks = clinch::connect(&far.url).await.unwrap();
+    locks.close(PATIENCE).await.unwrap();
+    assert_eq!(vouchers(&far.servers.0[2]), 1);
+}
+
+/// It asks for no votes, by which it would see that there is something to tell.
+#[tokio::test]
+async fn word_is_left_on_a_server_that_restarts_by_who_only_renews() {
+    let servers = Servers::forgetful(3);
+    let locks = restarts::connect_forgetful(restarts::hosts(&servers)).await;
+    let guard = restarts::lock_on_all(&servers, &locks, &unique("renews")).await;
+    servers.0[2].restart();
+    eventually("word is left on the one that came back", async || {
+        assert!(guard.is_held(), "{:?}", guard.standing());
+        (vouchers(&servers.0[2]) == 1).then_some(())
+    })
+    .await;
+}

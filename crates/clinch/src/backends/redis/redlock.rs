@@ -3,7 +3,7 @@
 //! Three servers or more, each a master of its own, without replication between them. A claim asks all of them at once for
 //! their vote, and holds the lock when more than half have given it (antirez, "Distributed Locks with Redis"). A minority of
 //! the servers may hang, be slow, be gone, or come back empty, and nobody waits for it; but who closes a client does for up to a second,
-//! until all servers know of its releases.
+//! until all servers know of its releases, and of what it saw of them.
 //!
 //! On each server the lock is the same plain string key that `redis://`, redsync, redlock for Node and rslock use, so that
 //! they exclude us and we them.
@@ -238,6 +238,9 @@ pub(crate) async fn open_url(url: &mut StoreUrl, env: &Env) -> Result<Arc<dyn Ba
     let quorum = Quorum::new(env.clone(), nodes, rules);
     if let Some(rest) = quorum.trust.begin().await {
         quorum.background.take_over(rest);
+    }
+    if quorum.nodes.iter().any(|node| node.acquaintance().is_none()) {
+        quorum.background.take_over(quorum.trust.clone().begin_late());
     }
     Ok(Arc::new(quorum))
 }

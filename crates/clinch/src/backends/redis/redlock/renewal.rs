@@ -126,6 +126,10 @@ impl Quorum {
             });
             self.background.take_over(late);
         }
+        // Who holds for long asks for no votes, and may be the only one who meets a server that has restarted.
+        if self.trust.is_due(self.env.now()) {
+            self.background.take_over(self.trust.clone().vouch());
+        }
         let renewal = |(claim, count): (&Arc<Claim>, Count)| {
             if count.held >= quorum {
                 return Renewal::Renewed(Some(claim.ttl));

@@ -4,6 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
 use super::super::keys::FENCE;
 use super::super::reply;
 use super::super::resp::{Command, Sixteen, Value};
@@ -141,6 +144,22 @@ impl Trust {
         }
         let trust = self.clone();
         (!news.is_empty()).then_some(async move { trust.tell(news).await })
+    }
+
+    /// Waits for the servers that are not known yet, and leaves word on each when it is: a client that lives for a moment would never
+    /// do so on one that is far away.
+    pub(super) async fn begin_late(self: Arc<Trust>) {
+        let unknown = self.nodes.iter().filter(|node| node.acquaintance().is_none());
+        let meet = |node: &Arc<Node>| {
+            let node = node.clone();
+            async move { node.line().await.is_ok() }
+        };
+        let mut meeting: FuturesUnordered<_> = unknown.map(meet).collect();
+        while let Some(is_met) = meeting.next().await {
+            if is_met && let Some(rest) = self.begin().await {
+                rest.await;
+            }
+        }
     }
 
     /// Leaves word on the servers of which there is something to tell, unless somebody is about to: of many claims at a time one
