@@ -244,6 +244,9 @@ fn a_server_that_is_well_is_told_so_and_nothing_is_left_there() {
 fn what_a_server_may_lose_is_told() {
     let forgetful = Redis::start();
     Said::of(forgetful.url()).ends(1, &["persistence"]);
+    let rewriting = durable().arg("--no-appendfsync-on-rewrite", "yes").start();
+    let persistence = Said::of(rewriting.url()).one("persistence");
+    assert!(persistence.contains("appendfsync always, but not while"), "{persistence}");
     let evicting = durable().arg("--maxmemory", "100mb").arg("--maxmemory-policy", "allkeys-lru").start();
     let said = Said::of(evicting.url());
     said.ends(2, &["eviction"]);
@@ -389,7 +392,13 @@ fn a_server_that_does_not_vote_yet_says_when_it_will() {
 
 #[test]
 fn what_a_quorum_cannot_rest_on_is_told() {
-    let servers = [durable().start(), durable().start(), Redis::start()];
+    let rewriting = durable().arg("--no-appendfsync-on-rewrite", "yes").start();
+    let servers = [durable().start(), durable().start(), rewriting];
+    let said = Said::of(redlock(&servers, "durable=on&max_ttl=24h"));
+    let told = |one: &String| !one.starts_with("pass: ") && one.contains("no-appendfsync-on-rewrite no");
+    assert!(said.all("persistence").iter().any(told), "{}", said.1);
+    let [one, other, _] = servers;
+    let servers = [one, other, Redis::start()];
     let url = redlock(&servers, "durable=on&max_ttl=24h");
     vouch(&url, &servers);
     let said = Said::of(&url);

@@ -169,11 +169,13 @@ async fn servers_that_would_lose_locks_are_refused_by_name() {
     let evicting = voting().arg("--maxmemory", "100mb").arg("--maxmemory-policy", "allkeys-lru").start();
     let forgetful = Redis::start();
     let hasty = voting().arg("--appendfsync", "everysec").start();
+    let rewriting = voting().arg("--no-appendfsync-on-rewrite", "yes").start();
     let [a, b, _] = hosts(&SERVERS).try_into().unwrap();
     let refusals = [
         (&replica, &["this server is a replica"][..]),
         (&evicting, &["maxmemory-policy allkeys-lru", "eviction=allow"]),
         (&hasty, &["last second of its append-only file", "appendfsync always"]),
+        (&rewriting, &["while it rewrites its append-only file", "no-appendfsync-on-rewrite no"]),
         (&forgetful, &["no append-only file", "appendfsync always", "durable=on"]),
     ];
     for (at, (server, words)) in refusals.iter().enumerate() {

@@ -215,21 +215,51 @@ impl Server {
 impl Server {
     /// Refuses a server that does not keep what it acknowledged over a restart, as far as it may be asked.
     pub(super) async fn refuse_forgetful(&self, link: &Link) -> Result<()> {
-        let mut policy = Command::new("CONFIG");
-        policy.arg("GET").arg("appendfsync");
-        let forgets = match link.call(&policy).await {
-            Err(cut @ Failure::Cut { .. }) => return Err(cut.into_error(link.server())),
+        let syncs = Syncs::of(link).await.map_err(|cut| cut.into_error(link.server()))?;
+        let forgets = match syncs.policy.as_deref() {
             _ if !self.run.is_empty() && !self.logs_writes => "it has no append-only file",
-            Ok(Value::List(pair)) if pair.get(1).is_some_and(|policy| policy.text() != Some("always")) => {
-                "it may lose the last second of its append-only file"
+            Some("always") if syncs.pauses => {
+                "it may lose what it acknowledged while it rewrites its append-only file"
             }
             // Who may not ask is believed to know.
-            Ok(_) | Err(_) => return Ok(()),
+            Some("always") | None => return Ok(()),
+            Some(_) => "it may lose the last second of its append-only file",
         };
         unfit(
             format!("durable=on says that this server keeps what it acknowledged, but {forgets}"),
-            "set appendonly yes and appendfsync always, or leave durable=on away",
+            "set appendonly yes, appendfsync always and no-appendfsync-on-rewrite no, or leave durable=on away",
         )
+    }
+}
+
+/// When a server has the disk take what it has written to its append-only file, as far as that may be asked.
+#[derive(Default)]
+pub(super) struct Syncs {
+    pub(super) policy: Option<String>,
+    /// Not while it rewrites that file, or saves a copy of its data.
+    pub(super) pauses: bool,
+}
+
+impl Syncs {
+    pub(super) async fn of(link: &Link) -> Result<Syncs, Failure> {
+        let mut options = Command::new("CONFIG");
+        // One pattern: Redis 6 takes no more.
+        options.arg("GET").arg("*appendfsync*");
+        let pairs = match link.call(&options).await {
+            Ok(Value::List(pairs)) => pairs,
+            Err(cut @ Failure::Cut { .. }) => return Err(cut),
+            Ok(_) | Err(_) => return Ok(Syncs::default()),
+        };
+        let value = |name: &str| {
+            pairs.chunks_exact(2).find_map(|pair| match pair {
+                [key, value] if key.text() == Some(name) => value.text(),
+                _ => None,
+            })
+        };
+        Ok(Syncs {
+            policy: value("appendfsync").map(str::to_owned),
+            pauses: value("no-appendfsync-on-rewrite") == Some("yes"),
+        })
     }
 }
 

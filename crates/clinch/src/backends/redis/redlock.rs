@@ -17,7 +17,7 @@
 //! | key of the URL | means | default |
 //! | --- | --- | --- |
 //! | `max_ttl=` | 100 ms to 24 h: the longest TTL, and for how long (and `drift=` longer) a server that may have forgotten locks does not vote; the same for all clients | 30 s |
-//! | `durable=on` | the servers keep what they acknowledged over a restart (`appendonly yes`, `appendfsync always`), so after a restart they vote at once, unless a clock was set; not on their first use | `off` |
+//! | `durable=on` | the servers keep what they acknowledged over a restart (`appendonly yes`, `appendfsync always`, `no-appendfsync-on-rewrite no`), so after a restart they vote at once, unless a clock was set; not on their first use | `off` |
 //! | `fencing=off` | no tokens; where servers disagree on one, that saves a round trip | `on` |
 //! | `min_validity=` | what must be left of a lease when it is granted | 0 |
 //! | `prefix=`, `eviction=`, `protocol=`, `ca=`, `cert=`, `key=` | as for [`redis://`](super) | |
@@ -90,7 +90,7 @@
 //! A server that refuses the password, or is a replica, has no vote, and is named where a quorum is missing. Where so many do that
 //! there can be none, a client that has just started fails at once.
 //!
-//! `durable=on` looks at `appendfsync` where the user may (`+config|get`), and is believed where not, nor needs `+info`.
+//! `durable=on` looks at `*appendfsync*` where the user may (`+config|get`), and is believed where not, nor needs `+info`.
 //!
 //! `client|kill` ends connections of ours alone: it makes sure that a claim on its way over one that broke does not arrive
 //! after its own release. Without that right the release is repeated for 7 s; should one of these be on its way for longer than that, it takes

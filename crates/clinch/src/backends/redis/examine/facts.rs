@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
 use super::{Part, answered};
-use crate::backends::redis::check::{Server, fields};
+use crate::backends::redis::check::{Server, Syncs, fields};
 use crate::backends::redis::dial::Dialer;
 use crate::backends::redis::failure::Failure;
 use crate::backends::redis::link::Link;
 use crate::backends::redis::reply;
-use crate::backends::redis::resp::{Command, Value};
+use crate::backends::redis::resp::Command;
 use crate::backends::redis::settings::Settings;
 use crate::check::Check;
 use crate::error::Result as Outcome;
@@ -142,13 +142,13 @@ pub(super) async fn persistence(link: &Link, about: &About<'_>) -> Result<Check,
             "set appendonly yes",
         ));
     }
-    let mut policy = Command::new("CONFIG");
-    policy.arg("GET").arg("appendfsync");
-    let policy = match answered(link.call(&policy).await)? {
-        Ok(Value::List(pair)) => pair.get(1).and_then(Value::text).map(str::to_owned),
-        _ => None,
-    };
-    let seen = match policy.as_deref() {
+    let syncs = Syncs::of(link).await?;
+    let seen = match syncs.policy.as_deref() {
+        Some("always") if syncs.pauses => {
+            "append-only file, appendfsync always, but not while it is rewritten (no-appendfsync-on-rewrite): a crash of \
+             its host then loses what was written since"
+                .to_owned()
+        }
         Some("always") => "append-only file, appendfsync always".to_owned(),
         Some(policy) => {
             format!("append-only file, appendfsync {policy}: a crash of its host loses the last second")
