@@ -41,6 +41,8 @@ mod minority;
 mod race;
 #[path = "redlock_faults/restarts.rs"]
 mod restarts;
+#[path = "redlock_faults/strangers.rs"]
+mod strangers;
 
 /// A TTL that nobody lives to see the end of: what is free within [`PATIENCE`] was not freed by expiry.
 const LONG_TTL: Duration = Duration::from_secs(300);

@@ -116,6 +116,7 @@ mod round;
 mod seats;
 mod settings;
 mod store;
+mod strangers;
 mod timing;
 mod trust;
 mod turns;

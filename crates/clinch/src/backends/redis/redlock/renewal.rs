@@ -1,5 +1,6 @@
 //! Renewing many claims with one command for each server, and setting anew what a server has lost.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use super::free::STANDSTILL;
 use super::node::{Line, Node};
 use super::round::Round;
 use super::store::Quorum;
+use super::strangers::{self, Stranger};
 use super::timing;
 use super::vote::Request;
 use crate::backend::Renewal;
@@ -51,18 +53,18 @@ impl Count {
 }
 
 /// What one server said of one claim.
-#[derive(Clone, Copy)]
-enum Held {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Held {
     Ours,
     Missing,
     Evicted,
 }
 
 /// What one server said of all claims, and on which connection.
-struct Told {
-    node: Arc<Node>,
-    line: Arc<Line>,
-    held: Vec<Held>,
+pub(super) struct Told {
+    pub(super) node: Arc<Node>,
+    pub(super) line: Arc<Line>,
+    pub(super) held: Vec<Held>,
 }
 
 /// A hold that a quorum has confirmed, and what claims a vote for it.
@@ -79,6 +81,8 @@ impl Quorum {
             command.arg(claim.id).arg(millis(claim.ttl));
         }
         let command = Arc::new(command);
+        // Before the round: one of ours that was released meanwhile is no stranger.
+        let strange: Vec<bool> = claims.iter().map(|claim| self.claims.get(claim.id).is_none()).collect();
         let (least, most) = PATIENCE;
         let patience = claims.iter().map(|claim| claim.ttl / 10).min().unwrap_or(most).clamp(least, most);
         let mut round = Round::new(&self.env, self.nodes.len());
@@ -117,14 +121,30 @@ impl Quorum {
         };
         let holds: Vec<_> = claims.iter().zip(&keys).zip(&counts).map(confirmed).collect();
         heard.iter().for_each(|(at, told)| set_anew(&holds, *at, told, self.env.now()));
-        if holds.iter().any(Option::is_some) {
+        let of_another = counts.iter().zip(&strange).enumerate();
+        let of_another = of_another.filter(|(_, (count, strange))| **strange && count.held >= quorum);
+        let strangers: Vec<Stranger> = of_another
+            .filter_map(|(at, _)| {
+                let (claim, key) = (claims.get(at)?.clone(), keys.get(at)?.clone());
+                let told = heard.iter().map(|(_, told)| told);
+                Some(Stranger::new(claim, key, at, told, self.rules.fencing))
+            })
+            .collect();
+        if !strangers.is_empty() || holds.iter().any(Option::is_some) {
             // Who answers last may be the one that has lost its vote.
             let (env, overdue) = (self.env.clone(), self.env.sleep_until(self.env.now() + STANDSTILL));
-            let late = round.late().take_until(Box::pin(overdue)).for_each(move |(at, told)| {
-                told.iter().for_each(|told| set_anew(&holds, at, told, env.now()));
-                std::future::ready(())
+            let late = round.late().take_until(Box::pin(overdue));
+            self.background.take_over(async move {
+                for (_, told) in &heard {
+                    strangers::set_anew(&strangers, told).await;
+                }
+                let mut late = pin!(late);
+                while let Some((at, told)) = late.next().await {
+                    let Ok(told) = told else { continue };
+                    set_anew(&holds, at, &told, env.now());
+                    strangers::set_anew(&strangers, &told).await;
+                }
             });
-            self.background.take_over(late);
         }
         // Who holds for long asks for no votes, and may be the only one who meets a server that has restarted.
         if self.trust.is_due(self.env.now()) {

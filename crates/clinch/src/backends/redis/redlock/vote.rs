@@ -33,6 +33,15 @@ pub(super) struct Ballot<'a> {
 pub(super) struct Request(Command);
 
 impl Request {
+    /// `owner`: what is to stand there after the token and the time; `fencing`: with a token.
+    pub(super) fn new(claim: &Claim, key: &str, least: u64, owner: &str, fencing: bool) -> Request {
+        let keys = [key, FENCE];
+        let keys = if fencing { &keys[..] } else { &keys[..1] };
+        let mut command = script::REDLOCK_CLAIM.on(keys.iter().copied());
+        command.arg(claim.id).arg(millis(claim.ttl)).arg(Sixteen(least.min(Token::MAX.get() - 1))).arg(owner);
+        Request(command)
+    }
+
     /// The command for one server, sent now.
     pub(super) fn to(&self, node: &Node, now: Instant) -> Command {
         self.0.and(node.end_of_use(now))
@@ -42,12 +51,9 @@ impl Request {
 impl Quorum {
     /// What claims a server's vote, with a token of at least `least`.
     pub(super) fn request(&self, claim: &Claim, key: &str, least: u64) -> Result<Arc<Request>> {
-        let keys = [key, FENCE];
-        let keys = if self.rules.fencing { &keys[..] } else { &keys[..1] };
-        let mut command = script::REDLOCK_CLAIM.on(keys.iter().copied());
-        command.arg(claim.id).arg(millis(claim.ttl)).arg(Sixteen(least.min(Token::MAX.get() - 1)));
-        command.arg([reply::TELLS_NOBODY, &*self.owner.of(&claim.owner)?]);
-        Ok(Arc::new(Request(command)))
+        let owner = self.owner.of(&claim.owner)?;
+        let owner = [reply::TELLS_NOBODY, &*owner].concat();
+        Ok(Arc::new(Request::new(claim, key, least, &owner, self.rules.fencing)))
     }
 
     /// Asks all servers that may vote for their votes, until it is known how that ends.
