@@ -409,3 +409,36 @@ async fn claims_that_are_given_up_together_raise_the_fence_together() {
     let puts = etcd.metric("etcd_mvcc_put_total") - before;
     assert!(puts > 0.0 && puts <= TASKS as f64 + 5.0, "{puts} keys were written for {TASKS} claims");
 }
+
+/// One raise is for all that was sent before: else each holder that was in doubt once keeps its lock until the next may be.
+#[tokio::test]
+async fn claims_that_lost_an_answer_together_are_released_behind_one_fence() {
+    const TASKS: usize = 20;
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.addr());
+    let (near, far) = (connect(&etcd.url()).await, connect(&format!("etcd://{}", proxy.addr())).await);
+    let first = lock(&far, "job").await;
+    // Has the lease of places made.
+    let mut waiters = vec![queue(&far, "job")];
+    sees_claims(&near, "job", 2).await;
+    proxy.hold_replies(true);
+    waiters.extend((1..TASKS).map(|_| queue(&far, "job")));
+    sees_claims(&near, "job", TASKS + 1).await;
+    proxy.hold_replies(false);
+    proxy.cut_all();
+    release(first).await;
+    let mut held = tokio::task::JoinSet::new();
+    for waiter in waiters {
+        held.spawn(async move { release(join("a waiter is granted", waiter).await).await });
+    }
+    held.join_all().await;
+    let sessions = etcd.keys("/clinch/%session/");
+    let written = |session: &String| {
+        let found: serde_json::Value =
+            serde_json::from_str(&etcd.ctl(&["get", session, "--write-out=json"])).unwrap();
+        found["kvs"][0]["version"].as_u64().unwrap()
+    };
+    let written: u64 = sessions.iter().map(written).sum();
+    let raised = written - sessions.len() as u64;
+    assert!((1..=4).contains(&raised), "raised {raised} times for {TASKS} claims");
+}

@@ -99,7 +99,10 @@ pub(super) fn moves(request: &[u8], name: &str) -> bool {
     // That leaves the value as it is; a look says in the same field how it is sorted, and by what.
     let keeps_value =
         [request, b"\0"].concat().windows(3).any(|part| part[..2] == *b"\x28\x01" && part[2] != 0x30);
-    contains(request, format!("/clinch/{name}/").as_bytes()) && keeps_value
+    // Or the claim takes its turn: where the key is still on that lease, it says anew since when it holds.
+    let has = |bytes: &[u8]| contains(request, bytes);
+    let takes_turn = has(b"\x10\x04") && has(b"\"since\"") && !has(b"closed_ms");
+    contains(request, format!("/clinch/{name}/").as_bytes()) && (keeps_value || takes_turn)
 }
 
 /// A turn that went on to the next is over, also when the delete that passes it on comes late: whoever is polled again gets

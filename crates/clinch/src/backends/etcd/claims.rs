@@ -87,7 +87,7 @@ impl Claims {
         let former = table.entries.get(id).map(|old| &old.known);
         let is_settled = |old: &&Known| table.slots.is_settled(&old.key);
         let same = former.filter(|old| old.session.lease == session.lease).filter(is_settled);
-        let same = same.map(|old| (old.key.clone(), old.doubts.clone(), old.moves.clone()));
+        let same = same.map(|old| (old.key.clone(), (old.doubts.clone(), old.doubted), old.moves.clone()));
         if same.is_none() && !is_ended && former.is_some_and(|old| !old.is_over()) {
             return None;
         }
@@ -95,13 +95,22 @@ impl Claims {
         table.swept.remove(&id);
         let anew = || {
             old.iter().for_each(|old| table.slots.leave(&old.known.key));
-            (table.slots.take(queue, &session, now), Vec::new(), Moves::default())
+            (table.slots.take(queue, &session, now), (Vec::new(), now), Moves::default())
         };
-        let (key, doubts, moves) = same.unwrap_or_else(anew);
+        let (key, (doubts, doubted), moves) = same.unwrap_or_else(anew);
         // Nobody is to hear of what was lost before.
         table.losses.retain(|(lost, _)| *lost != id);
-        let known =
-            Known { session, place: None, key, created: None, doubts, moves, lost: None, given_up: false };
+        let known = Known {
+            session,
+            place: None,
+            key,
+            created: None,
+            doubts,
+            doubted,
+            moves,
+            lost: None,
+            given_up: false,
+        };
         let entry = Entry {
             known: known.clone(),
             guard: None,
@@ -142,10 +151,10 @@ impl Claims {
 
     /// Notes that the answer did not come of a step behind the fence of this session, which may hang the key on its lease or
     /// on that of the places.
-    pub(super) fn doubt(&self, id: ClaimId, session: &Arc<Session>) {
+    pub(super) fn doubt(&self, id: ClaimId, session: &Arc<Session>, now: Instant) {
         lock(&self.table).entries.change(id, |Entry { known, .. }| {
-            known.doubt(session.clone());
-            known.place.clone().into_iter().for_each(|place| known.doubt(place));
+            known.doubt(session.clone(), now);
+            known.place.clone().into_iter().for_each(|place| known.doubt(place, now));
         });
     }
 

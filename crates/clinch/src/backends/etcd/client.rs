@@ -238,8 +238,7 @@ impl Client {
         let origin = Origin { server: link.server(), endpoint: link.endpoint, at: self.env.now() };
         let believed = self.history.take(answer.header(), R::IS_AGREED.then_some(known), origin);
         if let Err(error) = believed {
-            link.life().close();
-            self.next.leave(link.endpoint);
+            self.leave(link);
             return Err(error);
         }
         Ok(answer)
@@ -258,12 +257,17 @@ impl Client {
         }
         if failure.is_leaderless() || failure.is_learner() {
             // It may be cut off from the others, and they may have a leader. Its address may lead to them, too.
-            link.life().close();
+            self.leave(link);
             self.pool.failed(&self.env);
-            self.next.leave(link.endpoint);
             return self.has_others();
         }
         false
+    }
+
+    /// Goes on with another member, where there is one.
+    pub(super) fn leave(&self, link: &Link) {
+        link.life().close();
+        self.next.leave(link.endpoint);
     }
 
     /// The connection of the current runtime.

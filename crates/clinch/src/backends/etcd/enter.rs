@@ -16,6 +16,7 @@ use super::wire::{self, Compare, KeyValue, PutRequest, RangeRequest, RequestOp, 
 use crate::backend::{Busy, Grant, Progress};
 use crate::claim::{Claim, ClaimId, Mode};
 use crate::clock::Instant;
+use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
 use crate::queue::{admits, agree_on_capacity};
 use crate::token::Token;
@@ -39,11 +40,12 @@ struct Doubt<'a> {
     claims: &'a Claims,
     id: ClaimId,
     session: &'a Arc<Session>,
+    env: &'a Env,
 }
 
 impl Drop for Doubt<'_> {
     fn drop(&mut self) {
-        self.claims.doubt(self.id, self.session);
+        self.claims.doubt(self.id, self.session, self.env.now());
     }
 }
 
@@ -346,7 +348,8 @@ impl Store {
 
     /// Sends a transaction that may make a claim's key; `None` when a lease that it names is gone.
     async fn make(&self, claim: &Claim, known: &Known, txn: TxnRequest) -> Result<Option<TxnResponse>> {
-        let doubt = Doubt { claims: &self.claims, id: claim.id, session: &known.session };
+        let doubt =
+            Doubt { claims: &self.claims, id: claim.id, session: &known.session, env: &self.client.env };
         let answer = self.client.txn(txn).await;
         if !matches!(&answer, Err(error) if error.kind() == ErrorKind::Unknown) {
             std::mem::forget(doubt);

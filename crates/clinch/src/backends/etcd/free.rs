@@ -5,14 +5,13 @@
 //! another lease. The usual release is not, for a transaction, which reads before it writes, costs etcd a tenth more; but then no
 //! other claim ever gets that key, unless the release was answered.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::claims::{Claims, Known};
 use super::keys;
 use super::moves::{hang, touch};
 use super::record::{self, Place, Standing};
-use super::session::Session;
+use super::session::Raise;
 use super::slots::STANDS_FOR;
 use super::store::Store;
 use super::wire::{self, Compare, PutRequest, RequestOp, TxnRequest, TxnResponse};
@@ -144,14 +143,11 @@ impl Store {
         Ok((freed?, !doubted.is_empty()))
     }
 
-    /// Behind which sessions a step of a claim may still come, for this caller to raise their fences.
-    pub(super) async fn unfenced(&self, known: &Known) -> Vec<Arc<Session>> {
-        let since = self.now();
+    /// The fences behind which a step of a claim may still come, for this caller to raise.
+    pub(super) async fn unfenced(&self, known: &Known) -> Vec<Raise> {
         let mut doubted = Vec::with_capacity(known.doubts.len());
-        for session in known.doubts.iter().filter(|session| !session.is_over()) {
-            if !session.fence.is_raised(&self.client.env, since).await {
-                doubted.push(session.clone());
-            }
+        for session in &known.doubts {
+            doubted.extend(Raise::of(session, &self.client.env, known.doubted).await);
         }
         doubted
     }
@@ -163,7 +159,7 @@ impl Store {
         claim: &Claim,
         key: &[u8],
         mut stand: Option<Stand>,
-        doubted: &mut Vec<Arc<Session>>,
+        doubted: &mut Vec<Raise>,
         linger: Duration,
     ) -> Result<Freed> {
         let (end, mut closing) = match linger.is_zero() {
@@ -172,9 +168,9 @@ impl Store {
         };
         let (mut is_full, mut maybe_freed) = (false, false);
         for _ in 0..TURNS {
-            doubted.retain(|session| !session.is_over());
+            doubted.retain(|raise| !raise.session().is_over());
             let raised = doubted.iter().filter(|_| !is_full);
-            let fences = raised.map(|session| RequestOp::from(session.put()));
+            let fences = raised.map(|raise| RequestOp::from(raise.session().put()));
             let fences: Vec<RequestOp> = fences.collect();
             let txn = TxnRequest {
                 compare: Stand::compare(stand, key),
@@ -189,13 +185,13 @@ impl Store {
                 // On a full server the fence cannot be raised, but the key can be deleted.
                 Err(error) if error.kind() == ErrorKind::Exhausted && !doubted.is_empty() && !is_full => {
                     is_full = true;
+                    doubted.iter_mut().for_each(Raise::let_go);
                     // What it was asked for when it became full it refuses, and does.
                     maybe_freed = stand.is_some();
                     continue;
                 }
                 Ok(answer) => answer,
                 Err(error) => {
-                    doubted.iter().for_each(|session| session.fence.unheard(self.now()));
                     let may_be_done = matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Exhausted);
                     if let Some(lease) = closing.as_mut().filter(|_| !may_be_done && !maybe_freed) {
                         lease.let_go();
@@ -206,14 +202,14 @@ impl Store {
             };
             let Some(answer) = answer else {
                 // Whatever was still to come is gone with the lease that is gone.
-                for session in doubted.iter() {
-                    self.sessions.keep(session, Duration::ZERO).await?;
+                for raise in doubted.iter() {
+                    self.sessions.keep(raise.session(), Duration::ZERO).await?;
                 }
                 continue;
             };
             if !is_full {
                 let (revision, now) = (answer.revision(), self.now());
-                doubted.drain(..).for_each(|session| session.fence.raised(revision, sent, now));
+                doubted.drain(..).for_each(|raise| raise.raised(revision, sent, now));
             }
             if answer.succeeded {
                 let closes = |lease| closing.as_ref().is_some_and(|closing| closing.id == lease);

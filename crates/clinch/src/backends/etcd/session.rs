@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use self::fence::Fence;
+pub(super) use self::fence::Raise;
 use super::claims::Claims;
 use super::client::Client;
 use super::closing::Closings;

@@ -297,8 +297,11 @@ impl Watcher {
              was released; name the members of etcd in the URL",
         );
         let mut state = lock(&self.state);
-        self.refuse(&mut state, &error);
-        state.useless = Some(error);
+        // Those for whom it was open before hear nothing any more, either.
+        for (_, (_, feed)) in state.read.drain() {
+            feed.refuse(&error, self.client.env.now());
+        }
+        state.useless = Some(error).filter(|_| !self.client.has_others());
         Stale::Renumbered
     }
 
@@ -448,7 +451,7 @@ async fn follow(
                 match watcher.take(answer) {
                     Ok(read) => unread.extend(read),
                     Err(Stale::LoggedIn) => return client.log_in_again(),
-                    Err(Stale::Renumbered) => return,
+                    Err(Stale::Renumbered) => return client.leave(link),
                 }
             }
             Ok(None) => return,

@@ -23,6 +23,8 @@ pub(in crate::backends::etcd) struct Known {
     /// The sessions of steps that were sent and whose answers did not come: such a step may still reach the server, as long
     /// as the lease lives that it hangs the key on, and the one whose fence it stands behind, and that is not raised.
     pub(in crate::backends::etcd) doubts: Vec<Arc<Session>>,
+    /// When all of these had been sent.
+    pub(in crate::backends::etcd) doubted: Instant,
     pub(in crate::backends::etcd) moves: Moves,
     pub(in crate::backends::etcd) lost: Option<Loss>,
     /// Whether a delete of its key was sent: its turn goes on to the next, and its next step makes it anew.
@@ -88,7 +90,8 @@ impl Known {
     }
 
     /// Notes that a step may still come that rests on this session.
-    pub(in crate::backends::etcd) fn doubt(&mut self, session: Arc<Session>) {
+    pub(in crate::backends::etcd) fn doubt(&mut self, session: Arc<Session>, now: Instant) {
+        self.doubted = self.doubted.max(now);
         if !self.doubts.iter().any(|known| Arc::ptr_eq(known, &session)) {
             self.doubts.push(session);
         }

@@ -61,7 +61,7 @@ fn a_claim_is_found_by_each_lease_that_it_may_hang_on_and_by_no_other() {
     let left = claims.seen_on(id, Stand { created: 5, lease: 3 }, 6);
     assert!(left.iter().all(|left| Arc::ptr_eq(left, &one)) && left.len() == 1);
     assert_eq!(hangs_on(), [false, false, true]);
-    claims.doubt(id, &one);
+    claims.doubt(id, &one, Instant::from_nanos(0));
     assert_eq!(hangs_on(), [true, false, true]);
     claims.fenced([id].into_iter(), &one);
     assert_eq!(hangs_on(), [false, false, true]);

@@ -5,11 +5,12 @@
 //! that were given up so far, and not at once again.
 
 use std::pin::pin;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::Session;
 use crate::clock::Instant;
 use crate::env::Env;
 use crate::sync::lock;
@@ -17,7 +18,7 @@ use crate::sync::lock;
 /// How long it stays as it is after each time: a step of a round trip less finds it so.
 const APART: Duration = Duration::from_millis(250);
 
-/// How long others wait for one who raises it, and whose future may be dropped, or kept and not polled.
+/// How long others wait for one who raises it, and whose future may be kept and not polled.
 const RAISED_WITHIN: Duration = Duration::from_secs(1);
 
 pub(in crate::backends::etcd) struct Fence {
@@ -51,7 +52,7 @@ impl Fence {
     }
 
     /// Waits until it is this caller's to raise it, or until another has, for steps that had been sent by this time: then it says true.
-    pub(in crate::backends::etcd) async fn is_raised(&self, env: &Env, since: Instant) -> bool {
+    async fn is_raised(&self, env: &Env, since: Instant) -> bool {
         loop {
             let mut raised = pin!(self.raised.notified());
             raised.as_mut().enable();
@@ -84,16 +85,56 @@ impl Fence {
         self.raised.notify_waiters();
     }
 
-    /// Notes that nobody heard whether it was raised.
-    pub(in crate::backends::etcd) fn unheard(&self, now: Instant) {
-        lock(&self.state).from = now;
+    /// Gives the turn back.
+    fn unheard(&self) {
+        lock(&self.state).from = Instant::from_nanos(0);
         self.raised.notify_waiters();
+    }
+}
+
+/// A fence that is to be raised by whoever has this; dropped, it is another's turn.
+pub(in crate::backends::etcd) struct Raise {
+    session: Arc<Session>,
+    is_mine: bool,
+}
+
+impl Raise {
+    /// The turn to raise a session's fence, for steps that had been sent by this time; `None`: no such step can come any more.
+    pub(in crate::backends::etcd) async fn of(
+        session: &Arc<Session>,
+        env: &Env,
+        since: Instant,
+    ) -> Option<Raise> {
+        let is_raised = session.is_over() || session.fence.is_raised(env, since).await;
+        (!is_raised).then(|| Raise { session: session.clone(), is_mine: true })
+    }
+
+    pub(in crate::backends::etcd) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    /// Notes that it was raised, as [`Fence::raised`].
+    pub(in crate::backends::etcd) fn raised(mut self, revision: i64, sent: Instant, now: Instant) {
+        self.is_mine = false;
+        self.session.fence.raised(revision, sent, now);
+    }
+
+    /// Leaves it to another: it cannot be raised now.
+    pub(in crate::backends::etcd) fn let_go(&mut self) {
+        if std::mem::take(&mut self.is_mine) {
+            self.session.fence.unheard();
+        }
+    }
+}
+
+impl Drop for Raise {
+    fn drop(&mut self) {
+        self.let_go();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::SystemTime;
 
     use super::*;
@@ -144,7 +185,7 @@ mod tests {
         assert!(!fence.is_raised(&env, begun).await);
         assert!(!fence.is_raised(&env, begun).await);
         assert!(env.now() >= begun + RAISED_WITHIN && env.now() < begun + RAISED_WITHIN * 2);
-        fence.unheard(env.now());
+        fence.unheard();
         let begun = env.now();
         assert!(!fence.is_raised(&env, begun).await && env.now() < begun + APART);
     }
