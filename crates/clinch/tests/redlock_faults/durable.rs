@@ -143,14 +143,14 @@ async fn who_did_nothing_for_long_sees_that_a_clock_was_set() {
     // Twenty seconds pass, here and there.
     pass(20, &stage.servers, LATER + 20).await;
     stage.befall(&[1]).await;
-    // It meets the one that restarted, and reads no other clock.
+    // It meets the one that restarted, and reads no other clock. What it is told of the lock is no matter.
     eventually("it is connected again", async || {
-        idle.state(&stage.name).await.unwrap();
+        let _ = idle.state(&stage.name).await;
         let clients = stage.servers.0[1].client().info("clients")["connected_clients"].parse::<u32>();
         (clients.unwrap() > 1).then_some(())
     })
     .await;
-    idle.state(&stage.name).await.unwrap();
+    let _ = idle.state(&stage.name).await;
     stage.is_not_granted_to(&idle).await;
 }
 
