@@ -35,6 +35,8 @@
 //! the queue is the revision that created its key, and that is also its fencing token. To share the lock `/jobs/nightly`
 //! with programs that use etcd's own recipes, connect with `prefix=/jobs/` and lock `nightly`.
 //!
+//! A claim that waited is shown since it holds, but with a TTL of 3 s or less, which takes no write to be granted, since it waits.
+//!
 //! # Guarantees
 //!
 //! - Exclusion and rising tokens hold over the loss of any minority of members and over restarts of all. A backup that is

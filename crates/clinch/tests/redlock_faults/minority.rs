@@ -162,8 +162,12 @@ async fn a_lock_of_which_too_few_servers_tell_is_not_said_to_be_free() {
     let second = super::restarts::lock_on_all(&servers, &locks, &whole).await;
     servers.0[2].call(&["DEL", &format!("clinch:{bare}")]);
     servers.0[1].pause();
+    let looks = || servers.0[0].client().commandstats().get("getrange").copied().unwrap_or(0);
+    let before = looks();
     let error = locks.state(&bare).await.expect_err("whether it is held is not known");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    // Else one that only changes hands is said to be unknown, and all others with it.
+    assert_eq!(looks() - before, 2, "it is not looked at again");
     let survey = locks.survey("").await.unwrap();
     let shown: Vec<&str> = survey.locks.iter().map(|state| state.name.as_str()).collect();
     assert_eq!(shown, [&*whole]);

@@ -241,7 +241,10 @@ impl Backend for Store {
                     Entered::Again => {}
                 }
             }
-            Err(Error::new(ErrorKind::Unavailable, "the claim was begun anew again and again, for etcd ended its leases or answered too late; is it overloaded?"))
+            Err(Error::new(
+                ErrorKind::Unavailable,
+                "the claim was begun anew again and again, for etcd ended its leases or answered too late; is it overloaded?",
+            ))
         });
         let progress = taken.await?;
         self.claims.steps(claim.id, None);

@@ -51,19 +51,20 @@ impl Fence {
         state.revision = state.revision.max(revision);
     }
 
-    /// Waits until it is this caller's to raise it, or until another has, for steps that had been sent by this time: then it says true.
-    async fn is_raised(&self, env: &Env, since: Instant) -> bool {
+    /// Waits until it is this caller's turn to raise it, and says until when that is; `None`: another has, for steps that had been sent by
+    /// this time.
+    async fn turn(&self, env: &Env, since: Instant) -> Option<Instant> {
         loop {
             let mut raised = pin!(self.raised.notified());
             raised.as_mut().enable();
             let from = {
                 let (mut state, now) = (lock(&self.state), env.now());
                 if state.sent.is_some_and(|sent| sent >= since) {
-                    return true;
+                    return None;
                 }
                 if state.from <= now {
                     state.from = now + RAISED_WITHIN;
-                    return false;
+                    return Some(state.from);
                 }
                 state.from
             };
@@ -85,9 +86,15 @@ impl Fence {
         self.raised.notify_waiters();
     }
 
-    /// Gives the turn back.
-    fn unheard(&self) {
-        lock(&self.state).from = Instant::from_nanos(0);
+    /// Gives a turn back, unless it is another's by now.
+    fn give_back(&self, turn: Instant) {
+        {
+            let mut state = lock(&self.state);
+            if state.from != turn {
+                return;
+            }
+            state.from = Instant::from_nanos(0);
+        }
         self.raised.notify_waiters();
     }
 }
@@ -95,7 +102,7 @@ impl Fence {
 /// A fence that is to be raised by whoever has this; dropped, it is another's turn.
 pub(in crate::backends::etcd) struct Raise {
     session: Arc<Session>,
-    is_mine: bool,
+    turn: Option<Instant>,
 }
 
 impl Raise {
@@ -105,8 +112,8 @@ impl Raise {
         env: &Env,
         since: Instant,
     ) -> Option<Raise> {
-        let is_raised = session.is_over() || session.fence.is_raised(env, since).await;
-        (!is_raised).then(|| Raise { session: session.clone(), is_mine: true })
+        let turn = if session.is_over() { None } else { session.fence.turn(env, since).await };
+        turn.map(|turn| Raise { session: session.clone(), turn: Some(turn) })
     }
 
     pub(in crate::backends::etcd) fn session(&self) -> &Arc<Session> {
@@ -115,14 +122,14 @@ impl Raise {
 
     /// Notes that it was raised, as [`Fence::raised`].
     pub(in crate::backends::etcd) fn raised(mut self, revision: i64, sent: Instant, now: Instant) {
-        self.is_mine = false;
+        self.turn = None;
         self.session.fence.raised(revision, sent, now);
     }
 
     /// Leaves it to another: it cannot be raised now.
     pub(in crate::backends::etcd) fn let_go(&mut self) {
-        if std::mem::take(&mut self.is_mine) {
-            self.session.fence.unheard();
+        if let Some(turn) = self.turn.take() {
+            self.session.fence.give_back(turn);
         }
     }
 }
@@ -153,14 +160,14 @@ mod tests {
     async fn what_is_given_up_meanwhile_shares_the_next_raise() {
         let (env, fence) = (env(), Fence::new());
         let first = env.now();
-        assert!(!fence.is_raised(&env, first).await, "nobody has raised it");
+        assert!(fence.turn(&env, first).await.is_some(), "nobody has raised it");
         let sent = env.now();
         // Given up after that was sent, so one more is needed, by one of them.
         env.sleep_until(sent + Duration::from_millis(1)).await;
         let later = env.now();
         let (fence, env) = (&fence, &env);
         let raise = async || {
-            let is_raised = fence.is_raised(env, later).await;
+            let is_raised = fence.turn(env, later).await.is_none();
             if !is_raised {
                 fence.raised(8, env.now(), env.now());
             }
@@ -169,7 +176,7 @@ mod tests {
         let answered = async {
             env.sleep_until(sent + APART / 2).await;
             fence.raised(7, sent, env.now());
-            assert!(fence.is_raised(env, first).await);
+            assert!(fence.turn(env, first).await.is_none());
             env.now()
         };
         let (answered, one, other) = tokio::join!(answered, raise(), raise());
@@ -182,11 +189,13 @@ mod tests {
     async fn one_who_does_not_come_to_raise_it_keeps_the_others_for_a_second() {
         let (env, fence) = (env(), Fence::new());
         let begun = env.now();
-        assert!(!fence.is_raised(&env, begun).await);
-        assert!(!fence.is_raised(&env, begun).await);
+        let first = fence.turn(&env, begun).await.unwrap();
+        let second = fence.turn(&env, begun).await.unwrap();
         assert!(env.now() >= begun + RAISED_WITHIN && env.now() < begun + RAISED_WITHIN * 2);
-        fence.unheard();
+        // The first comes back late, and has nothing to give.
+        fence.give_back(first);
         let begun = env.now();
-        assert!(!fence.is_raised(&env, begun).await && env.now() < begun + APART);
+        fence.give_back(second);
+        assert!(fence.turn(&env, begun).await.is_some() && env.now() < begun + APART);
     }
 }

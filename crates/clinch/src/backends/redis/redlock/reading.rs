@@ -17,6 +17,9 @@ use crate::name::LockName;
 use crate::sync::lock;
 use crate::token::Token;
 
+/// How long a release or a claim may be on its way to some servers when others have it.
+const CHANGES_HANDS: Duration = Duration::from_millis(100);
+
 /// For how long a server is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -136,8 +139,17 @@ impl Quorum {
         self.look_at(name).await?
     }
 
-    /// One lock; the inner error is that nobody can say whether it is held.
+    /// One lock; the inner error is that nobody can say whether it is held. Then it is looked at again: it may just change hands.
     async fn look_at(&self, name: &LockName) -> Result<Result<Option<LockState>>> {
+        let first = self.look_once(name).await?;
+        if first.is_ok() {
+            return Ok(first);
+        }
+        self.env.sleep_until(self.env.now() + CHANGES_HANDS).await;
+        self.look_once(name).await
+    }
+
+    async fn look_once(&self, name: &LockName) -> Result<Result<Option<LockState>>> {
         let mut holdings: Vec<Holding> = Vec::new();
         let (mut answers, mut pending, mut failure) = (0, self.nodes.len(), None);
         let quorum = self.quorum();

@@ -60,7 +60,8 @@ impl Stranger {
         let _ = node.run_on(line, &script::REDLOCK_CLAIM, &request.to(node, node.dialer.env.now())).await;
         // Who released it meanwhile has found nothing here. That it goes elsewhere is a sign of that.
         for (other, to) in &self.confirmed {
-            if parts(&self.value(other, to).await?, &self.claim.id.to_string()).is_none() {
+            let Ok(value) = self.value(other, to).await else { continue };
+            if parts(&value, &self.claim.id.to_string()).is_none() {
                 let mut release = script::RELEASE_LEAN.on([self.key.as_str()]);
                 release.arg(self.claim.id);
                 node.run_on(line, &script::RELEASE_LEAN, &release).await?;
